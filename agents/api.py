@@ -29,7 +29,9 @@ _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 class AgentMetrics:
     """Metrics of one agent. ``certificate_end`` is when its certificate expires, in Unix time."""
 
-    def __init__(self, service: AgentService, certificate_end: float | None = None) -> None:
+    def __init__(
+        self, service: AgentService, certificate_end: float | None = None
+    ) -> None:
         self.registry = prometheus_client.CollectorRegistry()
         self._requests = prometheus_client.Counter(
             "patchlight_agent_requests",
@@ -52,13 +54,21 @@ class AgentMetrics:
         )
         for level in ("warning", "error"):
             self._records.labels(level)
-        self._service, self._certificate_end = service, certificate_end
+        self._service = service
+        self._certificate_end = certificate_end
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    async def count(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    async def count(
+        self,
+        app: ASGIApp,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Answer a request and count it by endpoint. Paths are not used as labels."""
-        code, began = 500, time.monotonic()
+        code = 500
+        began = time.monotonic()
 
         async def noted(message: Message) -> None:
             nonlocal code
@@ -79,18 +89,35 @@ class AgentMetrics:
 
         class Counting(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                records.labels("warning" if record.levelno < logging.ERROR else "error").inc()
+                records.labels(
+                    "warning" if record.levelno < logging.ERROR else "error"
+                ).inc()
 
         return Counting(logging.WARNING)
 
     def collect(self) -> Iterator[Metric]:
         """Objects that every request handler needs."""
-        service, now = self._service, time.monotonic()
+        service = self._service
+        now = time.monotonic()
         gauge = _gauge(
-            "info", "Information about this agent.", "server", "version", "api", "workers"
+            "info",
+            "Information about this agent.",
+            "server",
+            "version",
+            "api",
+            "workers",
         )
-        site, api = service.site, str(agent_status.API_VERSION)
-        gauge.add_metric([site.server.name, VERSION, api, site.runner.name], 1)
+        site = service.site
+        api = str(agent_status.API_VERSION)
+        gauge.add_metric(
+            [
+                site.server.name,
+                VERSION,
+                api,
+                site.runner.name,
+            ],
+            1,
+        )
         yield gauge
         workers = Counter(worker.state for worker in service.workers())
         gauge = _gauge("workers", "Workers by state.", "state")
@@ -102,26 +129,41 @@ class AgentMetrics:
             gauge.add_metric([kind], count)
         yield gauge
         about = "Seconds since a GPU or NIC was last healthy."
-        gauge = _gauge("sample_age_seconds", about, "kind", "name")
+        gauge = _gauge(
+            "sample_age_seconds",
+            about,
+            "kind",
+            "name",
+        )
         for (kind, name), at in service.seen_at.items():
             gauge.add_metric([kind, name], now - at)
         yield gauge
         if self._certificate_end is not None:
             gauge = _gauge(
-                "certificate_end_timestamp_seconds", "When the certificate expires, in Unix time."
+                "certificate_end_timestamp_seconds",
+                "When the certificate expires, in Unix time.",
             )
             gauge.add_metric([], self._certificate_end)
             yield gauge
 
 
-def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:
+def _gauge(
+    name: str,
+    about: str,
+    *labels: str,
+) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"patchlight_agent_{name}", about, labels=labels)
 
 
-_USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
+_USUAL_LOG_BYTES = 64 * 1024
+_MOST_LOG_BYTES = 1024 * 1024
 
 
-def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
+def make_app(
+    service: AgentService,
+    lab: str,
+    metrics: AgentMetrics,
+) -> FastAPI:
     """The API and the Prometheus metrics, for clients on the Unix socket and clients with a
     certificate of the lab's controller."""
 
@@ -131,15 +173,26 @@ def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
         await service.close()
 
     # Redirects and API descriptions would be answered before the client is checked.
-    app = FastAPI(title="Patchlight agent", lifespan=life, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Patchlight agent",
+        lifespan=life,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
 
-    app.add_middleware(_Admission, lab=lab, metrics=metrics)
+    app.add_middleware(
+        _Admission,
+        lab=lab,
+        metrics=metrics,
+    )
     app.include_router(_routes(service), prefix="/v1")
 
     @app.get("/metrics")
     async def read_metrics() -> Response:
         answer = prometheus_client.generate_latest(metrics.registry)
-        return Response(answer, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+        return Response(
+            answer, media_type=prometheus_client.CONTENT_TYPE_LATEST
+        )
 
     app.add_exception_handler(PatchlightError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -151,23 +204,41 @@ class _Admission:
     """Refuses unauthorised clients and counts all other requests. Starlette's middleware class
     would add a task and two streams to each request."""
 
-    def __init__(self, app: ASGIApp, lab: str, metrics: AgentMetrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(
+        self,
+        app: ASGIApp,
+        lab: str,
+        metrics: AgentMetrics,
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
         self._controller = credentials.controller_name(lab)
         self._reader = credentials.prometheus_name(lab)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         who = scope["client"][0] if scope["client"] else ""
         reads_metrics = who == self._reader and scope["path"] == "/metrics"
         if who in (sockets.UNIX_CLIENT, self._controller) or reads_metrics:
-            await self._metrics.count(self._app, scope, receive, send)
+            await self._metrics.count(
+                self._app,
+                scope,
+                receive,
+                send,
+            )
             return
         words = f"access denied for a certificate of {who[:80]}"
         hint = f"use the certificate of {self._controller}, or that of {self._reader} for /metrics"
-        await JSONResponse({"error": words, "hint": hint}, 403)(scope, receive, send)
+        await JSONResponse({"error": words, "hint": hint}, 403)(
+            scope, receive, send
+        )
 
 
 def _routes(service: AgentService) -> APIRouter:
@@ -182,11 +253,15 @@ def _routes(service: AgentService) -> APIRouter:
         return await service.drain()
 
     @routes.post("/probes")
-    async def probe(request: agent_status.ProbeRequest) -> agent_status.ProbeAnswer:
+    async def probe(
+        request: agent_status.ProbeRequest,
+    ) -> agent_status.ProbeAnswer:
         return await service.probe(request)
 
     @routes.post("/workers", status_code=201)
-    async def create(spec: worker_api.WorkerSpec, response: Response) -> worker_api.WorkerStatus:
+    async def create(
+        spec: worker_api.WorkerSpec, response: Response
+    ) -> worker_api.WorkerStatus:
         status, is_new = await service.create(spec)
         if not is_new:
             response.status_code = 200
@@ -197,41 +272,70 @@ def _routes(service: AgentService) -> APIRouter:
         return service.known(name).status()
 
     @routes.get("/workers/{name}/reports")
-    async def reports(name: str, after: Annotated[int, Query(ge=0)] = 0) -> worker_api.Reports:
+    async def reports(
+        name: str, after: Annotated[int, Query(ge=0)] = 0
+    ) -> worker_api.Reports:
         new = service.known(name).reports.after(after)
-        return worker_api.Reports(reports=new, next=after + len(new))
+        return worker_api.Reports(
+            reports=new,
+            next=after + len(new),
+        )
 
     @routes.get("/workers/{name}/log")
     async def log(
         name: str,
         after: Annotated[int, Query(ge=0)] = 0,
-        limit: Annotated[int, Query(ge=4, le=_MOST_LOG_BYTES)] = _USUAL_LOG_BYTES,
+        limit: Annotated[
+            int,
+            Query(
+                ge=4,
+                le=_MOST_LOG_BYTES,
+            ),
+        ] = _USUAL_LOG_BYTES,
     ) -> worker_api.LogPart:
         return await asyncio.to_thread(service.known(name).log, after, limit)
 
     @routes.post("/workers/{name}/start")
     async def start(name: str) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.known(name).start())
+        return worker_api.GateAnswer(
+            iteration=await service.known(name).start()
+        )
 
     @routes.post("/workers/{name}/hold")
-    async def hold(name: str, request: worker_api.HoldRequest) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.known(name).hold(request.iteration))
+    async def hold(
+        name: str, request: worker_api.HoldRequest
+    ) -> worker_api.GateAnswer:
+        return worker_api.GateAnswer(
+            iteration=await service.known(name).hold(request.iteration)
+        )
 
     @routes.post("/workers/{name}/slot")
-    async def slot(name: str, request: worker_api.SlotRequest) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.known(name).slot(request))
+    async def slot(
+        name: str, request: worker_api.SlotRequest
+    ) -> worker_api.GateAnswer:
+        return worker_api.GateAnswer(
+            iteration=await service.known(name).slot(request)
+        )
 
     @routes.post("/workers/{name}/release")
     async def release(name: str) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.known(name).release())
+        return worker_api.GateAnswer(
+            iteration=await service.known(name).release()
+        )
 
     @routes.post("/workers/{name}/announce")
-    async def announce(name: str, request: worker_api.AnnounceRequest) -> worker_api.AnnounceAnswer:
+    async def announce(
+        name: str, request: worker_api.AnnounceRequest
+    ) -> worker_api.AnnounceAnswer:
         return await service.known(name).announce(request)
 
     @routes.post("/workers/{name}/stop-at")
-    async def stop_at(name: str, request: worker_api.StopAtRequest) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.known(name).stop_at(request.iteration))
+    async def stop_at(
+        name: str, request: worker_api.StopAtRequest
+    ) -> worker_api.GateAnswer:
+        return worker_api.GateAnswer(
+            iteration=await service.known(name).stop_at(request.iteration)
+        )
 
     @routes.post("/workers/{name}/end")
     async def end(name: str) -> worker_api.WorkerStatus:
@@ -242,7 +346,9 @@ def _routes(service: AgentService) -> APIRouter:
         return await service.delete(name)
 
     @routes.put("/nics/{name}/paths")
-    async def bind(name: str, bounds: agent_status.PathBounds) -> agent_status.PathNodeStatus:
+    async def bind(
+        name: str, bounds: agent_status.PathBounds
+    ) -> agent_status.PathNodeStatus:
         return service.paths.bind(name, bounds)
 
     @routes.delete("/nics/{name}/paths", status_code=204)
@@ -257,19 +363,28 @@ async def _on_error(_request: Request, exc: Exception) -> JSONResponse:
     body: dict[str, object] = {"error": exc.message, "hint": exc.hint}
     if isinstance(exc, Conflict) and exc.iteration is not None:
         body["iteration"] = exc.iteration
-    return JSONResponse(body, exc.status if isinstance(exc, AgentError) else 500)
+    return JSONResponse(
+        body, exc.status if isinstance(exc, AgentError) else 500
+    )
 
 
 async def _on_invalid(_request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)
-    words = joined(mistake_in_words(m, m["loc"][1:], "body") for m in exc.errors())
-    return JSONResponse({"error": f"invalid request: {words}", "hint": None}, 422)
+    words = joined(
+        mistake_in_words(m, m["loc"][1:], "body") for m in exc.errors()
+    )
+    return JSONResponse(
+        {"error": f"invalid request: {words}", "hint": None}, 422
+    )
 
 
 async def _on_http(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, HTTPException)
-    words, hint = str(exc.detail), None
+    words = str(exc.detail)
+    hint = None
     if exc.status_code in (404, 405):
         words = f"unknown request: {request.method} {request.url.path[:200]}"
         hint = "do the controller and the agent have the same version?"
-    return JSONResponse({"error": words, "hint": hint}, exc.status_code, exc.headers)
+    return JSONResponse(
+        {"error": words, "hint": hint}, exc.status_code, exc.headers
+    )

@@ -38,7 +38,11 @@ class Conflict(AgentError):
     status = 409
 
     def __init__(
-        self, message: str, *, hint: str | None = None, iteration: int | None = None
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        iteration: int | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.iteration = iteration

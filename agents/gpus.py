@@ -15,7 +15,10 @@ from patchlight.testbed.linux import devices, processes
 from patchlight.testbed.wire.agent_status import GpuTelemetry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class GpuReading:
     """``utilization``: fraction (0…1) of the last second in which the GPU was computing, or
     ``None``; ``busy_s``: seconds of computing since the agent began to watch it."""
@@ -28,7 +31,10 @@ class GpuReading:
     telemetry: GpuTelemetry | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PhysicalGpu:
     """An NVIDIA GPU. ``minor`` is the number of its device node ``/dev/nvidiaN``, ``pci_address``
     its PCI address as sysfs writes it; ``None`` if the driver does not report it."""
@@ -80,9 +86,17 @@ async def read_patiently(gpus: GpuBackend, name: str) -> GpuReading:
 class SocketGpus(GpuBackend):
     """GPUs behind Unix sockets; each reading uses a new connection."""
 
-    def __init__(self, server: Server, directory: Path, deadline_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        server: Server,
+        directory: Path,
+        deadline_s: float = 2.0,
+    ) -> None:
         """``deadline_s`` limits one reading; on a busy machine a later one may succeed."""
-        self._paths = {g.name: directory / f"{server.name}.{g.name}.sock" for g in server.gpus}
+        self._paths = {
+            g.name: directory / f"{server.name}.{g.name}.sock"
+            for g in server.gpus
+        }
         self._deadline_s = deadline_s
 
     async def open(self) -> None:
@@ -123,14 +137,19 @@ class SocketGpus(GpuBackend):
                 hint="is this machine overloaded? 'uptime' shows its load",
             ) from exc
         except (OSError, ValueError, KeyError) as exc:
-            raise GpuError(f"reading GPU {name} at {path}: {reason(exc)}") from exc
+            raise GpuError(
+                f"reading GPU {name} at {path}: {reason(exc)}"
+            ) from exc
 
     def socket_of(self, name: str) -> Path | None:
         """The GPU's socket."""
         return self._paths[name]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PciPlace:
     """The folders of a PCI device in ``/sys/devices``, from the root of its bus."""
 
@@ -140,7 +159,12 @@ class PciPlace:
 
     def distance(self, other: "PciPlace") -> devices.Distance:
         """The distance to another device; an unknown NUMA node counts as the same node."""
-        found = devices.distance(self.parts, self.node, other.parts, other.node)
+        found = devices.distance(
+            self.parts,
+            self.node,
+            other.parts,
+            other.node,
+        )
         return devices.Distance.NODE if found is None else found
 
 
@@ -148,8 +172,15 @@ class Pairings:
     """The server's GPUs and NICs in sysfs: which CPUs are near, and which pairs are distant. Tested
     with copies of sysfs, never on a server with GPUs."""
 
-    def __init__(self, server: Server, gpus: GpuBackend, sysfs: Path = Path("/sys")) -> None:
-        self._server, self._gpus, self._sysfs = server, gpus, sysfs
+    def __init__(
+        self,
+        server: Server,
+        gpus: GpuBackend,
+        sysfs: Path = Path("/sys"),
+    ) -> None:
+        self._server = server
+        self._gpus = gpus
+        self._sysfs = sysfs
         # Read once: devices do not change their bus, and a leased NIC is not visible here.
         self._places: dict[str, PciPlace] = {}
 
@@ -169,7 +200,11 @@ class Pairings:
         away = place.distance(beside)
         for nic in self._server.nics:
             other = self._nic(nic)
-            if other is not None and nic is not own and place.distance(other) < away:
+            if (
+                other is not None
+                and nic is not own
+                and place.distance(other) < away
+            ):
                 return (
                     f"{gpu} and its NIC {own.name} are {away.in_words}; {gpu} and {nic.name} are "
                     f"{place.distance(other).in_words}: pair those in the lab file if possible"
@@ -194,10 +229,16 @@ class Pairings:
         if link not in self._places:
             folder = Path(os.path.realpath(self._sysfs / link))
             try:
-                parts = folder.relative_to(os.path.realpath(self._sysfs / "devices")).parts
+                parts = folder.relative_to(
+                    os.path.realpath(self._sysfs / "devices")
+                ).parts
                 node = int((folder / "numa_node").read_text())
-                cpus = processes.cpus_of((folder / "local_cpulist").read_text())
+                cpus = processes.cpus_of(
+                    (folder / "local_cpulist").read_text()
+                )
             except (OSError, ValueError):
                 return None
-            self._places[link] = PciPlace(parts, node if node >= 0 else None, cpus)
+            self._places[link] = PciPlace(
+                parts, node if node >= 0 else None, cpus
+            )
         return self._places[link]

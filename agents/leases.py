@@ -29,7 +29,10 @@ from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 CLAIMS = Path("/run/patchlight-claims")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Ended:
     """The result of a worker that ended."""
 
@@ -43,7 +46,10 @@ class Ended:
     lost_rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Lease:
     """One worker's GPU and NIC. ``nic_state``: the NIC before the worker got it; ``created_at``:
     Unix time; ``handle``: set after launch, when the worker has its NIC; ``frozen``: stopped
@@ -78,14 +84,20 @@ class LeaseBook:
     def write(self, lease: Lease) -> None:
         """Save a lease on disk. After an ``AgentError`` this or the previous version is there."""
         known, spec = self._specs.get(lease.spec.id, (None, ""))
-        if known is not lease.spec:  # Serialising the spec is most of the work, so it is cached.
+        if (
+            known is not lease.spec
+        ):  # Serialising the spec is most of the work, so it is cached.
             spec = lease.spec.model_dump_json()
             self._specs[lease.spec.id] = lease.spec, spec
         path = self._path(lease.spec.id)
         fresh = path.with_suffix(".new")
         try:
             with fresh.open("w", encoding="utf-8") as file:
-                rest = _LEASE.dump_json(lease, by_alias=True, exclude={"spec"}).decode()
+                rest = _LEASE.dump_json(
+                    lease,
+                    by_alias=True,
+                    exclude={"spec"},
+                ).decode()
                 file.write(f'{{"spec": {spec}, {rest[1:]}')
                 file.flush()
                 os.fsync(file.fileno())
@@ -96,7 +108,9 @@ class LeaseBook:
                 fresh.unlink(missing_ok=True)
             raise AgentError(
                 f"writing the lease of worker {lease.spec.id} to {path}: {exc.strerror}",
-                hint="free space on that disk" if exc.errno == errno.ENOSPC else None,
+                hint="free space on that disk"
+                if exc.errno == errno.ENOSPC
+                else None,
             ) from exc
 
     def end(self, worker: str) -> None:
@@ -128,7 +142,9 @@ class LeaseBook:
             try:
                 content = path.read_bytes()
             except OSError as exc:
-                raise AgentError(f"reading the lease in {path}: {exc.strerror}") from exc
+                raise AgentError(
+                    f"reading the lease in {path}: {exc.strerror}"
+                ) from exc
             try:
                 leases.append(_LEASE.validate_json(content))
             except ValueError as exc:
@@ -151,7 +167,10 @@ class LeaseBook:
         return self._directory / f"{worker}.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Holder:
     """A worker that holds something: its network namespace and the process of its agent."""
 
@@ -175,17 +194,33 @@ class Claims:
     process of the worker runs."""
 
     def __init__(self, lab: str, folder: Path = CLAIMS) -> None:
-        self._lab, self._folder = lab, folder
+        self._lab = lab
+        self._folder = folder
 
-    def take(self, worker: str, namespace: str, things: Mapping[str, str]) -> None:
+    def take(
+        self,
+        worker: str,
+        namespace: str,
+        things: Mapping[str, str],
+    ) -> None:
         """Claim all ``things`` (keys that are equal in every lab, with names for messages) for a
         worker, or nothing. ``Conflict`` names the lab that holds one."""
         pid = os.getpid()
-        own = Holder(self._lab, worker, namespace, pid, processes.process_start(pid))
+        own = Holder(
+            self._lab,
+            worker,
+            namespace,
+            pid,
+            processes.process_start(pid),
+        )
         with self._locked():
             for key, words in things.items():
                 holder = _read_holder(self._path(key))
-                if holder is None or holder.namespace == namespace or not holder.is_there:
+                if (
+                    holder is None
+                    or holder.namespace == namespace
+                    or not holder.is_there
+                ):
                     continue
                 raise Conflict(
                     f"{words} is leased to worker {holder.worker} of lab {holder.lab}, which "
@@ -208,13 +243,20 @@ class Claims:
             files.remove_half_written(self._folder)
             for path in self._folder.glob("*.json"):
                 holder = _read_holder(path)
-                if holder is None or holder.namespace == namespace or not holder.is_there:
+                if (
+                    holder is None
+                    or holder.namespace == namespace
+                    or not holder.is_there
+                ):
                     path.unlink()
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        return (
+            self._folder
+            / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -235,8 +277,12 @@ class Claims:
         while True:
             files.private_folder(self._folder)
             try:
-                descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:  # The holder of the last claim has just removed the folder.
+                descriptor = os.open(
+                    self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                )
+            except (
+                FileNotFoundError
+            ):  # The holder of the last claim has just removed the folder.
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):

@@ -46,8 +46,16 @@ _KIB_BITS = 8 * 1024
 _COUNTERS = {
     "pcie_sent_bps": ("NVML_FI_DEV_PCIE_COUNT_TX_BYTES", 0, 8),
     "pcie_received_bps": ("NVML_FI_DEV_PCIE_COUNT_RX_BYTES", 0, 8),
-    "nvlink_sent_bps": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", _ALL_LINKS, _KIB_BITS),
-    "nvlink_received_bps": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", _ALL_LINKS, _KIB_BITS),
+    "nvlink_sent_bps": (
+        "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX",
+        _ALL_LINKS,
+        _KIB_BITS,
+    ),
+    "nvlink_received_bps": (
+        "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX",
+        _ALL_LINKS,
+        _KIB_BITS,
+    ),
 }
 
 
@@ -57,13 +65,19 @@ class NvmlCard:
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         """``NVMLError`` if the GPU does not report its identity."""
-        self._nvml, self._handle = nvml, handle
+        self._nvml = nvml
+        self._handle = handle
         self._lacks: set[tuple[Any, ...]] = set()
-        self._never = {getattr(nvml, name) for name in _NEVER if hasattr(nvml, name)}
-        self._not_now = {getattr(nvml, name) for name in _NOT_NOW if hasattr(nvml, name)}
+        self._never = {
+            getattr(nvml, name) for name in _NEVER if hasattr(nvml, name)
+        }
+        self._not_now = {
+            getattr(nvml, name) for name in _NOT_NOW if hasattr(nvml, name)
+        }
         self.model = _text(nvml.nvmlDeviceGetName(handle))
         uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-        minor, pci = self._ask("nvmlDeviceGetMinorNumber"), self._ask("nvmlDeviceGetPciInfo")
+        minor = self._ask("nvmlDeviceGetMinorNumber")
+        pci = self._ask("nvmlDeviceGetPciInfo")
         address = None
         if pci is not None:
             # sysfs writes 0000:17:00.0 where NVML writes 00000000:17:00.0.
@@ -94,7 +108,11 @@ class NvmlCard:
         """Note that the driver reported an XID error of this GPU at that Unix time."""
         if number == FALLEN_OFF_XID:
             self._fallen = f"XID {number}: it has fallen off the bus"
-        self._telemetry = replace(self._telemetry, xid=number, xid_at=at)
+        self._telemetry = replace(
+            self._telemetry,
+            xid=number,
+            xid_at=at,
+        )
 
     def read(self, name: str) -> GpuReading:
         """The latest sample, under the lab's name of the GPU."""
@@ -111,25 +129,36 @@ class NvmlCard:
         """Read the GPU now; ``GpuError`` if it has fallen off the bus or does not answer."""
         if self._fallen:
             raise GpuError(
-                self._fallen, hint="see the kernel log: dmesg | grep NVRM; the GPU needs a reset"
+                self._fallen,
+                hint="see the kernel log: dmesg | grep NVRM; the GPU needs a reset",
             )
         now_s = time.monotonic()
         rates = self._ask("nvmlDeviceGetUtilizationRates")
         power_mw = self._ask("nvmlDeviceGetPowerUsage")
         energy_mj = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         self._utilization = None if rates is None else rates.gpu / 100
-        passed_s = 0.0 if self._sampled_at_s is None else now_s - self._sampled_at_s
+        passed_s = (
+            0.0 if self._sampled_at_s is None else now_s - self._sampled_at_s
+        )
         self._busy_s += (self._utilization or 0.0) * passed_s
         power_w = None if power_mw is None else power_mw / 1000
         energy_j, since = self._energy(energy_mj, power_w, passed_s)
-        self._sampled_at_s, self._power_w = now_s, power_w
+        self._sampled_at_s = now_s
+        self._power_w = power_w
         changes = self._slow_values(now_s) if all_of_it else {}
         self._telemetry = replace(
-            self._telemetry, power_w=power_w, energy_j=energy_j, energy_since=since, **changes
+            self._telemetry,
+            power_w=power_w,
+            energy_j=energy_j,
+            energy_since=since,
+            **changes,
         )
 
     def _energy(
-        self, counted_mj: int | None, power_w: float | None, passed_s: float
+        self,
+        counted_mj: int | None,
+        power_w: float | None,
+        passed_s: float,
     ) -> tuple[float | None, float | None]:
         if counted_mj is not None:
             return counted_mj / 1000, None
@@ -137,8 +166,13 @@ class NvmlCard:
             return self._telemetry.energy_j, self._telemetry.energy_since
         if self._telemetry.energy_j is None:
             return 0.0, time.time()
-        mean_w = power_w if self._power_w is None else (power_w + self._power_w) / 2
-        return self._telemetry.energy_j + mean_w * passed_s, self._telemetry.energy_since
+        mean_w = (
+            power_w if self._power_w is None else (power_w + self._power_w) / 2
+        )
+        return (
+            self._telemetry.energy_j + mean_w * passed_s,
+            self._telemetry.energy_since,
+        )
 
     def _slow_values(self, now_s: float) -> dict[str, Any]:
         nvml = self._nvml
@@ -146,21 +180,39 @@ class NvmlCard:
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses")
         mig = self._ask("nvmlDeviceGetMigMode")
         # Newer drivers replace the older function.
-        degrees = self._ask("nvmlDeviceGetTemperatureV", nvml.NVML_TEMPERATURE_GPU)
+        degrees = self._ask(
+            "nvmlDeviceGetTemperatureV", nvml.NVML_TEMPERATURE_GPU
+        )
         if degrees is None:
-            degrees = self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-        kinds = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+            degrees = self._ask(
+                "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU
+            )
+        kinds = (
+            nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+        )
         corrected, uncorrected = (
-            self._ask("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC) for kind in kinds
+            self._ask(
+                "nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC
+            )
+            for kind in kinds
         )
         return {
             "memory_bytes": memory and memory.total,
             "memory_used_bytes": memory and memory.used,
             "temperature_c": None if degrees is None else int(degrees),
-            "sm_clock_hz": _mega(self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)),
-            "memory_clock_hz": _mega(self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)),
-            "processes": None if processes is None else tuple(p.pid for p in processes),
-            "mig": None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+            "sm_clock_hz": _mega(
+                self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
+            ),
+            "memory_clock_hz": _mega(
+                self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
+            ),
+            "processes": None
+            if processes is None
+            else tuple(p.pid for p in processes),
+            "mig": None
+            if mig is None
+            else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
             "ecc_corrected": corrected,
             "ecc_uncorrected": uncorrected,
             **self._rates(now_s),
@@ -169,16 +221,22 @@ class NvmlCard:
     def _rates(self, now_s: float) -> Mapping[str, float | None]:
         """Bits per second over PCIe and NVLink. Without PCIe counters this takes 20 ms per
         direction."""
-        wanted = [field for field in self._fields if (field[0],) not in self._lacks]
+        wanted = [
+            field for field in self._fields if (field[0],) not in self._lacks
+        ]
         rates: dict[str, float | None] = {}
         if wanted:
             asked_for = tuple((field, scope) for _, field, scope, _ in wanted)
             values = self._ask("nvmlDeviceGetFieldValues", asked_for)
-            for (name, _, _, bits), value in zip(wanted, values or (), strict=False):
+            for (name, _, _, bits), value in zip(
+                wanted, values or (), strict=False
+            ):
                 if value.nvmlReturn in self._never:
                     self._lacks.add((name,))
                 elif value.nvmlReturn == self._nvml.NVML_SUCCESS:
-                    rates[name] = self._rate(name, now_s, bits * value.value.ullVal)
+                    rates[name] = self._rate(
+                        name, now_s, bits * value.value.ullVal
+                    )
         if {("pcie_sent_bps",), ("pcie_received_bps",)} <= self._lacks:
             name, direction = self._directions[0]
             self._directions.rotate()
@@ -186,7 +244,12 @@ class NvmlCard:
             rates[name] = None if kilobytes is None else 8000.0 * kilobytes
         return rates
 
-    def _rate(self, name: str, now_s: float, bits: int) -> float | None:
+    def _rate(
+        self,
+        name: str,
+        now_s: float,
+        bits: int,
+    ) -> float | None:
         before_s, before = self._counters.get(name, (now_s, bits))
         self._counters[name] = now_s, bits
         if now_s <= before_s or bits < before:
@@ -234,7 +297,9 @@ class NvmlGpus(GpuBackend):
     energy from power if the GPU has no counter."""
 
     def __init__(self, server: Server, rate_hz: float) -> None:
-        self._gpus = {gpu.name: (index, gpu) for index, gpu in enumerate(server.gpus)}
+        self._gpus = {
+            gpu.name: (index, gpu) for index, gpu in enumerate(server.gpus)
+        }
         self._period_s = 1 / rate_hz
         # Written by the sampling thread; each value is replaced as a whole.
         self._problems: dict[str, GpuError] = {}
@@ -251,7 +316,11 @@ class NvmlGpus(GpuBackend):
         if not self._gpus:
             return
         await asyncio.to_thread(self._open)
-        self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run,
+            name="nvml",
+            daemon=True,
+        )
         self._thread.start()
 
     def _open(self) -> None:
@@ -276,7 +345,12 @@ class NvmlGpus(GpuBackend):
         for name in self._gpus:
             self._sample(name, all_of_it=True)
 
-    def _find(self, name: str, index: int, gpu: Gpu) -> NvmlCard:
+    def _find(
+        self,
+        name: str,
+        index: int,
+        gpu: Gpu,
+    ) -> NvmlCard:
         nvml = self._nvml
         try:
             if gpu.uuid:
@@ -314,9 +388,15 @@ class NvmlGpus(GpuBackend):
             begins_s = time.monotonic()
             for place, name in enumerate(self._gpus):
                 try:
-                    self._sample(name, all_of_it=(number + place) % slow_every == 0)
-                except Exception as exc:  # a failing GPU must not stop the others
-                    self._problems[name] = GpuError(f"reading GPU {name}: {in_words(exc)}")
+                    self._sample(
+                        name, all_of_it=(number + place) % slow_every == 0
+                    )
+                except (
+                    Exception
+                ) as exc:  # a failing GPU must not stop the others
+                    self._problems[name] = GpuError(
+                        f"reading GPU {name}: {in_words(exc)}"
+                    )
             self._sampled_at_s = time.monotonic()
 
     def _sample(self, name: str, *, all_of_it: bool) -> None:
@@ -333,12 +413,16 @@ class NvmlGpus(GpuBackend):
 
     def _rest(self, until_s: float) -> bool:
         """Listen for XID errors until that time; returns whether to stop."""
-        while (left_s := until_s - time.monotonic()) > 0 and not self._stop.is_set():
+        while (
+            left_s := until_s - time.monotonic()
+        ) > 0 and not self._stop.is_set():
             if not self._by_handle:
                 self._stop.wait(left_s)
                 continue
             try:
-                event = self._nvml.nvmlEventSetWait(self._events, int(1000 * left_s) + 1)
+                event = self._nvml.nvmlEventSetWait(
+                    self._events, int(1000 * left_s) + 1
+                )
             except self._nvml.NVMLError as exc:
                 if (
                     exc.value != self._nvml.NVML_ERROR_TIMEOUT
@@ -346,9 +430,14 @@ class NvmlGpus(GpuBackend):
                     self._stop.wait(left_s)
                 continue
             card = self._by_handle.get(_address(event.device))
-            if card is not None and event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
+            if (
+                card is not None
+                and event.eventType == self._nvml.nvmlEventTypeXidCriticalError
+            ):
                 card.note_xid(event.eventData, time.time())
-                log.warning("GPU %s: XID error %s", card.physical.uuid, event.eventData)
+                log.warning(
+                    "GPU %s: XID error %s", card.physical.uuid, event.eventData
+                )
         return self._stop.is_set()
 
     async def read(self, name: str) -> GpuReading:
@@ -377,7 +466,9 @@ class NvmlGpus(GpuBackend):
                 return
         if self._nvml is not None:
             if self._events is not None:
-                await asyncio.to_thread(self._nvml.nvmlEventSetFree, self._events)
+                await asyncio.to_thread(
+                    self._nvml.nvmlEventSetFree, self._events
+                )
             await asyncio.to_thread(self._nvml.nvmlShutdown)
 
 

@@ -21,7 +21,15 @@ from typing import NamedTuple, get_args
 
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.linux.sockets import split_address
-from patchlight.testbed.paths.agreement import Asking, Bounds, Kind, Lit, Message, Node, Step
+from patchlight.testbed.paths.agreement import (
+    Asking,
+    Bounds,
+    Kind,
+    Lit,
+    Message,
+    Node,
+    Step,
+)
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _FORMAT = struct.Struct("!4sBIHHQ?i")
@@ -39,17 +47,34 @@ def packed(message: Message, key: bytes) -> bytes:
 
 def unpacked(datagram: bytes, key: bytes) -> Message | None:
     """The decoded message; ``None`` if it is malformed or its signature is wrong."""
-    body, signature = datagram[: _FORMAT.size], datagram[_FORMAT.size :]
-    if len(body) < _FORMAT.size or not hmac.compare_digest(signature, _signature(body, key)):
+    body = datagram[: _FORMAT.size]
+    signature = datagram[_FORMAT.size :]
+    if len(body) < _FORMAT.size or not hmac.compare_digest(
+        signature, _signature(body, key)
+    ):
         return None
-    magic, kind, epoch, sender, to, attempt, receiver, channel = _FORMAT.unpack(body)
+    magic, kind, epoch, sender, to, attempt, receiver, channel = (
+        _FORMAT.unpack(body)
+    )
     if magic != _MAGIC or kind >= len(_KINDS):
         return None
-    return Message(_KINDS[kind], epoch, sender, to, attempt, receiver, channel)
+    return Message(
+        _KINDS[kind],
+        epoch,
+        sender,
+        to,
+        attempt,
+        receiver,
+        channel,
+    )
 
 
 def _signature(body: bytes, key: bytes) -> bytes:
-    return hashlib.blake2s(body, digest_size=_SIGNATURE_BYTES, key=key).digest()
+    return hashlib.blake2s(
+        body,
+        digest_size=_SIGNATURE_BYTES,
+        key=key,
+    ).digest()
 
 
 _log = logging.getLogger(__name__)
@@ -96,10 +121,14 @@ class PathNode:
             )
         self._number = number
         self._addresses: list[Address] = [
-            text.removeprefix("unix:") if text.startswith("unix:") else split_address(text)
+            text.removeprefix("unix:")
+            if text.startswith("unix:")
+            else split_address(text)
             for text in addresses
         ]
-        self._key, self._light, self._retry_s = key, light, retry_s
+        self._key = key
+        self._light = light
+        self._retry_s = retry_s
         started = Node.started(number, bounds, time.time_ns() // 1000)
         self._node = replace(started, quiet_us=max(started.quiet_us, quiet_us))
         self._us = _now_us()
@@ -131,12 +160,16 @@ class PathNode:
         listening = socket.socket(family, socket.SOCK_DGRAM)
         listening.setblocking(False)
         try:
-            if isinstance(address, str):  # A killed process leaves its socket behind.
+            if isinstance(
+                address, str
+            ):  # A killed process leaves its socket behind.
                 Path(address).unlink(missing_ok=True)
             listening.bind(address)
         except OSError as error:
             listening.close()
-            raise PatchlightError(f"listening at {address}: {error.strerror}") from error
+            raise PatchlightError(
+                f"listening at {address}: {error.strerror}"
+            ) from error
         self._socket = listening
         asyncio.get_running_loop().add_reader(listening, self._read)
         self._set_timer()
@@ -156,7 +189,9 @@ class PathNode:
             self._timer.cancel()
 
     @asynccontextmanager
-    async def path(self, destination: int, patience_s: float = 10.0) -> AsyncIterator[LitPath]:
+    async def path(
+        self, destination: int, patience_s: float = 10.0
+    ) -> AsyncIterator[LitPath]:
         """A path, valid until it is ended or its lease expires. Flows of one node take turns.
         ``PathNotGranted`` if none is granted in time."""
         async with self._turn:
@@ -181,8 +216,16 @@ class PathNode:
         or has released its path, and tell the receiver the same. Always returns in time."""
         ends_s = time.monotonic() + patience_s
         while isinstance(path := self.doing, Lit):
-            word = Message("drained", self._node.bounds.epoch, self._number, path.destination, 0)
-            self._send(packed(word, self._key), self._addresses[path.destination])
+            word = Message(
+                "drained",
+                self._node.bounds.epoch,
+                self._number,
+                path.destination,
+                0,
+            )
+            self._send(
+                packed(word, self._key), self._addresses[path.destination]
+            )
             left_s = ends_s - time.monotonic()
             if before in self._over or left_s <= 0:
                 return
@@ -194,7 +237,9 @@ class PathNode:
         self._elapse()
         self._take(self._node.want(destination))
         while self._lit is None:
-            if self._node.path is None:  # the bounds changed, or this process overslept the grant
+            if (
+                self._node.path is None
+            ):  # the bounds changed, or this process overslept the grant
                 self._take(self._node.want(destination))
             try:
                 async with asyncio.timeout(self._retry_s):
@@ -219,7 +264,9 @@ class PathNode:
             message = unpacked(datagram, self._key)
             if message is None or message.to != self._number:
                 continue
-            if message.sender == self._number or message.sender >= len(self._addresses):
+            if message.sender == self._number or message.sender >= len(
+                self._addresses
+            ):
                 continue
             is_mine = message.epoch == self._node.bounds.epoch
             if is_mine and message.kind in ("drained", "release"):
@@ -230,7 +277,8 @@ class PathNode:
 
     def _elapse(self) -> None:
         now_us = _now_us()
-        passed_us, self._us = now_us - self._us, now_us
+        passed_us = now_us - self._us
+        self._us = now_us
         if passed_us:
             self._take(self._node.elapse(passed_us))
 
@@ -256,9 +304,8 @@ class PathNode:
             return
         try:
             self._socket.sendto(datagram, address)
-        except (
-            OSError
-        ) as error:  # Treated as a lost datagram: the request is repeated, or the lease expires.
+        except OSError as error:
+            # Treated as a lost datagram: the request is repeated, or the lease expires.
             _log.debug("sending to %s: %s", address, reason(error))
 
     def _set_timer(self) -> None:
@@ -273,7 +320,9 @@ class PathNode:
             ends_us.append(node.quiet_us)
         if ends_us and self._socket is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(1, min(ends_us)) / 1e6, self._elapse)
+            self._timer = loop.call_later(
+                max(1, min(ends_us)) / 1e6, self._elapse
+            )
 
 
 def _now_us() -> int:

@@ -38,8 +38,15 @@ class PathSocket:
     whose lease or bounds end is requested again. ``node`` returns the path node of its NIC, or
     raises ``Conflict``; ``tuning_s``: how long a transmitter is off after a grant."""
 
-    def __init__(self, folder: Path, node: Callable[[], PathNode], tuning_s: float) -> None:
-        self._folder, self._node, self._tuning_s = folder, node, tuning_s
+    def __init__(
+        self,
+        folder: Path,
+        node: Callable[[], PathNode],
+        tuning_s: float,
+    ) -> None:
+        self._folder = folder
+        self._node = node
+        self._tuning_s = tuning_s
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -47,7 +54,9 @@ class PathSocket:
         with contextlib.suppress(FileNotFoundError):
             (self._folder / PATHS_SOCKET).unlink()
         with socket_in(self._folder, PATHS_SOCKET) as path:
-            self._server = await asyncio.start_unix_server(self._serve, path, limit=_LINE_BYTES)
+            self._server = await asyncio.start_unix_server(
+                self._serve, path, limit=_LINE_BYTES
+            )
         try:
             owner = self._folder.stat()
             os.lchown(self._folder / PATHS_SOCKET, owner.st_uid, owner.st_gid)
@@ -60,28 +69,49 @@ class PathSocket:
         if self._server is not None:
             self._server.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         async def say(words: dict[str, Any]) -> None:
             writer.write(json.dumps(words).encode() + b"\n")
             await writer.drain()
 
         try:
             wanted = json.loads(await reader.readline())
-            to, before = int(wanted["to"]), int(wanted["before"])
+            to = int(wanted["to"])
+            before = int(wanted["before"])
             done = asyncio.create_task(reader.readline())
             try:
-                await self._light(to, before, float(wanted["patience_s"]), done, say)
+                await self._light(
+                    to,
+                    before,
+                    float(wanted["patience_s"]),
+                    done,
+                    say,
+                )
             finally:
                 done.cancel()
         except PatchlightError as error:
             await say({"error": error.message})
-        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            ArithmeticError,
+            RecursionError,
+        ):
             pass  # The worker closed the connection or sent something else.
         finally:
             writer.close()
 
     async def _light(
-        self, to: int, before: int, patience_s: float, done: asyncio.Task[bytes], say: Any
+        self,
+        to: int,
+        before: int,
+        patience_s: float,
+        done: asyncio.Task[bytes],
+        say: Any,
     ) -> None:
         is_told = False
         while not done.done():
@@ -100,11 +130,15 @@ class PathSocket:
                     if not is_told:
                         await say({"channel": path.channel})
                         is_told = True
-                    await asyncio.wait({done}, timeout=path.until_s - time.monotonic())
+                    await asyncio.wait(
+                        {done}, timeout=path.until_s - time.monotonic()
+                    )
                     if done.done():
                         await node.drained(before, _DRAINS_S)
             except PathNotGranted:
-                if node is self._node():  # otherwise it has other bounds by now
+                if (
+                    node is self._node()
+                ):  # otherwise it has other bounds by now
                     raise
         with contextlib.suppress(OSError):
             await say({"ok": True})
@@ -116,7 +150,8 @@ class _Bound:
     node: PathNode
 
     def status(self, nic: str) -> PathNodeStatus:
-        bounds, doing = self.bounds, self.node.doing
+        bounds = self.bounds
+        doing = self.node.doing
         status = PathNodeStatus(
             nic=nic,
             epoch=bounds.epoch,
@@ -125,9 +160,11 @@ class _Bound:
             state="quiet" if self.node.ready_s else "dark",
         )
         if doing is not None:
-            status.state, status.destination = "asks", doing.destination
+            status.state = "asks"
+            status.destination = doing.destination
         if isinstance(doing, Lit):
-            status.state, status.channel = "sends", bounds.channels[doing.channel]
+            status.state = "sends"
+            status.channel = bounds.channels[doing.channel]
         return status
 
 
@@ -135,8 +172,15 @@ class PathNodes:
     """A server's NICs that have bounds. ``light`` is the socket that tunes transmitters; without it
     bounds are refused. A NIC without bounds sends on the channel of the lab file."""
 
-    def __init__(self, server: Server, folder: Path, light: Path | None) -> None:
-        self._server, self._folder, self._lasers = server, folder, light
+    def __init__(
+        self,
+        server: Server,
+        folder: Path,
+        light: Path | None,
+    ) -> None:
+        self._server = server
+        self._folder = folder
+        self._lasers = light
         self._nodes: dict[str, _Bound] = {}
         self._withdrawn: dict[str, int] = {}
         self._sockets: dict[str, PathSocket] = {}
@@ -172,7 +216,11 @@ class PathNodes:
         """Give a NIC bounds. Repeating the call has no effect. ``Conflict`` for bounds of an ended
         epoch, or for different bounds of the present one."""
         nic = nic_of(self._server, nic_name)
-        if self._lasers is None or nic.transceiver is None or nic.transceiver.tunable is None:
+        if (
+            self._lasers is None
+            or nic.transceiver is None
+            or nic.transceiver.tunable is None
+        ):
             raise BadRequest(
                 f"{nic_name} of {self._server.name} cannot have paths: its transceiver cannot be "
                 "tuned",
@@ -181,7 +229,10 @@ class PathNodes:
         known = self._nodes.get(nic_name)
         if known is not None and known.bounds == bounds:
             return known.status(nic_name)
-        last = max(self._withdrawn.get(nic_name, 0), known.bounds.epoch if known else 0)
+        last = max(
+            self._withdrawn.get(nic_name, 0),
+            known.bounds.epoch if known else 0,
+        )
         if bounds.epoch <= last:
             raise Conflict(
                 f"{nic_name} is at epoch {last}, but the bounds are of epoch {bounds.epoch}"
@@ -206,7 +257,9 @@ class PathNodes:
     def withdraw(self, nic_name: str, epoch: int) -> None:
         """Stop granting paths under bounds of this epoch or an earlier one."""
         nic = nic_of(self._server, nic_name)
-        self._withdrawn[nic_name] = max(epoch, self._withdrawn.get(nic_name, 0))
+        self._withdrawn[nic_name] = max(
+            epoch, self._withdrawn.get(nic_name, 0)
+        )
         known = self._nodes.get(nic_name)
         if known is None or known.bounds.epoch > epoch:
             return
@@ -233,20 +286,32 @@ class PathNodes:
     def node(self, nic_name: str) -> PathNode:
         """The path node of a NIC; ``Conflict`` if it has no bounds."""
         if nic_name not in self._nodes:
-            raise Conflict(f"{nic_name} of {self._server.name} has no bounds for paths")
+            raise Conflict(
+                f"{nic_name} of {self._server.name} has no bounds for paths"
+            )
         return self._nodes[nic_name].node
 
     def status(self) -> list[PathNodeStatus]:
         """All NICs that have bounds."""
         return [bound.status(nic) for nic, bound in self._nodes.items()]
 
-    def _start(self, nic: Nic, bounds: PathBounds, quiet_us: int = 0) -> None:
+    def _start(
+        self,
+        nic: Nic,
+        bounds: PathBounds,
+        quiet_us: int = 0,
+    ) -> None:
         def light(path: LitPath | None) -> None:
             self._tune(nic, bounds.channels[path.channel] if path else None)
 
         key = bytes.fromhex(bounds.key)
         node = PathNode(
-            bounds.number, bounds.bounds, bounds.addresses, key, light, quiet_us=quiet_us
+            bounds.number,
+            bounds.bounds,
+            bounds.addresses,
+            key,
+            light,
+            quiet_us=quiet_us,
         )
         node.open()
         self._nodes[nic.name] = _Bound(bounds, node)
@@ -262,7 +327,9 @@ class PathNodes:
             else:
                 self._light.tune(end, channel, wait=False)
         except PatchlightError:
-            self._light = None  # The process behind the socket may have changed.
+            self._light = (
+                None  # The process behind the socket may have changed.
+            )
             raise
 
     def _record(self, nic_name: str) -> Path:

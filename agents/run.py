@@ -26,10 +26,14 @@ SAMPLES_PER_S = 10.0
 WORKER_BACKENDS = "patchlight.worker_backends"
 # On a busy machine the agent itself may need that long for a handshake; doing it for each of the
 # controller's calls would make the machine busier.
-_PEER_S, _KEEP_ALIVE_S = 60.0, 60
+_PEER_S = 60.0
+_KEEP_ALIVE_S = 60
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Options:
     """What the agent was started with; the texts are those of the command line."""
 
@@ -58,22 +62,39 @@ def run_agent(options: Options) -> None:
     if not isinstance(server, Server):
         raise BadInput(f"{options.server} is not a server of lab {lab.name}")
     own = credentials_of(options.tls, server, lab) if options.tls else None
-    with _only_agent(options.state), open_listener(options.listen, own) as listener:
+    with (
+        _only_agent(options.state),
+        open_listener(options.listen, own) as listener,
+    ):
         # Imported late, so that a wrong option is answered at once.
         from patchlight.agents.api import AgentMetrics, make_app
         from patchlight.agents.service import AgentService
 
         user = options.worker_user or lab.workers.user
         how = options.image, options.gpu_access, user, options.fork_from
-        runner = make_runner(options.worker_kind, BackendOptions(lab.name, server.name, *how))
+        runner = make_runner(
+            options.worker_kind, BackendOptions(lab.name, server.name, *how)
+        )
         gpus = gpu_backend(options.gpus, server, options.gpu_rate)
-        service = AgentService(lab, server, runner, gpus, options.state, options.light)
-        metrics = AgentMetrics(service, own.not_after.timestamp() if own else None)
+        service = AgentService(
+            lab,
+            server,
+            runner,
+            gpus,
+            options.state,
+            options.light,
+        )
+        metrics = AgentMetrics(
+            service, own.not_after.timestamp() if own else None
+        )
         logging.getLogger().addHandler(metrics.log_handler())
         tls = own.context(server=True) if own else None
 
         async def serve() -> None:
-            from patchlight.testbed.linux.http_server import ServerLimits, http_server
+            from patchlight.testbed.linux.http_server import (
+                ServerLimits,
+                http_server,
+            )
 
             await service.open()
             uvicorn = http_server(
@@ -95,7 +116,9 @@ def run_agent(options: Options) -> None:
             asyncio.run(serve())
         finally:
             if options.listen.startswith("unix:"):
-                Path(options.listen.removeprefix("unix:")).unlink(missing_ok=True)
+                Path(options.listen.removeprefix("unix:")).unlink(
+                    missing_ok=True
+                )
 
 
 @contextlib.contextmanager
@@ -105,10 +128,13 @@ def _only_agent(state: Path) -> Iterator[None]:
     try:
         # As root it ends the processes, and removes the namespaces, that its records name.
         files.private_folder(state)
-        (state / "lock").touch(mode=0o600)  # whoever could open it could hold it
+        # Whoever could open it could hold it.
+        (state / "lock").touch(mode=0o600)
         lock = (state / "lock").open("w")
     except OSError as exc:
-        raise PatchlightError(f"opening the state folder {state}: {exc.strerror}") from exc
+        raise PatchlightError(
+            f"opening the state folder {state}: {exc.strerror}"
+        ) from exc
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,7 +146,9 @@ def _only_agent(state: Path) -> Iterator[None]:
         yield
 
 
-def open_listener(address: str, own: credentials.Credentials | None) -> socket.socket:
+def open_listener(
+    address: str, own: credentials.Credentials | None
+) -> socket.socket:
     """A bound socket for ``unix:PATH`` or ``host:port``. ``BadInput`` for TCP without certificates
     (every user of the machine reaches loopback, too), and for certificates with a Unix socket."""
     if address.startswith("unix:"):
@@ -132,9 +160,13 @@ def open_listener(address: str, own: credentials.Credentials | None) -> socket.s
         return sockets.bind_unix(Path(address.removeprefix("unix:")), "agent")
     try:
         host, port = sockets.split_address(address)
-        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][
+            4
+        ][0]
     except BadInput as exc:
-        raise BadInput(f"--listen {address!r}: expected unix:PATH or host:port") from exc
+        raise BadInput(
+            f"--listen {address!r}: expected unix:PATH or host:port"
+        ) from exc
     except OSError as exc:
         raise BadInput(f"--listen {address}: {exc.strerror}") from exc
     if own is None:
@@ -147,13 +179,21 @@ def open_listener(address: str, own: credentials.Credentials | None) -> socket.s
     return sockets.listen(f"{resolved}:{port}")
 
 
-def credentials_of(folder: Path, server: Server, lab: Lab) -> credentials.Credentials:
+def credentials_of(
+    folder: Path,
+    server: Server,
+    lab: Lab,
+) -> credentials.Credentials:
     """The certificate of the agent of ``server``; ``BadInput`` if the folder has none for it."""
     # In another process: the library that reads certificates takes 10 MiB.
     with multiprocessing.get_context("fork").Pool(1) as elsewhere:
         found = elsewhere.apply(credentials.read_credentials, (folder,))
     found.check(credentials.agent_name(server.name, lab.name))
-    log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
+    log.info(
+        "certificate for %s, until %s",
+        found.name,
+        f"{found.not_after:%Y-%m-%d}",
+    )
     return found
 
 
@@ -162,21 +202,33 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
     ``patchlight.worker_backends`` (see ``tests/agents/test_worker_backends.py``); else
     ``BadInput``."""
     if choice == "auto":
-        named = os.environ.get("DOCKER_HOST") or Path("/var/run/docker.sock").is_socket()
+        named = (
+            os.environ.get("DOCKER_HOST")
+            or Path("/var/run/docker.sock").is_socket()
+        )
         choice = "docker" if named else "process"
     if choice == "process":
         from patchlight.agents.workers.process import ProcessRunner
 
-        return ProcessRunner(options.worker_user, options.fork_from, options.lab)
+        return ProcessRunner(
+            options.worker_user, options.fork_from, options.lab
+        )
     if choice == "docker":
         # Imported only here: it takes a third of a second, and not every server has it.
         from patchlight.agents.workers.docker import DockerRunner
 
         return DockerRunner(options)
-    installed = {point.name: point for point in entry_points(group=WORKER_BACKENDS)}
+    installed = {
+        point.name: point for point in entry_points(group=WORKER_BACKENDS)
+    }
     if choice not in installed:
-        more = "".join(f", {name!r}" for name in sorted(installed.keys() - {"docker", "process"}))
-        raise BadInput(f"--worker-kind {choice!r}: expected 'docker', 'process' or 'auto'{more}")
+        more = "".join(
+            f", {name!r}"
+            for name in sorted(installed.keys() - {"docker", "process"})
+        )
+        raise BadInput(
+            f"--worker-kind {choice!r}: expected 'docker', 'process' or 'auto'{more}"
+        )
     point = installed[choice]
     try:
         load = point.load()
@@ -189,11 +241,17 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
     return made
 
 
-def gpu_backend(choice: str, server: Server, rate_hz: float = SAMPLES_PER_S) -> GpuBackend:
+def gpu_backend(
+    choice: str,
+    server: Server,
+    rate_hz: float = SAMPLES_PER_S,
+) -> GpuBackend:
     """``"nvml"``, read ``rate_hz`` times a second (0.1 to 100), or ``"socket:DIR"`` for GPUs that
     answer at ``DIR/<server>.<gpu>.sock``; else ``BadInput``."""
     if not 0.1 <= rate_hz <= 100:
-        raise BadInput(f"--gpu-rate {rate_hz:g}: expected 0.1 to 100 readings a second")
+        raise BadInput(
+            f"--gpu-rate {rate_hz:g}: expected 0.1 to 100 readings a second"
+        )
     kind, _, directory = choice.partition(":")
     if choice == "nvml":
         from patchlight.agents.nvml import NvmlGpus

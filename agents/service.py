@@ -67,7 +67,8 @@ class AgentService:
         ``nics`` and ``boot``, the id of its boot, are by default those of this machine, ``claims``
         the folder that all labs on the server share."""
         self._server = server
-        self._runner, self._gpus = runner, gpus
+        self._runner = runner
+        self._gpus = gpus
         self.seen_at: dict[tuple[str, str], float] = {}
         """When a GPU or NIC (kind, name) was last seen to be well, on the monotonic clock."""
         self.paths = path_nodes.PathNodes(server, state / "paths", light)
@@ -92,7 +93,9 @@ class AgentService:
         self._looking: asyncio.Task[None] | None = None
         self._launches: set[asyncio.Task[Any]] = set()
         self._ends: set[asyncio.Task[Any]] = set()
-        self._shared: dict[tuple[str, str], asyncio.Task[worker_api.WorkerStatus]] = {}
+        self._shared: dict[
+            tuple[str, str], asyncio.Task[worker_api.WorkerStatus]
+        ] = {}
         self._limits: dict[str, float] = {}
         self._deleted: dict[str, worker_api.WorkerStatus] = {}
 
@@ -115,7 +118,9 @@ class AgentService:
                 log.warning("no worker gets GPU %s: %s", gpu.name, problem)
             if far := self._pairings.problem(gpu.name):
                 log.warning("%s", far)
-        await self._runner.sweep({each.handle.container for each in leases if each.handle})
+        await self._runner.sweep(
+            {each.handle.container for each in leases if each.handle}
+        )
         await asyncio.to_thread(self._remove_unleased_folders)
         for lease in sorted(leases, key=lambda each: each.created_at):
             worker = LeasedWorker(self.site, lease.spec, lease)
@@ -128,10 +133,14 @@ class AgentService:
                     if worker.is_end_requested:
                         self._end_soon(worker)
             except Exception as exc:
-                log.error("taking over worker %s: %s", lease.spec.id, in_words(exc))
+                log.error(
+                    "taking over worker %s: %s", lease.spec.id, in_words(exc)
+                )
         self._looking = asyncio.create_task(self._look_after())
         # A slow processor imports what moves NICs for half a minute: not during the first call.
-        _begin(asyncio.to_thread(importlib.import_module, "pyroute2"), self._ends)
+        _begin(
+            asyncio.to_thread(importlib.import_module, "pyroute2"), self._ends
+        )
 
     def _remove_unleased_folders(self) -> None:
         """Remove folders of workers that are forgotten: a power cut brings back what was removed
@@ -149,7 +158,9 @@ class AgentService:
             task.cancel()
         if self._launches or self._ends:
             await asyncio.wait((*self._launches, *self._ends))
-        await asyncio.gather(*(worker.let_go() for worker in self._workers.values()))
+        await asyncio.gather(
+            *(worker.let_go() for worker in self._workers.values())
+        )
         self.paths.close()
         await self._gpus.close()
         await self._runner.close()
@@ -157,14 +168,23 @@ class AgentService:
     async def drain(self) -> agent_status.AgentStatus:
         """End every worker and forget it; ``AgentError`` names those that could not be ended."""
         results = await asyncio.gather(
-            *(self.delete(name) for name in list(self._workers)), return_exceptions=True
+            *(self.delete(name) for name in list(self._workers)),
+            return_exceptions=True,
         )
-        failures = [in_words(result) for result in results if isinstance(result, Exception)]
+        failures = [
+            in_words(result)
+            for result in results
+            if isinstance(result, Exception)
+        ]
         if failures:
-            raise AgentError(f"draining {self._server.name}: {'; '.join(failures)}")
+            raise AgentError(
+                f"draining {self._server.name}: {'; '.join(failures)}"
+            )
         return await self.status()
 
-    async def create(self, spec: worker_api.WorkerSpec) -> tuple[worker_api.WorkerStatus, bool]:
+    async def create(
+        self, spec: worker_api.WorkerSpec
+    ) -> tuple[worker_api.WorkerStatus, bool]:
         """Make a worker: its status, and whether it is new. The same spec makes no second one:
         while one is made, it waits for that one, and fails as that one does."""
         if (known := self._workers.get(spec.id)) is not None:
@@ -179,8 +199,12 @@ class AgentService:
         if spec.id in self._unwanted:
             raise Conflict(f"worker {spec.id} was deleted before it was made")
         nic = nic_of(self._server, spec.nic)
-        if spec.gpu is not None and spec.gpu not in {gpu.name for gpu in self._server.gpus}:
-            raise NotHere(f"server {self._server.name} has no GPU {spec.gpu!r}")
+        if spec.gpu is not None and spec.gpu not in {
+            gpu.name for gpu in self._server.gpus
+        }:
+            raise NotHere(
+                f"server {self._server.name} has no GPU {spec.gpu!r}"
+            )
         own = next(member for member in spec.ring if member.rank == spec.rank)
         if str(own.address) != str(nic.address):
             raise BadRequest(
@@ -190,11 +214,17 @@ class AgentService:
         limits.permitted(spec, self.site.lab.workers)
         holders = self._holder(nic=spec.nic), self._holder(gpu=spec.gpu)
         await self._until_ended(spec.id, *holders)
-        if spec.id in self._workers or spec.id in self._unwanted:  # by another call meanwhile
+        if (
+            spec.id in self._workers or spec.id in self._unwanted
+        ):  # by another call meanwhile
             return await self.create(spec)
         for kind, name, holder in (
             ("NIC", spec.nic, self._holder(nic=spec.nic)),
-            ("GPU", spec.gpu, self._holder(gpu=spec.gpu) if spec.gpu else None),
+            (
+                "GPU",
+                spec.gpu,
+                self._holder(gpu=spec.gpu) if spec.gpu else None,
+            ),
         ):
             if holder is not None:
                 raise Conflict(f"{kind} {name} is leased to worker {holder}")
@@ -214,7 +244,12 @@ class AgentService:
                 worker.lock.release()
             return worker.status()
 
-        return await self._once("create", spec.id, launch, self._launches), True
+        return await self._once(
+            "create",
+            spec.id,
+            launch,
+            self._launches,
+        ), True
 
     async def _once(
         self,
@@ -227,12 +262,16 @@ class AgentService:
         same call meanwhile waits for that task."""
         key = call, worker
         task = self._shared.get(key)
-        if task is None or task.done():  # its callback may come only after the next call
+        if (
+            task is None or task.done()
+        ):  # its callback may come only after the next call
             task = self._shared[key] = _begin(make(), tasks)
             task.add_done_callback(partial(self._is_over, key))
         return await asyncio.shield(task)
 
-    def _is_over(self, key: tuple[str, str], task: asyncio.Task[worker_api.WorkerStatus]) -> None:
+    def _is_over(
+        self, key: tuple[str, str], task: asyncio.Task[worker_api.WorkerStatus]
+    ) -> None:
         if self._shared.get(key) is task:
             del self._shared[key]
 
@@ -242,7 +281,9 @@ class AgentService:
         ending = [self._workers[name] for name in holders if name is not None]
         limit = asyncio.get_running_loop().time() + _MOST_WAIT_S
         try:
-            async with asyncio.timeout_at(self._limits.setdefault(waiting, limit)):
+            async with asyncio.timeout_at(
+                self._limits.setdefault(waiting, limit)
+            ):
                 for worker in ending:
                     if worker.is_end_requested:
                         await worker.end()
@@ -269,14 +310,21 @@ class AgentService:
             await worker.end()
             return worker.status()
 
-        return await self._once("end", name, end, self._ends)
+        return await self._once(
+            "end",
+            name,
+            end,
+            self._ends,
+        )
 
     async def delete(self, name: str) -> worker_api.WorkerStatus:
         """Stop it, take its NIC and GPU back and forget it. One not here counts as stopped, and is
         not made later: the request to make it may still be under way."""
         worker = self._workers.get(name)
         if worker is None:
-            if (status := self._deleted.get(name)) is not None:  # its answer was lost
+            if (
+                status := self._deleted.get(name)
+            ) is not None:  # its answer was lost
                 return status
             return self._not_here(name)
 
@@ -291,12 +339,19 @@ class AgentService:
                 del self._deleted[next(iter(self._deleted))]
             return status
 
-        return await self._once("delete", name, delete, self._ends)
+        return await self._once(
+            "delete",
+            name,
+            delete,
+            self._ends,
+        )
 
     def _not_here(self, name: str) -> worker_api.WorkerStatus:
         self._unwanted.append(name)
         return worker_api.WorkerStatus(
-            id=name, state=worker_api.WorkerState.STOPPED, message="no such worker here"
+            id=name,
+            state=worker_api.WorkerState.STOPPED,
+            message="no such worker here",
         )
 
     async def _forget(self, worker: LeasedWorker) -> None:
@@ -315,13 +370,21 @@ class AgentService:
             gpu_access=self._runner.gpu_access,
             worker_user=self._runner.worker_user,
             gpus=await run_all(map(self._gpu_status, self._server.gpus)),
-            nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),
+            nics=await asyncio.to_thread(
+                lambda: [*map(self._nic_status, self._server.nics)]
+            ),
             workers=self.workers(),
             paths=self.paths.status(),
         )
         now = time.monotonic()
-        self.seen_at |= {("gpu", gpu.name): now for gpu in status.gpus if gpu.uuid is not None}
-        self.seen_at |= {("nic", nic.name): now for nic in status.nics if not nic.problem}
+        self.seen_at |= {
+            ("gpu", gpu.name): now
+            for gpu in status.gpus
+            if gpu.uuid is not None
+        }
+        self.seen_at |= {
+            ("nic", nic.name): now for nic in status.nics if not nic.problem
+        }
         return status
 
     def workers(self) -> list[worker_api.WorkerStatus]:
@@ -330,26 +393,52 @@ class AgentService:
 
     def leases(self) -> dict[str, int]:
         """How many GPUs and NICs workers have."""
-        holding = [worker.spec for worker in self._workers.values() if not worker.tenancy.is_over]
-        return {"gpu": sum(spec.gpu is not None for spec in holding), "nic": len(holding)}
+        holding = [
+            worker.spec
+            for worker in self._workers.values()
+            if not worker.tenancy.is_over
+        ]
+        return {
+            "gpu": sum(spec.gpu is not None for spec in holding),
+            "nic": len(holding),
+        }
 
-    async def probe(self, request: agent_status.ProbeRequest) -> agent_status.ProbeAnswer:
+    async def probe(
+        self, request: agent_status.ProbeRequest
+    ) -> agent_status.ProbeAnswer:
         """What idle NICs hear on their fibres while all of them send probes."""
-        holders = {nic.name: self._holder(nic=nic.name) for nic in self._server.nics}
+        holders = {
+            nic.name: self._holder(nic=nic.name) for nic in self._server.nics
+        }
         names = {
             f"{self._server.name}.{nic.name}": nic.interface or nic.name
             for nic in self._server.nics
             if holders[nic.name] is None
         }
-        ears = await asyncio.to_thread(self.site.nics.probe, names, request.token, request.listen_s)
+        ears = await asyncio.to_thread(
+            self.site.nics.probe,
+            names,
+            request.token,
+            request.listen_s,
+        )
         nics = []
         for name, holder in holders.items():
             if holder is not None:
-                nics.append(agent_status.ProbedNic(name=name, problem=f"worker {holder} has it"))
+                nics.append(
+                    agent_status.ProbedNic(
+                        name=name,
+                        problem=f"worker {holder} has it",
+                    )
+                )
                 continue
             ear = ears[f"{self._server.name}.{name}"]
-            probed = agent_status.ProbedNic(name=name, carrier=ear.carrier, problem=ear.problem)
-            probed.heard, probed.lldp = sorted(ear.heard), sorted(ear.lldp, key=str)
+            probed = agent_status.ProbedNic(
+                name=name,
+                carrier=ear.carrier,
+                problem=ear.problem,
+            )
+            probed.heard = sorted(ear.heard)
+            probed.lldp = sorted(ear.lldp, key=str)
             nics.append(probed)
         return agent_status.ProbeAnswer(nics=nics)
 
@@ -357,8 +446,12 @@ class AgentService:
         worker = self._holder(gpu=gpu.name)
         try:
             reading = await self._gpus.read(gpu.name)
-        except GpuError as exc:  # one that has fallen off does not take the others with it
-            silent_s = time.monotonic() - self.seen_at.get(("gpu", gpu.name), -math.inf)
+        except (
+            GpuError
+        ) as exc:  # one that has fallen off does not take the others with it
+            silent_s = time.monotonic() - self.seen_at.get(
+                ("gpu", gpu.name), -math.inf
+            )
             is_late = isinstance(exc, GpuSilent) and silent_s < SILENT_S
             return agent_status.GpuStatus(
                 name=gpu.name,
@@ -369,24 +462,41 @@ class AgentService:
                 problem="" if is_late else exc.message,
             )
         pairing = self._pairings.problem(gpu.name)
-        return agent_status.GpuStatus(**asdict(reading), worker=worker, pairing=pairing)
+        return agent_status.GpuStatus(
+            **asdict(reading),
+            worker=worker,
+            pairing=pairing,
+        )
 
     def _nic_status(self, nic: Nic) -> agent_status.NicStatus:
         holder = self._workers.get(self._holder(nic=nic.name) or "")
         if holder is None:
             return self.site.nics.idle_status(nic)
-        place, problem = holder.tenancy.place, holder.nic_problem  # which reads the RDMA device
+        place = holder.tenancy.place
+        problem = holder.nic_problem  # which reads the RDMA device
         rdma = holder.tenancy.rdma
-        return self.site.nics.leased_status(nic, holder.spec.id, place, rdma, problem)
+        return self.site.nics.leased_status(
+            nic,
+            holder.spec.id,
+            place,
+            rdma,
+            problem,
+        )
 
-    def _holder(self, *, gpu: str | None = None, nic: str | None = None) -> str | None:
+    def _holder(
+        self, *, gpu: str | None = None, nic: str | None = None
+    ) -> str | None:
         for name, worker in self._workers.items():
-            wanted = (gpu and worker.spec.gpu == gpu) or (nic and worker.spec.nic == nic)
+            wanted = (gpu and worker.spec.gpu == gpu) or (
+                nic and worker.spec.nic == nic
+            )
             if wanted and not worker.tenancy.is_over:
                 return name
         return None
 
-    def _end_soon(self, worker: LeasedWorker, ending: keeper.Ending = keeper.ON_REQUEST) -> None:
+    def _end_soon(
+        self, worker: LeasedWorker, ending: keeper.Ending = keeper.ON_REQUEST
+    ) -> None:
         _begin(worker.end(ending), self._ends)
 
     async def _look_after(self) -> None:
@@ -396,16 +506,28 @@ class AgentService:
             for worker in list(self._workers.values()):
                 try:
                     if ending := await worker.look(time.time()):
-                        log.warning("ending worker %s: %s", worker.spec.id, ending.message)
+                        log.warning(
+                            "ending worker %s: %s",
+                            worker.spec.id,
+                            ending.message,
+                        )
                         self._end_soon(worker, ending)
                 except Exception as exc:
-                    log.error("looking after worker %s: %s", worker.spec.id, in_words(exc))
+                    log.error(
+                        "looking after worker %s: %s",
+                        worker.spec.id,
+                        in_words(exc),
+                    )
             ended = [each for each in self._workers.values() if each.is_done]
             for worker in ended[:-MOST_ENDED]:
                 try:
                     await self._forget(worker)
                 except Exception as exc:
-                    log.error("forgetting worker %s: %s", worker.spec.id, in_words(exc))
+                    log.error(
+                        "forgetting worker %s: %s",
+                        worker.spec.id,
+                        in_words(exc),
+                    )
             if not self._workers:
                 self._has_workers.clear()
 
@@ -414,7 +536,9 @@ class AgentService:
         self._has_workers.set()
 
 
-def _begin(coroutine: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[_T]:
+def _begin(
+    coroutine: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]]
+) -> asyncio.Task[_T]:
     """Run this in a task, which stays in ``tasks`` until it ends."""
     task = asyncio.create_task(coroutine)
     tasks.add(task)

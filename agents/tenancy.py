@@ -9,15 +9,32 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, log
+from patchlight.agents.errors import (
+    AgentError,
+    Conflict,
+    GpuError,
+    NicDark,
+    NicError,
+    log,
+)
 from patchlight.agents.gpus import GpuBackend, Pairings, read_patiently
 from patchlight.agents.leases import Claims, Lease, LeaseBook
 from patchlight.agents.nics import status
 from patchlight.agents.nics.backend import NicBackend
-from patchlight.agents.nics.state import RENDEZVOUS, NicAccess, NicState, WorkerNetwork, name_inside
+from patchlight.agents.nics.state import (
+    RENDEZVOUS,
+    NicAccess,
+    NicState,
+    WorkerNetwork,
+    name_inside,
+)
 from patchlight.agents.path_nodes import PathNodes
 from patchlight.agents.workers import limits, programs
-from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
+from patchlight.agents.workers.contract import (
+    Runner,
+    RunningWorker,
+    WorkerLaunch,
+)
 from patchlight.testbed.errors import PatchlightError, in_words, reason
 from patchlight.testbed.lab.model import Lab, Nic, Server
 from patchlight.testbed.linux import files, namespaces
@@ -32,7 +49,10 @@ _LOOK_AGAIN_S = 0.02
 _MOST_PEERS = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class AgentSite:
     """What the workers of one server share."""
 
@@ -56,20 +76,30 @@ class AgentSite:
         """The names of a worker's NIC and GPU, by keys that all labs on this server share."""
         things = {f"nic {self.nics.key(interface)}": f"NIC {spec.nic}"}
         if spec.gpu is not None:
-            physical, socket = self.gpus.physical(spec.gpu), self.gpus.socket_of(spec.gpu)
+            physical = self.gpus.physical(spec.gpu)
+            socket = self.gpus.socket_of(spec.gpu)
             if physical is not None:
                 things[f"gpu {physical.uuid}"] = f"GPU {spec.gpu}"
             elif socket is not None:
                 found = socket.stat()
-                things[f"socket {found.st_dev} {found.st_ino}"] = f"GPU {spec.gpu}"
+                things[f"socket {found.st_dev} {found.st_ino}"] = (
+                    f"GPU {spec.gpu}"
+                )
         return things
 
 
 class Tenancy:
     """What one worker has of the server. ``energy_j``: energy used by its GPU, if measured."""
 
-    def __init__(self, site: AgentSite, spec: WorkerSpec, lease: Lease | None = None) -> None:
-        self._site, self._spec, self._lease = site, spec, lease
+    def __init__(
+        self,
+        site: AgentSite,
+        spec: WorkerSpec,
+        lease: Lease | None = None,
+    ) -> None:
+        self._site = site
+        self._spec = spec
+        self._lease = lease
         self.folder = site.folders / spec.id
         self.rdma: RdmaStatus | None = None
         self.energy_j: float | None = None
@@ -79,7 +109,10 @@ class Tenancy:
     def lease(self) -> Lease:
         """The worker's lease; ``Conflict`` before it exists."""
         if self._lease is None:
-            raise Conflict(f"worker {self._spec.id} is not up yet", hint="wait until it is ready")
+            raise Conflict(
+                f"worker {self._spec.id} is not up yet",
+                hint="wait until it is ready",
+            )
         return self._lease
 
     @property
@@ -95,7 +128,9 @@ class Tenancy:
     @property
     def is_over(self) -> bool:
         """Whether GPU and NIC are back."""
-        return self.is_forgotten or (self._lease is not None and self._lease.returned)
+        return self.is_forgotten or (
+            self._lease is not None and self._lease.returned
+        )
 
     @property
     def place(self) -> status.NicPlace | None:
@@ -103,15 +138,37 @@ class Tenancy:
         lease = self._lease
         if lease is None or lease.handle is None:
             return None
-        nic, state, spec = self._nic, lease.nic_state, self._spec
-        inside = name_inside(state.interface, state.mode, nic.vlan if nic else None)
-        space = self._site.nics.home if state.stays else namespaces.namespace_path(lease.namespace)
+        nic = self._nic
+        state = lease.nic_state
+        spec = self._spec
+        inside = name_inside(
+            state.interface, state.mode, nic.vlan if nic else None
+        )
+        space = (
+            self._site.nics.home
+            if state.stays
+            else namespaces.namespace_path(lease.namespace)
+        )
         own = next(member for member in spec.ring if member.rank == spec.rank)
-        return status.NicPlace(space, state, inside, IPv4Address(str(own.address)))
+        return status.NicPlace(
+            space,
+            state,
+            inside,
+            IPv4Address(str(own.address)),
+        )
 
     @property
-    def _nic(self) -> Nic | None:  # the NIC may have been removed from the lab file
-        return next((nic for nic in self._site.server.nics if nic.name == self._spec.nic), None)
+    def _nic(
+        self,
+    ) -> Nic | None:  # the NIC may have been removed from the lab file
+        return next(
+            (
+                nic
+                for nic in self._site.server.nics
+                if nic.name == self._spec.nic
+            ),
+            None,
+        )
 
     @property
     def nic_problem(self) -> status.NicProblem | None:
@@ -124,7 +181,10 @@ class Tenancy:
             return problem
         before = self.rdma
         self.rdma = self._site.nics.rdma(place)
-        told = [each and each.model_copy(update={"counters": {}}) for each in (before, self.rdma)]
+        told = [
+            each and each.model_copy(update={"counters": {}})
+            for each in (before, self.rdma)
+        ]
         if told[0] != told[1]:
             programs.publish(self.folder, place, told[1])
         return status.rdma_problem(self.rdma, place.address)
@@ -143,7 +203,9 @@ class Tenancy:
             return
         budget_s = RELOCK_WITH_RDMA_S if relock_s is None else relock_s
         end = time.monotonic() + budget_s
-        while (problem := await asyncio.to_thread(lambda: self.nic_problem)) is not None:
+        while (
+            problem := await asyncio.to_thread(lambda: self.nic_problem)
+        ) is not None:
             if time.monotonic() > end or not problem.is_dark:
                 raise NicDark(
                     f"worker {self._spec.id} cannot continue: after {budget_s:g} s {problem.words}",
@@ -156,19 +218,41 @@ class Tenancy:
 
         Beyond ``_MOST_PEERS`` workers, each greets its neighbours in the ring only.
         """
-        spec, place = self._spec, self.place
+        spec = self._spec
+        place = self.place
         if place is None:
-            raise Conflict(f"worker {spec.id} has no NIC yet", hint="wait until it is ready")
+            raise Conflict(
+                f"worker {spec.id} has no NIC yet",
+                hint="wait until it is ready",
+            )
         # A NIC with soft RoCE passes greetings on to the worker's veth.
-        place = replace(place, namespace=namespaces.namespace_path(self.lease.namespace))
-        address_of = {each.mac.lower(): str(each.address) for each in spec.neighbours}
+        place = replace(
+            place, namespace=namespaces.namespace_path(self.lease.namespace)
+        )
+        address_of = {
+            each.mac.lower(): str(each.address) for each in spec.neighbours
+        }
         if (size := len(spec.ring)) > _MOST_PEERS:
             ranks = {(spec.rank + step) % size for step in (-1, 1)}
-            near = {str(member.address) for member in spec.ring if member.rank in ranks}
-            address_of = {mac: address for mac, address in address_of.items() if address in near}
+            near = {
+                str(member.address)
+                for member in spec.ring
+                if member.rank in ranks
+            }
+            address_of = {
+                mac: address
+                for mac, address in address_of.items()
+                if address in near
+            }
         mtu = self._nic.mtu if self._nic else None
         try:
-            return await self._site.nics.announce(place, address_of, token, wait_s, mtu)
+            return await self._site.nics.announce(
+                place,
+                address_of,
+                token,
+                wait_s,
+                mtu,
+            )
         except OSError as exc:
             where = f"announcing {place.inside} of worker {spec.id}"
             raise NicError(f"{where}: {exc.strerror or reason(exc)}") from exc
@@ -180,32 +264,58 @@ class Tenancy:
         except OSError as exc:
             what = f" {exc.filename}" if exc.filename else ""
             why = exc.strerror or reason(exc)
-            raise AgentError(f"launching worker {self._spec.id}: {why}{what}") from exc
+            raise AgentError(
+                f"launching worker {self._spec.id}: {why}{what}"
+            ) from exc
 
     async def _begin(self, nic: Nic) -> RunningWorker:
-        spec, site = self._spec, self._site
+        spec = self._spec
+        site = self._site
         name = site.namespace_of(spec.id)
         # A GPU that has fallen off the bus raises GpuError.
-        reading = await read_patiently(site.gpus, spec.gpu) if spec.gpu else None
+        reading = (
+            await read_patiently(site.gpus, spec.gpu) if spec.gpu else None
+        )
 
         def take() -> tuple[NicAccess, NicState]:
             access = site.nics.find(nic)
-            if access.rdma is None and getattr(spec.task, "transport", "tcp") == "rdma":
+            if (
+                access.rdma is None
+                and getattr(spec.task, "transport", "tcp") == "rdma"
+            ):
                 raise NicError(
                     f"worker {spec.id} trains over RDMA, but {nic.name} has no RDMA device that it "
                     "can use",
                     hint="'rdma link' on the server shows them; is its driver loaded (mlx5_ib, "
                     "bnxt_re, irdma, rdma_rxe), and rdma: none not in the lab file?",
                 )
-            site.claims.take(spec.id, name, site.things_of(spec, access.interface))
+            site.claims.take(
+                spec.id, name, site.things_of(spec, access.interface)
+            )
             return access, site.nics.read(access)
 
         access, before = await asyncio.to_thread(take)
-        energy_j = reading.telemetry.energy_j if reading and reading.telemetry else None
-        self._write(Lease(spec, name, before, site.runner.name, time.time(), gpu_energy_j=energy_j))
+        energy_j = (
+            reading.telemetry.energy_j
+            if reading and reading.telemetry
+            else None
+        )
+        self._write(
+            Lease(
+                spec,
+                name,
+                before,
+                site.runner.name,
+                time.time(),
+                gpu_energy_j=energy_j,
+            )
+        )
         gpu = site.gpus.physical(spec.gpu) if spec.gpu else None
         await asyncio.to_thread(files.remove_folder, self.folder)
-        self.folder.mkdir(mode=0o700, parents=True)
+        self.folder.mkdir(
+            mode=0o700,
+            parents=True,
+        )
         running = await site.runner.launch(
             WorkerLaunch(
                 spec=limits.permitted(spec, site.lab.workers),
@@ -222,7 +332,9 @@ class Tenancy:
                 limits=limits.limits_of(
                     spec,
                     gpu,
-                    limits.memory_share(site.lab, site.server, memory_for_workers()),
+                    limits.memory_share(
+                        site.lab, site.server, memory_for_workers()
+                    ),
                     site.lab.workers,
                 ),
             )
@@ -239,7 +351,8 @@ class Tenancy:
             # Its circuit may have moved since a switch last saw a frame from it.
             await asyncio.to_thread(site.nics.announce_once, self.place)
             programs.publish(self.folder, self.place, None)
-            await asyncio.to_thread(lambda: self.nic_problem)  # publishes its RDMA device
+            # Publishes its RDMA device.
+            await asyncio.to_thread(lambda: self.nic_problem)
             await site.paths.serve(spec, self.folder)
         except BaseException:
             await running.dispose()
@@ -250,13 +363,20 @@ class Tenancy:
         """Read the energy that the GPU used for this worker, if it is measured. A counter kept by
         the agent restarts with the agent."""
         lease = self._lease
-        if lease is None or lease.gpu_energy_j is None or self._spec.gpu is None:
+        if (
+            lease is None
+            or lease.gpu_energy_j is None
+            or self._spec.gpu is None
+        ):
             return
         with contextlib.suppress(GpuError):
             told = (await self._site.gpus.read(self._spec.gpu)).telemetry
             if told is None or told.energy_j is None:
                 return
-            if told.energy_j >= lease.gpu_energy_j and (told.energy_since or 0) <= lease.created_at:
+            if (
+                told.energy_j >= lease.gpu_energy_j
+                and (told.energy_since or 0) <= lease.created_at
+            ):
                 self.energy_j = told.energy_j - lease.gpu_energy_j
 
     async def end(self, running: RunningWorker | None) -> str:
@@ -271,10 +391,16 @@ class Tenancy:
 
     async def claim_again(self) -> None:
         """Claim for this agent what a worker of an earlier agent has."""
-        spec, lease = self._spec, self.lease
+        spec = self._spec
+        lease = self.lease
         try:
             things = self._site.things_of(spec, lease.nic_state.interface)
-            await asyncio.to_thread(self._site.claims.take, spec.id, lease.namespace, things)
+            await asyncio.to_thread(
+                self._site.claims.take,
+                spec.id,
+                lease.namespace,
+                things,
+            )
         except (PatchlightError, OSError) as exc:
             log.error("worker %s: %s", spec.id, in_words(exc))
 

@@ -6,7 +6,13 @@ import os
 import time
 from dataclasses import asdict, replace
 
-from patchlight.agents.errors import AgentError, Conflict, GpuError, GpuSilent, log
+from patchlight.agents.errors import (
+    AgentError,
+    Conflict,
+    GpuError,
+    GpuSilent,
+    log,
+)
 from patchlight.agents.gpus import SILENT_S
 from patchlight.agents.leases import Ended, Lease
 from patchlight.agents.nics.status import GONE, NicProblem
@@ -39,14 +45,25 @@ _GPU_MISSES = 3
 class LeasedWorker:
     """One worker of the agent, running or ended. Hold ``lock`` while changing it."""
 
-    def __init__(self, site: AgentSite, spec: WorkerSpec, lease: Lease | None = None) -> None:
+    def __init__(
+        self,
+        site: AgentSite,
+        spec: WorkerSpec,
+        lease: Lease | None = None,
+    ) -> None:
         self.spec = spec
         self.lock = asyncio.Lock()
         self.tenancy = Tenancy(site, spec, lease)
         self._folder = self.tenancy.folder
-        self._command = spec.task if isinstance(spec.task, CommandTask) else None
-        self.reports = keeper.ReportReader(self._folder, foreign=self._command is not None)
-        self._runner, self._gpus, self._paths = site.runner, site.gpus, site.paths
+        self._command = (
+            spec.task if isinstance(spec.task, CommandTask) else None
+        )
+        self.reports = keeper.ReportReader(
+            self._folder, foreign=self._command is not None
+        )
+        self._runner = site.runner
+        self._gpus = site.gpus
+        self._paths = site.paths
         self._nics = site.nics
         self._boot = site.boot
         self._gpu_misses = 0
@@ -71,10 +88,14 @@ class LeasedWorker:
             returned = True
             await self.tenancy.forget()
         except Exception as exc:
-            if not self.tenancy.has_lease:  # the next agent ends what may be on the disk
+            if (
+                not self.tenancy.has_lease
+            ):  # the next agent ends what may be on the disk
                 log.error("worker %s: %s", self.spec.id, in_words(exc))
                 return True
-            last = keeper.LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}")
+            last = keeper.LastReport(
+                WorkerState.FAILED, 0, f"{why}; {in_words(exc)}"
+            )
             self._conclude(last, returned=returned)
         return self.tenancy.is_forgotten
 
@@ -82,7 +103,9 @@ class LeasedWorker:
         """Take over the worker of an earlier agent: watch it, or find out how it ended."""
         lease = self.tenancy.lease
         if lease.handle is None:
-            raise ValueError(f"worker {self.spec.id} was never launched: abandon it")
+            raise ValueError(
+                f"worker {self.spec.id} was never launched: abandon it"
+            )
         if lease.ended is not None:
             if not lease.returned:
                 await self._give_back()
@@ -96,12 +119,18 @@ class LeasedWorker:
         else:
             rebooted = lease.handle.boot not in (None, self._boot)
             if rebooted:
-                self._ending = keeper.Ending(WorkerState.FAILED, "its server was restarted")
+                self._ending = keeper.Ending(
+                    WorkerState.FAILED, "its server was restarted"
+                )
             else:
                 await self.tenancy.claim_again()
-            self._running = await self._runner.adopt(lease.handle, lease.namespace, self._folder)
+            self._running = await self._runner.adopt(
+                lease.handle, lease.namespace, self._folder
+            )
             self._watching = asyncio.create_task(self._watch())
-            if lease.frozen and not rebooted:  # the agent may have died halfway
+            if (
+                lease.frozen and not rebooted
+            ):  # the agent may have died halfway
                 await self._freeze(self._running)
             await self._paths.serve(self.spec, self._folder)
             if self._is_leaving:  # it ended meanwhile
@@ -128,8 +157,14 @@ class LeasedWorker:
                 last = replace(last, state=WorkerState.STARTING)
             elif self._is_silent:
                 last = replace(last, state=WorkerState.HELD)
-            elif last.state.is_final:  # The worker is over only when its NIC and GPU are back.
-                last = replace(last, state=WorkerState.RUNNING, message="ending")
+            elif (
+                last.state.is_final
+            ):  # The worker is over only when its NIC and GPU are back.
+                last = replace(
+                    last,
+                    state=WorkerState.RUNNING,
+                    message="ending",
+                )
             ended = replace(self._summed_up(last), lost_rank=None)
         return WorkerStatus(
             id=self.spec.id,
@@ -143,11 +178,25 @@ class LeasedWorker:
             stop_grace_s=self.spec.stop_grace_s,
         )
 
-    def _summed_up(self, last: keeper.LastReport, exit_info: ExitInfo | None = None) -> Ended:
-        code, lines = (exit_info.exit_code, exit_info.last_lines) if exit_info else (None, ())
-        restarts, energy_j = last.starts - 1, self.tenancy.energy_j
+    def _summed_up(
+        self, last: keeper.LastReport, exit_info: ExitInfo | None = None
+    ) -> Ended:
+        code, lines = (
+            (exit_info.exit_code, exit_info.last_lines)
+            if exit_info
+            else (None, ())
+        )
+        restarts = last.starts - 1
+        energy_j = self.tenancy.energy_j
         said = last.state, last.iterations_done, last.message
-        return Ended(*said, code, lines, restarts, energy_j, last.lost_rank)
+        return Ended(
+            *said,
+            code,
+            lines,
+            restarts,
+            energy_j,
+            last.lost_rank,
+        )
 
     def _last_report(self) -> keeper.LastReport:
         last = keeper.read_state(self._folder)
@@ -157,11 +206,18 @@ class LeasedWorker:
         done = max(last.iterations_done, self.reports.iterations_done)
         state = last.state
         # Before the start only the keeper can have failed.
-        if state is not WorkerState.FAILED and not (self._folder / keeper.STARTED).exists():
+        if (
+            state is not WorkerState.FAILED
+            and not (self._folder / keeper.STARTED).exists()
+        ):
             state = WorkerState.READY
         elif state in (WorkerState.STARTING, WorkerState.READY):
             state = WorkerState.RUNNING
-        return replace(last, iterations_done=done, state=state)
+        return replace(
+            last,
+            iterations_done=done,
+            state=state,
+        )
 
     def log(self, after: int, limit: int) -> LogPart:
         """Part of its output."""
@@ -171,12 +227,17 @@ class LeasedWorker:
         """Start training. Idempotent. Returns the present iteration."""
         status = self._alive()
         if status.state is WorkerState.STARTING:
-            raise Conflict(f"worker {self.spec.id} is not ready yet", hint="wait until it is ready")
+            raise Conflict(
+                f"worker {self.spec.id} is not ready yet",
+                hint="wait until it is ready",
+            )
         await self.tenancy.until_lit()
         if self._command is None:
             return await keeper.tell(self._folder, {"op": "start"}, START_S)
         if self.tenancy.lease.frozen:
-            raise Conflict(f"worker {self.spec.id} is held", hint="release it first")
+            raise Conflict(
+                f"worker {self.spec.id} is held", hint="release it first"
+            )
         deadline = time.monotonic() + START_S
         while not keeper.open_gate(self._folder):
             self._alive()
@@ -192,7 +253,9 @@ class LeasedWorker:
         """Hold it before the all-reduce of ``iteration``; freeze foreign programs immediately."""
         status = self._alive()
         if not self._freezes:
-            return await keeper.tell(self._folder, {"op": "hold", "iteration": iteration})
+            return await keeper.tell(
+                self._folder, {"op": "hold", "iteration": iteration}
+            )
         async with self.lock:
             self._alive()
             if self._running is None:
@@ -206,12 +269,18 @@ class LeasedWorker:
         status = self._alive()
         await self.tenancy.until_lit()
         if not self.tenancy.lease.frozen:
-            return 0 if self._freezes else await keeper.tell(self._folder, {"op": "release"})
+            return (
+                0
+                if self._freezes
+                else await keeper.tell(self._folder, {"op": "release"})
+            )
         async with self.lock:
             self._alive()
             self._is_silent = False
             if self._running is not None:
-                await asyncio.to_thread(self._nics.unblock_egress, self.tenancy.lease.namespace)
+                await asyncio.to_thread(
+                    self._nics.unblock_egress, self.tenancy.lease.namespace
+                )
                 await self._running.thaw()
             self.tenancy.note(frozen=False)
         return status.iterations_done
@@ -219,36 +288,52 @@ class LeasedWorker:
     async def announce(self, request: AnnounceRequest) -> AnnounceAnswer:
         """Announce its NIC, and greet the job's other workers."""
         self._alive()
-        return AnnounceAnswer(unheard=await self.tenancy.announce(request.token, request.wait_s))
+        return AnnounceAnswer(
+            unheard=await self.tenancy.announce(request.token, request.wait_s)
+        )
 
     async def slot(self, request: SlotRequest) -> int:
         """Set when its all-reduces begin."""
-        self._check_control("let the lab's jobs send at any time: policy use --interleave off")
-        return await keeper.tell(self._folder, {"op": "slot", **request.model_dump()})
+        self._check_control(
+            "let the lab's jobs send at any time: policy use --interleave off"
+        )
+        return await keeper.tell(
+            self._folder, {"op": "slot", **request.model_dump()}
+        )
 
     async def stop_at(self, iteration: int) -> int:
         """Make it end, as stopped, just before the all-reduce of ``iteration``."""
-        self._check_control("delete it and continue from the last checkpoint that it wrote")
-        return await keeper.tell(self._folder, {"op": "stop-at", "iteration": iteration})
+        self._check_control(
+            "delete it and continue from the last checkpoint that it wrote"
+        )
+        return await keeper.tell(
+            self._folder, {"op": "stop-at", "iteration": iteration}
+        )
 
     def _check_control(self, hint: str) -> None:
         self._alive()
         if self._freezes:
-            words = f"worker {self.spec.id} does not speak the control protocol"
+            words = (
+                f"worker {self.spec.id} does not speak the control protocol"
+            )
             raise Conflict(words, hint=hint)
 
     async def _freeze(self, running: RunningWorker) -> None:
         await running.freeze()
         lease = self.tenancy.lease
         interface = lease.nic_state.interface
-        await asyncio.to_thread(self._nics.block_egress, lease.namespace, interface)
+        await asyncio.to_thread(
+            self._nics.block_egress, lease.namespace, interface
+        )
         self._is_silent = True
 
     @property
     def _freezes(self) -> bool:
         if self._command is None or self._command.hold == "protocol":
             return False
-        return self._command.hold == "freeze" or not keeper.has_control(self._folder)
+        return self._command.hold == "freeze" or not keeper.has_control(
+            self._folder
+        )
 
     def _alive(self) -> WorkerStatus:
         status = self.status()
@@ -261,10 +346,17 @@ class LeasedWorker:
 
     async def look(self, now: float) -> keeper.Ending | None:
         """Why it must be ended, if it must; ``now`` in Unix time."""
-        if self._ended is not None or self.lock.locked() or not self.tenancy.is_launched:
+        if (
+            self._ended is not None
+            or self.lock.locked()
+            or not self.tenancy.is_launched
+        ):
             return None
         lease = self.tenancy.lease
-        unstarted = self.status().state in (WorkerState.STARTING, WorkerState.READY)
+        unstarted = self.status().state in (
+            WorkerState.STARTING,
+            WorkerState.READY,
+        )
         if unstarted and now - lease.created_at > UNSTARTED_S:
             return keeper.Ending(
                 WorkerState.FAILED,
@@ -272,14 +364,18 @@ class LeasedWorker:
             )
 
         def look_at_server() -> tuple[NicProblem | None, str]:
-            with contextlib.suppress(OSError):  # the worker may have put something else there
+            with contextlib.suppress(
+                OSError
+            ):  # the worker may have put something else there
                 keeper.bound_output(self._folder / keeper.OUTPUT)
             return self.nic_problem, keeper.fills_disk(self._folder)
 
         problem, filled = await asyncio.to_thread(look_at_server)
         if self._is_leaving:  # it is already ending
             return None
-        if problem is not None and problem.words == GONE.format(lease.nic_state.interface):
+        if problem is not None and problem.words == GONE.format(
+            lease.nic_state.interface
+        ):
             return keeper.Ending(WorkerState.FAILED, problem.words)
         if filled:
             return keeper.Ending(WorkerState.FAILED, filled)
@@ -293,7 +389,9 @@ class LeasedWorker:
             if isinstance(exc, GpuSilent):
                 is_gone = time.monotonic() - self._gpu_seen_at > SILENT_S
             if is_gone:
-                return keeper.Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
+                return keeper.Ending(
+                    WorkerState.FAILED, f"its GPU is gone: {exc.message}"
+                )
         else:
             self._gpu_misses = 0
             self._gpu_seen_at = time.monotonic()
@@ -314,14 +412,23 @@ class LeasedWorker:
                 now = time.time()
                 lease = self.tenancy.lease
                 since = lease.ending_since if lease.ending is not None else now
-                self.tenancy.note(ending=self._ending, ending_since=since)
+                self.tenancy.note(
+                    ending=self._ending,
+                    ending_since=since,
+                )
                 # The clock may have been set back meanwhile.
-                grace_s = min(self.spec.stop_grace_s, since + self.spec.stop_grace_s - now)
+                grace_s = min(
+                    self.spec.stop_grace_s,
+                    since + self.spec.stop_grace_s - now,
+                )
                 await self._running.stop(max(0.0, grace_s))
             if self._watching is not None:
-                await asyncio.wait({self._watching})  # which goes on if this is interrupted
+                # Which goes on if this is interrupted.
+                await asyncio.wait({self._watching})
                 self._watching.result()
-            if self.tenancy.has_lease and not self.tenancy.is_over:  # retry once
+            if (
+                self.tenancy.has_lease and not self.tenancy.is_over
+            ):  # retry once
                 await self._give_back()
 
     async def _give_back(self) -> None:
@@ -343,27 +450,48 @@ class LeasedWorker:
         self._paths.serve_no_more(self.spec)
         await self.tenancy.count_energy()
         foreign = self._command is not None
-        last = keeper.final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
+        last = keeper.final_report(
+            self._last_report(),
+            exit_info,
+            self._ending,
+            foreign=foreign,
+        )
         if last.state is WorkerState.FAILED:
             with contextlib.suppress(OSError):
-                if os.statvfs(self._folder).f_bavail == 0:  # The worker cannot report a full disk.
+                if (
+                    os.statvfs(self._folder).f_bavail == 0
+                ):  # The worker cannot report a full disk.
                     full = f"{last.message}; no space left on the disk of its folder"
                     last = replace(last, message=full)
         try:
             lost = await self.tenancy.end(self._running)
         except Exception as exc:
             message = f"{last.message}; {in_words(exc)}".removeprefix("; ")
-            last = replace(last, state=WorkerState.FAILED, message=message)
+            last = replace(
+                last,
+                state=WorkerState.FAILED,
+                message=message,
+            )
             self._conclude(last, exit_info)
             return
         if lost and lost not in last.message:
-            last = replace(last, message=f"{last.message}; {lost}".removeprefix("; "))
+            last = replace(
+                last, message=f"{last.message}; {lost}".removeprefix("; ")
+            )
         self._conclude(last, exit_info, returned=True)
 
     def _conclude(
-        self, last: keeper.LastReport, exit_info: ExitInfo | None = None, *, returned: bool = False
+        self,
+        last: keeper.LastReport,
+        exit_info: ExitInfo | None = None,
+        *,
+        returned: bool = False,
     ) -> None:
         if not returned:
             log.error("worker %s: %s", self.spec.id, last.message)
         self._ended = self._summed_up(last, exit_info)
-        self.tenancy.note(ended=self._ended, returned=returned, frozen=False)
+        self.tenancy.note(
+            ended=self._ended,
+            returned=returned,
+            frozen=False,
+        )

@@ -53,7 +53,9 @@ MODULES = (
 
 
 def table(figures: list[dict[str, Any]]) -> Table:
-    shown = Table("figure", "measured", "unit", "limit", "peer", "peer measured")
+    shown = Table(
+        "figure", "measured", "unit", "limit", "peer", "peer measured"
+    )
     for each in figures:
         peer_value = each["peer_value"]
         shown.add_row(
@@ -69,10 +71,16 @@ def table(figures: list[dict[str, Any]]) -> Table:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmarks; 1 if one of them could not be run (the others still are)."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__
+    )
     parser.add_argument("--output", type=Path, default=Path("benchmarks.json"))
-    parser.add_argument("--full", action="store_true", help="measure all of what takes long")
-    parser.add_argument("modules", nargs="*", default=list(MODULES), help="default: all")
+    parser.add_argument(
+        "--full", action="store_true", help="measure all of what takes long"
+    )
+    parser.add_argument(
+        "modules", nargs="*", default=list(MODULES), help="default: all"
+    )
     options = parser.parse_args(arguments)
     console = Console()
     if not console.is_terminal:
@@ -93,13 +101,17 @@ def main(arguments: list[str] | None = None) -> int:
             console.print(f"[red]{name}: {error}[/red]")
     console.print(table(figures))
     result = {
-        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(
+            timespec="seconds"
+        ),
         "machine": origin["machine"],
         "provenance": origin,
         "figures": figures,
         "failures": failures,
     }
-    options.output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    options.output.write_text(
+        json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+    )
     console.print(f"written to {options.output}")
     return 1 if failures else 0
 

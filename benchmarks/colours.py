@@ -28,11 +28,13 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 from tests.support.private_ovs import PrivateOvs
 
-FRAMES, ROUNDS = 50_000, 5
+FRAMES = 50_000
+ROUNDS = 5
 # To nobody, from nobody, of an experimental type, 200 bytes in all.
 _FRAME = b"\x02\0\0\0\0\1" + b"\x02\0\0\0\0\2" + b"\x88\xb5" + bytes(186)
 # A star or the wavelength switches of a lab like oddl4, each on channels of their own.
-_FIRST, _BURST = 100, 250
+_FIRST = 100
+_BURST = 250
 _LAB = """
 name: large
 network: 10.0.0.0/16
@@ -51,12 +53,29 @@ def run() -> list[dict[str, Any]]:
     kind = f"VLAN tag in Open vSwitch ({datapath_type()})"
     return [
         figure("a frame over a bare link", bare, "µs of CPU"),
-        figure("a frame through three devices, redirected once", once, "µs of CPU"),
+        figure(
+            "a frame through three devices, redirected once", once, "µs of CPU"
+        ),
         figure("  device by device", thrice, "µs of CPU"),
-        figure("  the same, by a tag", once, "µs of CPU", peer=kind, peer_value=tagged),
+        figure(
+            "  the same, by a tag",
+            once,
+            "µs of CPU",
+            peer=kind,
+            peer_value=tagged,
+        ),
         *(
-            figure(f"following a retuned laser among {n} on a {device}", ms, "ms of CPU")
-            for n, device in ((4, "star"), (16, "star"), (64, "star"), (64, "switch"))
+            figure(
+                f"following a retuned laser among {n} on a {device}",
+                ms,
+                "ms of CPU",
+            )
+            for n, device in (
+                (4, "star"),
+                (16, "star"),
+                (64, "star"),
+                (64, "switch"),
+            )
             for ms in [_retuned_ms(n, "star1" if device == "star" else "wss1")]
         ),
     ]
@@ -67,7 +86,8 @@ def _per_frame_us(devices: int) -> float:
     with _namespace() as path, Netlink(path) as netlink:
         _lay_links(netlink, devices + 1)
         for device in range(devices):
-            inp, out = _FIRST + 1 + 2 * device, _FIRST + 2 + 2 * device
+            inp = _FIRST + 1 + 2 * device
+            out = _FIRST + 2 + 2 * device
             redirects.ready_ingress(netlink, [inp])
             netlink.run(redirects.redirect("it", inp, [out]))
         return median(_sent_us(path, f"b{devices}") for _ in range(ROUNDS))
@@ -75,17 +95,29 @@ def _per_frame_us(devices: int) -> float:
 
 def _tagged_us() -> float:
     """Through one bridge that tags what comes in and untags what goes out."""
-    with tempfile.TemporaryDirectory() as folder, PrivateOvs("pl-bench-ovs", Path(folder)) as ovs:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        PrivateOvs("pl-bench-ovs", Path(folder)) as ovs,
+    ):
         path = Path(ovs.netns)
         with Netlink(path) as netlink:
             _lay_links(netlink, 2)
         ovs.vsctl(*new_bridge("br0", 1, datapath_type(), learning=False)[1:])
         for number, port in ((1, "b0"), (2, "a1")):
             add = ("add-port", "br0", port)
-            ovs.vsctl(*add, "--", "set", "Interface", port, f"ofport_request={number}")
+            ovs.vsctl(
+                *add,
+                "--",
+                "set",
+                "Interface",
+                port,
+                f"ofport_request={number}",
+            )
         tag = "in_port=1,vlan_tci=0,actions=push_vlan:0x8100,set_field:4196->vlan_vid,resubmit(,1)"
         ovs.ofctl("add-flow", "br0", tag)
-        ovs.ofctl("add-flow", "br0", "table=1,dl_vlan=100,actions=pop_vlan,output:2")
+        ovs.ofctl(
+            "add-flow", "br0", "table=1,dl_vlan=100,actions=pop_vlan,output:2"
+        )
         return median(_sent_us(path, "b1", ovs.pid) for _ in range(ROUNDS))
 
 
@@ -100,8 +132,12 @@ def _sent_us(path: Path, last: str, helper: int | None = None) -> float:
             for _ in range(_BURST):
                 sender.send(_FRAME)
             # What copies frames in a process of its own must not fall behind.
-            deadline, waiting_s = time.monotonic() + 1.0, time.process_time()
-            while links.list_links(netlink)[last].rx_packets - before < first + _BURST:
+            deadline = time.monotonic() + 1.0
+            waiting_s = time.process_time()
+            while (
+                links.list_links(netlink)[last].rx_packets - before
+                < first + _BURST
+            ):
                 if helper is None or time.monotonic() > deadline:
                     break
                 time.sleep(0.001)
@@ -123,10 +159,14 @@ def _processor_s(pid: int | None) -> float:
 
 def _lay_links(netlink: Netlink, count: int) -> None:
     for link in range(count):
-        near, far = _FIRST + 2 * link, _FIRST + 1 + 2 * link
+        near = _FIRST + 2 * link
+        far = _FIRST + 1 + 2 * link
         here = links.LinkEnd(f"a{link}", near, up=True)
         netlink.run(
-            [links.add_veth(here, links.LinkEnd(f"b{link}", far)), links.set_up(far, f"b{link}")]
+            [
+                links.add_veth(here, links.LinkEnd(f"b{link}", far)),
+                links.set_up(far, f"b{link}"),
+            ]
         )
 
 
@@ -147,7 +187,9 @@ def _retuned_ms(servers: int, device: str) -> float:
         f"transceiver: {{channel: {Channel(8 * n)}, tunable: 191.000-199.000}}}}]}}"
         for n in range(1, servers + 1)
     )
-    lab = parse_lab(_LAB.format(servers="\n".join(nics), n=servers, device=device))
+    lab = parse_lab(
+        _LAB.format(servers="\n".join(nics), n=servers, device=device)
+    )
     ends = [host.endpoint for host in lab.hosts]
     channels = {end: Channel(8 * n) for n, end in enumerate(ends, 1)}
     light = Light(lab, {}, None, channels)

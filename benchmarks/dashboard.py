@@ -26,7 +26,8 @@ from patchlight.testbed.linux.http_server import http_server
 from patchlight.testbed.linux.sockets import listen
 from tests.support.dashboard import browser_page
 
-GPUS, UPDATES = 500, 80
+GPUS = 500
+UPDATES = 80
 
 
 def run() -> list[dict[str, Any]]:
@@ -35,21 +36,29 @@ def run() -> list[dict[str, Any]]:
 
 
 def _answer(_: httpx.Request) -> httpx.Response:
-    return httpx.Response(200, json={"name": "l", "file": "", "fingerprint": ""} | _ME)
+    return httpx.Response(
+        200, json={"name": "l", "file": "", "fingerprint": ""} | _ME
+    )
 
 
 _ME = {"user": "bench", "role": "admin", "origin": ""}
 
 
 def _nobody(uid: int | None = None) -> ControllerClient:
-    return ControllerClient("127.0.0.1:1", transport=httpx.MockTransport(_answer))
+    return ControllerClient(
+        "127.0.0.1:1", transport=httpx.MockTransport(_answer)
+    )
 
 
 async def _measured() -> list[dict[str, Any]]:
-    lab, watch = two_tors(GPUS), LabWatch(_nobody)
-    watch.lab, watch.trouble = lab, ""
+    lab = two_tors(GPUS)
+    watch = LabWatch(_nobody)
+    watch.lab = lab
+    watch.trouble = ""
     app = dashboard_app(watch, Visitors(_nobody, for_all=True))
-    server = http_server(app, websockets=True, lifespan="on", timeout_graceful_shutdown=1)
+    server = http_server(
+        app, websockets=True, lifespan="on", timeout_graceful_shutdown=1
+    )
     with listen("127.0.0.1:0") as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -61,21 +70,31 @@ async def _measured() -> list[dict[str, Any]]:
             await serving
 
 
-async def _figures(page: Page, url: str, watch: LabWatch, lab: Lab) -> list[dict[str, Any]]:
+async def _figures(
+    page: Page, url: str, watch: LabWatch, lab: Lab
+) -> list[dict[str, Any]]:
     name = f"dashboard, {GPUS} GPUs, {len(lab.circuit_fibres['ocs1'])} ports of an OCS, update of"
-    figures = await _costs(page, url, watch, f"{name} the picture", _picture_shows)
+    figures = await _costs(
+        page, url, watch, f"{name} the picture", _picture_shows
+    )
     held = figure(
         f"{name} the picture: memory of the tab's process",
         _renderer_bytes() / 1e6,
         "MB",
         "at most 200",
     )
-    circuits = await _costs(page, f"{url}circuits", watch, f"{name} the circuits", _table_shows)
+    circuits = await _costs(
+        page, f"{url}circuits", watch, f"{name} the circuits", _table_shows
+    )
     return [*figures, held, *circuits]
 
 
 async def _costs(
-    page: Page, url: str, watch: LabWatch, name: str, shows: Callable[[Page, int], Awaitable[None]]
+    page: Page,
+    url: str,
+    watch: LabWatch,
+    name: str,
+    shows: Callable[[Page, int], Awaitable[None]],
 ) -> list[dict[str, Any]]:
     """What so many updates of one page cost."""
     _update(watch, 0)
@@ -83,42 +102,69 @@ async def _costs(
     await shows(page, 0)
     session = await page.context.new_cdp_session(page)
     await session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    before, ours_s = await _metrics(session), time.process_time()
+    before = await _metrics(session)
+    ours_s = time.process_time()
     for number in range(1, UPDATES + 1):
         _update(watch, number)
         await shows(page, number)
-    after, ours_s = await _metrics(session), time.process_time() - ours_s
+    after = await _metrics(session)
+    ours_s = time.process_time() - ours_s
     script_ms, all_ms = (
-        1e3 * (after[key] - before[key]) / UPDATES for key in ("ScriptDuration", "TaskDuration")
+        1e3 * (after[key] - before[key]) / UPDATES
+        for key in ("ScriptDuration", "TaskDuration")
     )
     return [
         figure(f"{name}: scripting", script_ms, "ms", "at most 150"),
         figure(f"{name}: all work of the tab", all_ms, "ms"),
-        figure(f"{name}: processor of the dashboard", 1e3 * ours_s / UPDATES, "ms"),
-        figure(f"{name}: heap of the tab", after["JSHeapUsedSize"] / 1e6, "MB"),
+        figure(
+            f"{name}: processor of the dashboard", 1e3 * ours_s / UPDATES, "ms"
+        ),
+        figure(
+            f"{name}: heap of the tab", after["JSHeapUsedSize"] / 1e6, "MB"
+        ),
     ]
 
 
 def _update(watch: LabWatch, number: int) -> None:
     """Other rates and shares for all hosts, and one circuit that moves to a free port."""
-    lab, now = watch.lab, time.time()
+    lab = watch.lab
+    now = time.time()
     for n, host in enumerate(lab.hosts):
-        watch.rates[host.name].append((now, 1e9 + 1e6 * ((n * 7 + number * 13) % 997)))
-        watch.gpus[f"{host.server.name}.gpu0"].append((now, ((n + number) % 100) / 100))
-    jobs = [_job(f"job-{n}", [h.name for h in lab.hosts[n::10]]) for n in range(10)]
+        watch.rates[host.name].append(
+            (now, 1e9 + 1e6 * ((n * 7 + number * 13) % 997))
+        )
+        watch.gpus[f"{host.server.name}.gpu0"].append(
+            (now, ((n + number) % 100) / 100)
+        )
+    jobs = [
+        _job(f"job-{n}", [h.name for h in lab.hosts[n::10]]) for n in range(10)
+    ]
     circuits = [str(c) for c in lab.initial_maps["ocs1"] if 1 not in c]
     to = _lit_to(number)
     circuits += [f"1>{to}", f"{to}>1"]
     colours = job_colours({}, [job["id"] for job in jobs])
-    watch.view = LabView(lab, jobs, {"ocs1": {"map": circuits}}, colours=colours)
+    watch.view = LabView(
+        lab, jobs, {"ocs1": {"map": circuits}}, colours=colours
+    )
     watch.jobs = jobs
     watch.revision += 1
 
 
 def _job(job_id: str, hosts: list[str]) -> Any:
     spec = {"name": job_id, "iterations": 100}
-    known = {"id": job_id, "spec": spec, "state": "running", "hosts": hosts, "by": "bench"}
-    times = {"submitted_at": 0.0, "started_at": 1.0, "runs_since": 1.0, "finished_at": None}
+    known = {
+        "id": job_id,
+        "spec": spec,
+        "state": "running",
+        "hosts": hosts,
+        "by": "bench",
+    }
+    times = {
+        "submitted_at": 0.0,
+        "started_at": 1.0,
+        "runs_since": 1.0,
+        "finished_at": None,
+    }
     return known | times | {"message": "", "iterations_done": 1}
 
 
@@ -149,7 +195,11 @@ def _renderer_bytes() -> int:
         try:
             if b"--type=renderer" in (process / "cmdline").read_bytes():
                 lines = (process / "smaps_rollup").read_text().splitlines()
-                found += [1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+                found += [
+                    1024 * int(line.split()[1])
+                    for line in lines
+                    if line.startswith("Pss:")
+                ]
         except OSError:
             continue
     return max(found)

@@ -54,16 +54,28 @@ class Machine:
     """A lab of one virtual machine, and what a user does with it from here."""
 
     def __init__(self, name: str, folder: Path, seed: int) -> None:
-        self.name, self._folder, self.rng = name, folder, random.Random(seed)
+        self.name = name
+        self._folder = folder
+        self.rng = random.Random(seed)
         xdg = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
-        self._environment = {**os.environ, **dict.fromkeys(xdg, str(folder / "home"))}
+        self._environment = {
+            **os.environ,
+            **dict.fromkeys(xdg, str(folder / "home")),
+        }
         (folder / "one.yaml").write_text(ONE)
         self.took_s = 0.0
 
     def up(self) -> None:
         """Bring the lab up, or its dead machine."""
         path = str(self._folder / "one.yaml")
-        options = ("--name", self.name, "--scale", "1000", "--server-kind", "vm")
+        options = (
+            "--name",
+            self.name,
+            "--scale",
+            "1000",
+            "--server-kind",
+            "vm",
+        )
         self.run("emulate", "up", path, *options)
 
     def down(self) -> None:
@@ -79,22 +91,31 @@ class Machine:
         """Start a command."""
         command = [sys.executable, "-m", "patchlight", *words]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=self._environment)
+        return subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=self._environment
+        )
 
     def run(self, *words: str, code: int | None = 0) -> str:
         """What a command prints that ends with that code (``None``: any)."""
         with self.start(*words) as process:
             output, errors = process.communicate(timeout=PATIENCE_S)
-        assert code is None or process.returncode == code, (words, output, errors)
+        assert code is None or process.returncode == code, (
+            words,
+            output,
+            errors,
+        )
         return output
 
     def on(self, command: str, *, fails: bool = False) -> str:
         """What a command of root's on the machine writes."""
         with ExitStack() as stack:
             client: SSHClient = self.until(
-                lambda: stack.enter_context(logged_in(self.server)), "its sshd to answer"
+                lambda: stack.enter_context(logged_in(self.server)),
+                "its sshd to answer",
             )
-            stdin, output, _ = client.exec_command("exec 2>&1; sudo sh -e", timeout=PATIENCE_S)
+            stdin, output, _ = client.exec_command(
+                "exec 2>&1; sudo sh -e", timeout=PATIENCE_S
+            )
             stdin.write(command)
             stdin.channel.shutdown_write()
             text = output.read().decode()
@@ -103,39 +124,61 @@ class Machine:
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Poll until the condition holds; errors on the way count as no."""
-        ends, last = time.monotonic() + PATIENCE_S, None
+        ends = time.monotonic() + PATIENCE_S
+        last = None
         while time.monotonic() < ends:
             try:
                 if last := condition():
                     return last
-            except (PatchlightError, AssertionError, OSError, EOFError, ValueError) as error:
+            except (
+                PatchlightError,
+                AssertionError,
+                OSError,
+                EOFError,
+                ValueError,
+            ) as error:
                 last = error
             time.sleep(0.5)
-        raise AssertionError(f"waited {PATIENCE_S} s for {what}; last: {last!r}")
+        raise AssertionError(
+            f"waited {PATIENCE_S} s for {what}; last: {last!r}"
+        )
 
     def bundles(self) -> list[Path]:
         """Three releases for it: the others differ from the first in the comment of a wheel, ours
         or that of a package in the layer."""
-        part, paths = FromHere(print).part(here(), "agent"), []
+        part = FromHere(print).part(here(), "agent")
+        paths = []
         for package in ("", "patchlight", "click"):
             files = dict(part.files)
             if package:
-                name = next(name for name in files if name.startswith(f"{package}-"))
+                name = next(
+                    name for name in files if name.startswith(f"{package}-")
+                )
                 changed = self._folder / name
                 changed.write_bytes(files[name].path.read_bytes())
                 with zipfile.ZipFile(changed, "a") as wheel:
                     wheel.comment = b"another release"
                 files[name] = bundle_file(changed)
             other = replace(part, files=files)
-            names = {name: name.replace(part.layer, other.layer) for name in files}
+            names = {
+                name: name.replace(part.layer, other.layer) for name in files
+            }
             files = {names[name]: file for name, file in files.items()}
             paths.append(self._folder / f"{package or 'first'}.tar")
-            write_bundle({(here(), "agent"): replace(part, files=files)}, paths[-1])
+            write_bundle(
+                {(here(), "agent"): replace(part, files=files)}, paths[-1]
+            )
         return paths
 
     def push(self, bundle: Path, lab: str = "") -> "subprocess.Popen[str]":
         """Start a push of a bundle."""
-        options = ("--bundle", str(bundle), "--worker-kind", "process", "--json")
+        options = (
+            "--bundle",
+            str(bundle),
+            "--worker-kind",
+            "process",
+            "--json",
+        )
         return self.start("deploy", "push", lab or self.name, *options)
 
     def pushed(self, bundle: Path) -> str:
@@ -188,7 +231,9 @@ def _ended(process: "subprocess.Popen[str]") -> str:
     return output + errors
 
 
-def _during(machine: Machine, bundle: Path, fault: Callable[[], object]) -> str:
+def _during(
+    machine: Machine, bundle: Path, fault: Callable[[], object]
+) -> str:
     """A push that a fault meets at a random moment; what it said."""
     process = machine.push(bundle)
     # To log in for the fault takes a while, too.
@@ -223,8 +268,12 @@ def _cut(machine: Machine, bundle: Path, limit: int) -> str:
     server = machine.server
     assert server.ssh.address is not None
     with line_that_breaks(server.ssh.address, server.ssh.port, limit) as port:
-        there = replace(server, ssh=replace(server.ssh, address="127.0.0.1", port=port))
-        lab = read_lab(states.run_dir(machine.name) / "lab.yaml").with_changes(servers=(there,))
+        there = replace(
+            server, ssh=replace(server.ssh, address="127.0.0.1", port=port)
+        )
+        lab = read_lab(states.run_dir(machine.name) / "lab.yaml").with_changes(
+            servers=(there,)
+        )
         path = machine._folder / "cut.yaml"
         path.write_text(write_lab(lab))
         return _ended(machine.push(bundle, str(path)))
@@ -298,16 +347,32 @@ def job_meets_reboot(machine: Machine, bundle: Path) -> str:
 
 def _job_meets(machine: Machine, fault: Callable[[], object]) -> str:
     name = f"job{machine.rng.randrange(10**6)}"
-    options = ("--lab", machine.name, "--workers", "1", "--iterations", "100000")
+    options = (
+        "--lab",
+        machine.name,
+        "--workers",
+        "1",
+        "--iterations",
+        "100000",
+    )
     machine.settled()
     machine.run("job", "submit", name, *options)
 
     def shown() -> dict[str, Any]:
-        return dict(json.loads(machine.run("job", "show", name, "--lab", machine.name, "--json")))
+        return dict(
+            json.loads(
+                machine.run(
+                    "job", "show", name, "--lab", machine.name, "--json"
+                )
+            )
+        )
 
     machine.until(lambda: shown()["state"] == "running", "the job to run")
     fault()
-    machine.until(lambda: shown()["state"] in ("failed", "done", "stopped"), "the job to end")
+    machine.until(
+        lambda: shown()["state"] in ("failed", "done", "stopped"),
+        "the job to end",
+    )
     job = shown()
     assert job["state"] == "failed", job
     assert job["message"], job
@@ -344,8 +409,10 @@ dpkg-query --show
 def campaign(machine: Machine, count: int, say: Callable[[str], None]) -> None:
     """So many faults, one after the other: each time the old or another release runs afterwards,
     and its agent answers. At the end nothing is left on the server."""
-    machine.on("umount /usr/lib/patchlight; cp /dev/null /etc/fstab")  # the image has no layer
-    before, releases = machine.on(EVERYTHING), {}
+    # The image has no layer.
+    machine.on("umount /usr/lib/patchlight; cp /dev/null /etc/fstab")
+    before = machine.on(EVERYTHING)
+    releases = {}
     for bundle in machine.bundles():
         releases[machine.pushed(bundle)] = bundle
         say(f"push of {bundle.name}: {machine.took_s:.0f} s")
@@ -353,14 +420,18 @@ def campaign(machine: Machine, count: int, say: Callable[[str], None]) -> None:
     for number in range(count):
         fault = FAULTS[number % len(FAULTS)]
         old = machine.settled()["release"]
-        bundle = machine.rng.choice([path for name, path in releases.items() if name != old])
+        bundle = machine.rng.choice(
+            [path for name, path in releases.items() if name != old]
+        )
         began = time.monotonic()
         said = fault(machine, bundle).strip().replace("\n", " ")
         now = machine.settled()["release"]
         assert now in releases, (fault, said, now)
         took_s = time.monotonic() - began
         which = "old" if now == old else "new"
-        say(f"{number} {fault.__name__}: {which} release after {took_s:.0f} s; {said[:300]}")
+        say(
+            f"{number} {fault.__name__}: {which} release after {took_s:.0f} s; {said[:300]}"
+        )
     machine.pushed(bundle)
     agent = shlex.quote(f"patchlight-agent@{machine.name}")
     assert machine.on(f"systemctl is-active {agent}").strip() == "active"
@@ -381,7 +452,9 @@ def main() -> None:
         machine = Machine(name, Path(folder), options.seed)
         try:
             machine.up()
-            campaign(machine, options.faults, lambda line: print(line, flush=True))
+            campaign(
+                machine, options.faults, lambda line: print(line, flush=True)
+            )
         finally:
             machine.down()
     assert left_of(name) == []

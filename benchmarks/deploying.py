@@ -19,7 +19,15 @@ from typing import Any
 from benchmarks import figure
 from patchlight import EmulatedLab
 from patchlight.controller.access.authority import Authority
-from patchlight.deploy.bundle import FromHere, Part, Role, Supply, Target, bundle_file, here
+from patchlight.deploy.bundle import (
+    FromHere,
+    Part,
+    Role,
+    Supply,
+    Target,
+    bundle_file,
+    here,
+)
 from patchlight.deploy.check import Servers
 from patchlight.deploy.push import Push, PushOptions
 from patchlight.deploy.remote import on_all_servers
@@ -45,8 +53,12 @@ class _Filled(Supply):
     def __init__(self, folder: Path) -> None:
         part = FromHere(lambda text: None).part(here(), "agent")
         missing = BUNDLE_BYTES - sum(file.size for file in part.files.values())
-        filling = bundle_file(small_wheel(folder, "1", random.Random(1).randbytes(missing)))
-        self._part = replace(part, files={**part.files, filling.path.name: filling})
+        filling = bundle_file(
+            small_wheel(folder, "1", random.Random(1).randbytes(missing))
+        )
+        self._part = replace(
+            part, files={**part.files, filling.path.name: filling}
+        )
 
     def part(self, target: Target, role: Role) -> Part:
         return self._part
@@ -58,7 +70,11 @@ def run() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "lab.yaml").write_text(write_lab(lab))
-        options: dict[str, Any] = {"controller": False, "fabric": "bridge", "servers": "ssh"}
+        options: dict[str, Any] = {
+            "controller": False,
+            "fabric": "bridge",
+            "servers": "ssh",
+        }
         with EmulatedLab.from_file(folder / "lab.yaml", **options) as emulated:
             return _measured(emulated.lab, folder)
 
@@ -70,10 +86,23 @@ def _measured(lab: Lab, folder: Path) -> list[dict[str, Any]]:
 
     def push(servers: Sequence[Server]) -> tuple[float, float, float]:
         """Seconds that passed, those of a processor here, and those of one on the servers."""
-        began, here_s, servers_s = time.monotonic(), time.process_time(), _spent_s(lab)
-        pushing = Push(lab, supply, authority, PushOptions("benchmark", workers="process"))
-        _all(on_all_servers(lab, servers, pushing.server, lambda done, total: None, Passwords()))
-        took_s, here_s = time.monotonic() - began, time.process_time() - here_s
+        began = time.monotonic()
+        here_s = time.process_time()
+        servers_s = _spent_s(lab)
+        pushing = Push(
+            lab, supply, authority, PushOptions("benchmark", workers="process")
+        )
+        _all(
+            on_all_servers(
+                lab,
+                servers,
+                pushing.server,
+                lambda done, total: None,
+                Passwords(),
+            )
+        )
+        took_s = time.monotonic() - began
+        here_s = time.process_time() - here_s
         return took_s, here_s, _spent_s(lab) - servers_s
 
     def remove(servers: Sequence[Server]) -> None:
@@ -100,15 +129,29 @@ def _measured(lab: Lab, folder: Path) -> list[dict[str, Any]]:
     return [
         figure("deploying: one server, 50 MB", one_s, "s"),
         figure("deploying: processor time of one server", server_s, "s"),
-        figure("deploying: processor time here for each server", here_s / SERVERS, "s"),
-        figure(f"deploying: processor time here for {SERVERS} servers", here_s, "s", most),
+        figure(
+            "deploying: processor time here for each server",
+            here_s / SERVERS,
+            "s",
+        ),
+        figure(
+            f"deploying: processor time here for {SERVERS} servers",
+            here_s,
+            "s",
+            most,
+        ),
         figure(
             f"deploying: {SERVERS} servers, 50 MB",
             all_s,
             "s",
             f"{most}; {cores} cores for all of them need {least_s:.1f} s",
         ),
-        figure(f"deploying: {SERVERS} servers, nothing changed", again_s, "s", "at most 3 s"),
+        figure(
+            f"deploying: {SERVERS} servers, nothing changed",
+            again_s,
+            "s",
+            "at most 3 s",
+        ),
     ]
 
 
@@ -123,7 +166,9 @@ def _spent_s(lab: Lab) -> float:
         if not connected:
             return sum(spent) / os.sysconf("SC_CLK_TCK")
         if time.monotonic() > ends:
-            raise PatchlightError(f"somebody is logged in to a server as {USER}")
+            raise PatchlightError(
+                f"somebody is logged in to a server as {USER}"
+            )
         time.sleep(0.05)
 
 
@@ -133,13 +178,23 @@ def _processes_of(lab: Lab) -> tuple[list[int], bool]:
     spent: dict[int, int] = {}
     for pid in process_ids():
         with suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = (
+                Path(f"/proc/{pid}/stat")
+                .read_text()
+                .rpartition(")")[2]
+                .split()
+            )
             children.setdefault(int(fields[1]), []).append(pid)
-            spent[pid] = sum(map(int, fields[11:15]))  # its own, and that of children that ended
+            # Its own, and that of children that ended.
+            spent[pid] = sum(map(int, fields[11:15]))
     commands = {pid: command_line(pid) for pid in spent}
     disks = {f"{disk_dir(lab.name) / server.name}" for server in lab.servers}
     # The first process of each server, and all that descend from it.
-    ours = [p for p, c in commands.items() if c.startswith("unshare ") and disks & {*c.split()}]
+    ours = [
+        p
+        for p, c in commands.items()
+        if c.startswith("unshare ") and disks & {*c.split()}
+    ]
     for pid in ours:
         ours += children.get(pid, [])
     connected = any(commands[pid].startswith(f"sshd: {USER}") for pid in ours)

@@ -25,15 +25,26 @@ def run() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "patchlight", "experiment", "ofc2022"]
         done = subprocess.run(
-            [*command, "--name", "bench-ofc2022", "--worker-kind", "process", "--output", folder],
+            [
+                *command,
+                "--name",
+                "bench-ofc2022",
+                "--worker-kind",
+                "process",
+                "--output",
+                folder,
+            ],
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
-            raise PatchlightError(f"the experiment failed:\n{done.stdout}{done.stderr}")
+            raise PatchlightError(
+                f"the experiment failed:\n{done.stdout}{done.stderr}"
+            )
         result = json.loads((Path(folder) / "result.json").read_text())
-    cases, live = result["cases"], result["live"]
+    cases = result["cases"]
+    live = result["live"]
     limit_s = cases["a"]["static"]["iteration_s"] + _LIVE_SLACK_S
     figures = [
         figure(
@@ -47,12 +58,21 @@ def run() -> list[dict[str, Any]]:
         )
         for each in result["comparisons"]
     ]
-    limit = f"at most {limit_s:.2f} s (a static iteration + {_LIVE_SLACK_S:g} s)"
+    limit = (
+        f"at most {limit_s:.2f} s (a static iteration + {_LIVE_SLACK_S:g} s)"
+    )
     figures += _beside_flows(cases, result["iterations"])
-    return [*figures, figure("ofc2022 live.longest_gap_s", live["longest_gap_s"], "s", limit)]
+    return [
+        *figures,
+        figure(
+            "ofc2022 live.longest_gap_s", live["longest_gap_s"], "s", limit
+        ),
+    ]
 
 
-def _beside_flows(cases: dict[str, Any], iterations: int) -> list[dict[str, Any]]:
+def _beside_flows(
+    cases: dict[str, Any], iterations: int
+) -> list[dict[str, Any]]:
     """How far the first job of each case is from what the simulator of flows says of it."""
     lab = load_lab("ofc2022")
     figures = []
@@ -66,7 +86,11 @@ def _beside_flows(cases: dict[str, Any], iterations: int) -> list[dict[str, Any]
             },
         }
         for wiring, maps in wirings.items():
-            apart = found[wiring]["completion_s"] / flow_ends_s(lab, maps, specs)[0] - 1
+            apart = (
+                found[wiring]["completion_s"]
+                / flow_ends_s(lab, maps, specs)[0]
+                - 1
+            )
             name = f"ofc2022 case ({case}) {wiring}: packets / flows − 1"
             figures.append(figure(name, apart, "", "within ± 0.05"))
     return figures

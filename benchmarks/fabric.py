@@ -35,7 +35,8 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.private_ovs import PrivateOvs
 
-HOSTS, PER_SWITCH = 256, 16
+HOSTS = 256
+PER_SWITCH = 16
 ROUNDS = 3
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _PEER = Path("/usr/lib/python3/dist-packages/mininet")
@@ -65,23 +66,35 @@ def run() -> list[dict[str, Any]]:
     # Daemons that outlive the command that started them come to us, and so does their CPU time.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory() as folder:
-        bridge = _median([_ours(Path(folder), "bridge") for _ in range(ROUNDS)])
+        bridge = _median(
+            [_ours(Path(folder), "bridge") for _ in range(ROUNDS)]
+        )
         # Ours and Mininet's in turn, so that both see the machine as busy as it is.
-        ours, peers = [], []
+        ours = []
+        peers = []
         for _ in range(ROUNDS):
             ours.append(_ours(Path(folder), "openvswitch"))
             if _PEER.is_dir():
                 peers.append(_mininet(Path(folder)))
-        ports = [_ours(Path(folder), "openvswitch", one_switch=300) for _ in range(ROUNDS)]
+        ports = [
+            _ours(Path(folder), "openvswitch", one_switch=300)
+            for _ in range(ROUNDS)
+        ]
         answers = list(_first_answers(Path(folder)))
     mininet = _median(peers) if peers else None
-    return [*_figures(bridge, _median(ours), mininet, _median(ports)), *answers]
+    return [
+        *_figures(bridge, _median(ours), mininet, _median(ports)),
+        *answers,
+    ]
 
 
 def _first_answers(folder: Path) -> Iterator[dict[str, Any]]:
     """Seconds from the command to the first answer across, for labs of three sizes."""
-    has_mininet = _PEER.is_dir() and shutil.which("ovs-testcontroller") is not None
-    ours, peers = [], []
+    has_mininet = (
+        _PEER.is_dir() and shutil.which("ovs-testcontroller") is not None
+    )
+    ours = []
+    peers = []
     for _ in range(ROUNDS):
         ours.append(_first_answer_s(folder, generate.tree(HOSTS)))
         if has_mininet:
@@ -96,9 +109,18 @@ def _first_answers(folder: Path) -> Iterator[dict[str, Any]]:
         peer_value=statistics.median(peers) if has_mininet else None,
     )
     large = _first_answer_s(folder, generate.tree(1024))
-    yield figure(f"{name}, 1,024 hosts, Open vSwitch and controller", large, "s", "at most 10")
-    bridges = _first_answer_s(folder, generate.tree(4096, hosts_per_switch=64, fabric="bridge"))
-    yield figure(f"{name}, 4,096 hosts, Linux bridges", bridges, "s", "at most 30")
+    yield figure(
+        f"{name}, 1,024 hosts, Open vSwitch and controller",
+        large,
+        "s",
+        "at most 10",
+    )
+    bridges = _first_answer_s(
+        folder, generate.tree(4096, hosts_per_switch=64, fabric="bridge")
+    )
+    yield figure(
+        f"{name}, 4,096 hosts, Linux bridges", bridges, "s", "at most 30"
+    )
 
 
 def _first_answer_s(folder: Path, lab: Lab) -> float:
@@ -115,7 +137,11 @@ def _first_answer_s(folder: Path, lab: Lab) -> float:
 
 
 def _mininet_first_answer_s(folder: Path) -> float:
-    return float(_mininet_said(folder, "controller").rpartition("answered_s=")[2].split()[0])
+    return float(
+        _mininet_said(folder, "controller")
+        .rpartition("answered_s=")[2]
+        .split()[0]
+    )
 
 
 def _figures(
@@ -123,18 +149,35 @@ def _figures(
 ) -> Iterator[dict[str, Any]]:
     what = f"{HOSTS}-host lab, up and down"
     yield figure(f"{what}, Linux bridges", bridge.wall_s, "s", "at most 4")
-    yield figure(f"{what}, Linux bridges, CPU", bridge.cpu_s, "CPU-s", "at most 1.5")
+    yield figure(
+        f"{what}, Linux bridges, CPU", bridge.cpu_s, "CPU-s", "at most 1.5"
+    )
     name = f"{what}, Open vSwitch"
     if mininet is None:
         yield figure(name, ours.wall_s, "s")
         yield figure(f"{name}, CPU", ours.cpu_s, "CPU-s")
     else:
         peer = "Mininet --switch ovs,datapath=user"
-        yield figure(name, ours.wall_s, "s", peer=peer, peer_value=mininet.wall_s)
-        yield figure(f"{name}, CPU", ours.cpu_s, "CPU-s", peer=peer, peer_value=mininet.cpu_s)
+        yield figure(
+            name, ours.wall_s, "s", peer=peer, peer_value=mininet.wall_s
+        )
+        yield figure(
+            f"{name}, CPU",
+            ours.cpu_s,
+            "CPU-s",
+            peer=peer,
+            peer_value=mininet.cpu_s,
+        )
         times = mininet.wall_s / ours.wall_s
-        yield figure(f"{name}, times faster than Mininet", times, "times", "at least 4")
-    yield figure("one Open vSwitch with 300 ports, up and down", ports.wall_s, "s", "works")
+        yield figure(
+            f"{name}, times faster than Mininet", times, "times", "at least 4"
+        )
+    yield figure(
+        "one Open vSwitch with 300 ports, up and down",
+        ports.wall_s,
+        "s",
+        "works",
+    )
 
 
 def _median(costs: list[Cost]) -> Cost:
@@ -169,12 +212,17 @@ def _patchlight(*arguments: str) -> Cost:
 
 def _run(command: list[str], **options: Any) -> Cost:
     """Run a command and all that it leaves to us; ``PatchlightError`` if it fails."""
-    before, began = _children_cpu_s(), time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    before = _children_cpu_s()
+    began = time.monotonic()
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, **options
+    )
     wall_s = time.monotonic() - began
     _reap()
     if done.returncode:
-        raise PatchlightError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+        raise PatchlightError(
+            f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        )
     return Cost(wall_s, _children_cpu_s() - before)
 
 
@@ -195,7 +243,10 @@ def _mininet(folder: Path) -> Cost:
     said = _mininet_said(folder, "standalone")
     _reap()
     times = dict(word.split("=") for word in said.split())
-    return Cost(float(times["all_s"]) - float(times["pinging_s"]), _children_cpu_s() - before)
+    return Cost(
+        float(times["all_s"]) - float(times["pinging_s"]),
+        _children_cpu_s() - before,
+    )
 
 
 def _mininet_said(folder: Path, switches: str) -> str:
@@ -204,9 +255,17 @@ def _mininet_said(folder: Path, switches: str) -> str:
     Its Open vSwitch runs before the clock starts, as the host's service would.
     """
     directory = Path(tempfile.mkdtemp(dir=folder))
-    with _restored_sysctls(), PrivateOvs(f"pl.bench-{os.getpid()}-mn", directory) as ovs:
+    with (
+        _restored_sysctls(),
+        PrivateOvs(f"pl.bench-{os.getpid()}-mn", directory) as ovs,
+    ):
         script = Path(__file__).with_name("mininet_tree.py")
-        command = ["nsenter", f"--net={ovs.netns}", _SYSTEM_PYTHON, str(script)]
+        command = [
+            "nsenter",
+            f"--net={ovs.netns}",
+            _SYSTEM_PYTHON,
+            str(script),
+        ]
         began = time.monotonic()
         done = subprocess.run(
             [*command, str(HOSTS), str(PER_SWITCH), switches],
@@ -217,8 +276,12 @@ def _mininet_said(folder: Path, switches: str) -> str:
         )
         all_s = time.monotonic() - began
     if "reached=True" not in done.stdout:
-        raise PatchlightError(f"Mininet's tree did not work: {done.stdout}{done.stderr}"[-3000:])
-    return f"{done.stdout[done.stdout.index('reached=') :].strip()} all_s={all_s}"
+        raise PatchlightError(
+            f"Mininet's tree did not work: {done.stdout}{done.stderr}"[-3000:]
+        )
+    return (
+        f"{done.stdout[done.stdout.index('reached=') :].strip()} all_s={all_s}"
+    )
 
 
 @contextmanager

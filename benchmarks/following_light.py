@@ -22,7 +22,12 @@ from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
-from patchlight.emulation.simulator.cluster import LabCluster, Policies, Settings, simulate
+from patchlight.emulation.simulator.cluster import (
+    LabCluster,
+    Policies,
+    Settings,
+    simulate,
+)
 from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
@@ -35,7 +40,8 @@ if TYPE_CHECKING:
 
 SEED = 0
 COMPRESSION = 6.0
-FULL_S, SHORT_S = 1800.0, 600.0
+FULL_S = 1800.0
+SHORT_S = 600.0
 # Models as on the page "Run jobs": bytes of a gradient, seconds of an iteration on each GPU.
 KINDS: Sequence[tuple[str, int, Mapping[str, float]]] = (
     ("vgg", 553_000_000, {"Tesla M40": 0.5, "Titan V": 0.25}),
@@ -46,8 +52,10 @@ SIZES = (2, 3, 4)
 # Of the GPUs, so many would be busy if no job waited or was slowed down.
 LOAD = 0.9
 # A job's time under one packet switch: log-normal.
-MEDIAN_S, MEAN_S = 120.0, 180.0
-LOOKED_AT_EVERY_S, MINIMUM_GAIN_S = 600.0, 10.0
+MEDIAN_S = 120.0
+MEAN_S = 180.0
+LOOKED_AT_EVERY_S = 600.0
+MINIMUM_GAIN_S = 10.0
 
 
 class TracedJob(NamedTuple):
@@ -85,10 +93,17 @@ def trace(lab: Lab, length_s: float, seed: int = SEED) -> list[TracedJob]:
 
 
 def simulated_jct_s(
-    lab: Lab, jobs: Sequence[TracedJob], policies: Policies, settings: Settings | None = None
+    lab: Lab,
+    jobs: Sequence[TracedJob],
+    policies: Policies,
+    settings: Settings | None = None,
 ) -> float:
     """The mean completion time that the simulator predicts."""
-    queue = [each for job in jobs for each in jobs_of_specs(lab, [job.spec], "", job.arrives_s)]
+    queue = [
+        each
+        for job in jobs
+        for each in jobs_of_specs(lab, [job.spec], "", job.arrives_s)
+    ]
     records = simulate(LabCluster(lab), queue, policies, settings).records
     return fmean(record.ended_s - record.arrived_s for record in records)
 
@@ -122,7 +137,9 @@ def played(jobs: Sequence[TracedJob], choice: PolicyChoice) -> Played:
         ended = [_ended(client, job_id) for job_id in ids]
         events = client.events()
     return Played(
-        fmean((job["finished_at"] or 0.0) - job["submitted_at"] for job in ended),
+        fmean(
+            (job["finished_at"] or 0.0) - job["submitted_at"] for job in ended
+        ),
         [event for event in events if event["kind"] == "defragmented"],
         [event for event in events if event["kind"] == "light-measured"],
     )
@@ -139,26 +156,49 @@ def _ended(client: ControllerClient, job_id: str) -> JobAnswer:
 
 def run(*, full: bool = False) -> list[dict[str, Any]]:
     """Completion times without and with it, measured and predicted; what its moves gained."""
-    lab = EmulatedLab.from_file("ofc2022", scale=1000, name="bench-follows").lab
+    lab = EmulatedLab.from_file(
+        "ofc2022", scale=1000, name="bench-follows"
+    ).lab
     jobs = trace(lab, FULL_S if full else SHORT_S)
-    every_s, gain_s = LOOKED_AT_EVERY_S / COMPRESSION, MINIMUM_GAIN_S / COMPRESSION
+    every_s = LOOKED_AT_EVERY_S / COMPRESSION
+    gain_s = MINIMUM_GAIN_S / COMPRESSION
     stays = played(jobs, PolicyChoice(defragment=False))
     follows = played(
-        jobs, PolicyChoice(defragment=True, defragment_every_s=every_s, minimum_gain_s=gain_s)
+        jobs,
+        PolicyChoice(
+            defragment=True, defragment_every_s=every_s, minimum_gain_s=gain_s
+        ),
     )
     plain = Policies(Fifo(), Consolidated())
     without_s = simulated_jct_s(lab, jobs, plain)
     with_s = simulated_jct_s(
         lab, jobs, plain, Settings(defragment_s=every_s, minimum_gain_s=gain_s)
     )
-    lower, predicted = 1 - follows.jct_s / stays.jct_s, 1 - with_s / without_s
+    lower = 1 - follows.jct_s / stays.jct_s
+    predicted = 1 - with_s / without_s
     head = f"light that follows, {len(jobs)} jobs of {'30' if full else 'the first 10'} minutes"
-    told = [(each["predicted_after_s"], each["measured_after_s"]) for each in follows.gains]
+    told = [
+        (each["predicted_after_s"], each["measured_after_s"])
+        for each in follows.gains
+    ]
     off = [took / said - 1 for said, took in told if said and took]
     figures = [
-        figure(f"{head}: mean JCT without, ×{COMPRESSION:g}", stays.jct_s * COMPRESSION, "s"),
-        figure(f"{head}: mean JCT with, ×{COMPRESSION:g}", follows.jct_s * COMPRESSION, "s"),
-        figure(f"{head}: mean JCT lower by", lower, "", "at least 0.25" if full else None),
+        figure(
+            f"{head}: mean JCT without, ×{COMPRESSION:g}",
+            stays.jct_s * COMPRESSION,
+            "s",
+        ),
+        figure(
+            f"{head}: mean JCT with, ×{COMPRESSION:g}",
+            follows.jct_s * COMPRESSION,
+            "s",
+        ),
+        figure(
+            f"{head}: mean JCT lower by",
+            lower,
+            "",
+            "at least 0.25" if full else None,
+        ),
         figure(f"{head}: the simulator predicts", predicted, ""),
         figure(
             f"{head}: predicted / measured difference",

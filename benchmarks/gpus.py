@@ -23,7 +23,9 @@ _WATCHED_S = 10.0
 
 def run() -> list[dict[str, Any]]:
     """The figure; ``PatchlightError`` where there is no C compiler."""
-    server = Server("bench", None, tuple(Gpu(f"gpu{n}", "V100") for n in range(GPUS)), ())
+    server = Server(
+        "bench", None, tuple(Gpu(f"gpu{n}", "V100") for n in range(GPUS)), ()
+    )
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         try:
@@ -34,7 +36,9 @@ def run() -> list[dict[str, Any]]:
             share = asyncio.run(_share(server))
             samples = driver.cards[GPUS - 1].calls("power") / _WATCHED_S
     if samples < 0.9 * SAMPLES_PER_S:
-        raise PatchlightError(f"GPUs were read {samples:.1f} times a second only")
+        raise PatchlightError(
+            f"GPUs were read {samples:.1f} times a second only"
+        )
     name = f"agent, {GPUS} GPUs read {SAMPLES_PER_S:g} times a second: processor time"
     return [figure(name, 100 * share, "% of a core", "at most 1")]
 
@@ -42,7 +46,8 @@ def run() -> list[dict[str, Any]]:
 async def _share(server: Server) -> float:
     backend = NvmlGpus(server, SAMPLES_PER_S)
     await backend.open()
-    began_s, used_s = time.monotonic(), time.process_time()
+    began_s = time.monotonic()
+    used_s = time.process_time()
     await asyncio.sleep(_WATCHED_S)
     share = (time.process_time() - used_s) / (time.monotonic() - began_s)
     await backend.close()

@@ -22,7 +22,10 @@ from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.lab_faults import ocs_fault, random_faults, small_disks
-from tests.support.lab_processes import until_agent_answers, until_controller_answers
+from tests.support.lab_processes import (
+    until_agent_answers,
+    until_controller_answers,
+)
 from tests.support.waiting import PATIENCE_S
 
 _COMPUTE = {"Tesla M40": 0.05, "Titan V": 0.05}
@@ -57,10 +60,15 @@ def campaign(
     policy = folder / "moody.py"
     policy.write_text(POLICY)
     choice = PolicyChoice(placement=f"{policy}:Moody", deadline_s=0.5)
-    rng, ended = random.Random(seed), Counter[str]()
+    rng = random.Random(seed)
+    ended = Counter[str]()
     with (
         EmulatedLab.from_file(
-            "ofc2022", scale=1000, name=f"faults{seed}", workers="process", policies=choice
+            "ofc2022",
+            scale=1000,
+            name=f"faults{seed}",
+            workers="process",
+            policies=choice,
         ) as lab,
         small_disks(lab),
     ):
@@ -84,7 +92,9 @@ class _Round:
         numbers: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
-        self._lab, self._rng, self._numbers = lab, rng, list(numbers)
+        self._lab = lab
+        self._rng = rng
+        self._numbers = list(numbers)
         self._say = say
         self._began = time.monotonic()
         self._kinds: dict[str, str] = {}
@@ -112,7 +122,9 @@ class _Round:
 
     def _then(self, at_s: float, deed: Callable[[], None]) -> None:
         if at_s > PATIENCE_S:
-            raise PatchlightError(f"after {at_s:.0f} s the controller still refuses")
+            raise PatchlightError(
+                f"after {at_s:.0f} s the controller still refuses"
+            )
         heapq.heappush(self._deeds, (at_s, next(self._order), deed))
 
     def _say_now(self, what: str) -> None:
@@ -122,7 +134,16 @@ class _Round:
 
     def _plan_jobs(self) -> None:
         rng = self._rng
-        kinds = ("plain", "plain", "plain", "gang", "program", "fails", "image", "endless")
+        kinds = (
+            "plain",
+            "plain",
+            "plain",
+            "gang",
+            "program",
+            "fails",
+            "image",
+            "endless",
+        )
         kind = rng.choice((*kinds, "restarted", "named", "never", "hangs"))
         count = 2 if kind == "gang" and len(self._numbers) > 1 else 1
         names = [f"{kind}-{self._numbers.pop(0)}" for _ in range(count)]
@@ -141,15 +162,30 @@ class _Round:
 
     def _spec(self, name: str, kind: str) -> JobSpec:
         rng = self._rng
-        usual: dict[str, Any] = {"retries": rng.choice([0, 0, 1, 2]), "dark_limit_s": 2.0}
-        usual |= {"workers": rng.randint(1, 2 if kind == "gang" else 4), "seed": rng.randint(0, 99)}
-        shell = {"fails": "sleep 0.2; exit 3", "program": "sleep 0.5", "image": "true"}
+        usual: dict[str, Any] = {
+            "retries": rng.choice([0, 0, 1, 2]),
+            "dark_limit_s": 2.0,
+        }
+        usual |= {
+            "workers": rng.randint(1, 2 if kind == "gang" else 4),
+            "seed": rng.randint(0, 99),
+        }
+        shell = {
+            "fails": "sleep 0.2; exit 3",
+            "program": "sleep 0.5",
+            "image": "true",
+        }
         if kind in (*shell, "endless"):
             command = ("sh", "-c", shell.get(kind, "sleep 600"))
             image = "no-such-image:latest" if kind == "image" else None
-            return JobSpec(name, trainer="command", command=command, image=image, **usual)
+            return JobSpec(
+                name, trainer="command", command=command, image=image, **usual
+            )
         if kind == "named":
-            hosts = rng.sample([host.name for host in self._lab.lab.hosts], usual.pop("workers"))
+            hosts = rng.sample(
+                [host.name for host in self._lab.lab.hosts],
+                usual.pop("workers"),
+            )
             usual["hosts"] = tuple(hosts)
         return JobSpec(name, rng.randint(2, 12), 4_000_000, _COMPUTE, **usual)
 
@@ -166,10 +202,14 @@ class _Round:
 
     def _restart(self, name: str) -> None:
         with contextlib.suppress(BadInput):  # it may wait yet
-            self._ask(lambda client: client.restart(client.jobs(name=name)[-1]["id"]))
+            self._ask(
+                lambda client: client.restart(client.jobs(name=name)[-1]["id"])
+            )
 
     def _ask(self, question: Callable[[ControllerClient], object]) -> None:
-        with ControllerClient(self._lab.state.controller_api, deadline_s=3.0) as client:
+        with ControllerClient(
+            self._lab.state.controller_api, deadline_s=3.0
+        ) as client:
             question(client)
 
     # -- faults
@@ -187,13 +227,17 @@ class _Round:
             at_s = self._rng.uniform(0.2, _ROUND_S + 2.0)
 
             def start(
-                name: str = name, begin: Any = begin, block: contextlib.ExitStack = block
+                name: str = name,
+                begin: Any = begin,
+                block: contextlib.ExitStack = block,
             ) -> None:
                 self._say_now(name)
                 self._befallen.push(block)
                 block.enter_context(begin())
 
-            def end(name: str = name, block: contextlib.ExitStack = block) -> None:
+            def end(
+                name: str = name, block: contextlib.ExitStack = block
+            ) -> None:
                 self._say_now(f"{name}: over")
                 block.close()
 
@@ -209,23 +253,42 @@ class _Round:
             client.repair(["ocs1"], why="what was lost")
             deadline = time.monotonic() + PATIENCE_S
             while True:
-                jobs = [job for name in self._kinds for job in client.jobs(name=name)]
-                left = [job for job in jobs if not JobState(job["state"]).is_final]
+                jobs = [
+                    job
+                    for name in self._kinds
+                    for job in client.jobs(name=name)
+                ]
+                left = [
+                    job for job in jobs if not JobState(job["state"]).is_final
+                ]
                 if not left:
                     break
                 for job in left:
-                    if self._kinds[job["spec"]["name"]] in ("never", "endless"):
+                    if self._kinds[job["spec"]["name"]] in (
+                        "never",
+                        "endless",
+                    ):
                         client.stop(job["id"])
                 if time.monotonic() > deadline:
-                    words = [f"{j['id']} is {j['state']}: {j['message']}" for j in left]
-                    raise PatchlightError(f"after {PATIENCE_S} s: {'; '.join(words)}")
+                    words = [
+                        f"{j['id']} is {j['state']}: {j['message']}"
+                        for j in left
+                    ]
+                    raise PatchlightError(
+                        f"after {PATIENCE_S} s: {'; '.join(words)}"
+                    )
                 time.sleep(0.2)
         for job in jobs:
             self._say_now(f"{job['id']} ({self._kinds[job['spec']['name']]}) {job['state']}: "
                           f"{job['message']}")  # fmt: skip
         if len(jobs) < len(self._kinds):
-            raise PatchlightError(f"{len(self._kinds)} jobs were taken, and {len(jobs)} are there")
-        return Counter(f"{self._kinds[job['spec']['name']]}: {job['state']}" for job in jobs)
+            raise PatchlightError(
+                f"{len(self._kinds)} jobs were taken, and {len(jobs)} are there"
+            )
+        return Counter(
+            f"{self._kinds[job['spec']['name']]}: {job['state']}"
+            for job in jobs
+        )
 
     def wrong(self) -> list[str]:
         """What is still wrong when everything had time to come to rest."""

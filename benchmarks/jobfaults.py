@@ -17,10 +17,16 @@ from benchmarks import figure
 from benchmarks.job_campaign import campaign
 from patchlight import EmulatedLab
 from tests.support.jobs_under_faults import begins_again, other_job, victim
-from tests.support.lab_faults import gpu_gone, kill_a_worker, lose_light, no_carrier
+from tests.support.lab_faults import (
+    gpu_gone,
+    kill_a_worker,
+    lose_light,
+    no_carrier,
+)
 from tests.support.lab_jobs import connected
 
-JOBS, SEED = 200, 1
+JOBS = 200
+SEED = 1
 QUIET_S = 5.0
 
 
@@ -29,9 +35,15 @@ def run() -> list[dict[str, Any]]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         ended = campaign(Path(folder), JOBS, SEED)
-    count, took_s = sum(ended.values()), time.monotonic() - began
+    count = sum(ended.values())
+    took_s = time.monotonic() - began
     figures = [
-        figure("faults: random jobs, all explained, nothing left behind", count, "jobs", "≥ 200"),
+        figure(
+            "faults: random jobs, all explained, nothing left behind",
+            count,
+            "jobs",
+            "≥ 200",
+        ),
         figure("faults: the same, how long it took", took_s, "s"),
     ]
     return figures + list(_other_jobs())
@@ -51,7 +63,9 @@ def _light_lost(lab: EmulatedLab, host: str, _: str) -> Iterator[None]:
     lab.controller.repair(["ocs1"])
 
 
-FAULTS: Mapping[str, Callable[[EmulatedLab, str, str], AbstractContextManager[None]]] = {
+FAULTS: Mapping[
+    str, Callable[[EmulatedLab, str, str], AbstractContextManager[None]]
+] = {
     "a worker is killed": _worker_killed,
     "a GPU falls off": lambda lab, host, _: gpu_gone(lab, host),
     "a NIC loses its carrier": lambda lab, host, _: no_carrier(lab, host),
@@ -62,7 +76,11 @@ FAULTS: Mapping[str, Callable[[EmulatedLab, str, str], AbstractContextManager[No
 def _other_jobs() -> Iterator[dict[str, Any]]:
     with (
         EmulatedLab.from_file(
-            "ofc2022", scale=1000, name="bench-faults", workers="process", real_time=True
+            "ofc2022",
+            scale=1000,
+            name="bench-faults",
+            workers="process",
+            real_time=True,
         ) as lab,
         connected(lab) as client,
         other_job(lab) as other,
@@ -71,9 +89,17 @@ def _other_jobs() -> Iterator[dict[str, Any]]:
             with victim(client, "victim") as job_id:
                 before = time.time()
                 time.sleep(QUIET_S)
-                usual_s, befallen = other.iteration_s(before), time.time()
-                with fault(lab, client.job(job_id)["hosts"][-1], f"{job_id}-1"):
+                usual_s = other.iteration_s(before)
+                befallen = time.time()
+                with fault(
+                    lab, client.job(job_id)["hosts"][-1], f"{job_id}-1"
+                ):
                     begins_again(client, job_id)
                 off = other.iteration_s(befallen) / usual_s - 1
-            yield figure(f"faults: iteration of another job while {name}, − 1", off, "", "± 0.10")
+            yield figure(
+                f"faults: iteration of another job while {name}, − 1",
+                off,
+                "",
+                "± 0.10",
+            )
         other.check_every_iteration()

@@ -22,27 +22,41 @@ from tests.support.controller_process import ControllerProcess
 from tests.support.lab_jobs import connected
 from tests.support.waiting import wait_until
 
-WAITING, ENDED, AT_ONCE = 1000, 10_000, 500
+WAITING = 1000
+ENDED = 10_000
+AT_ONCE = 500
 ROUNDS = 15
 
 
 def run() -> list[dict[str, Any]]:
     """The figures."""
     with (
-        EmulatedLab.from_file("ofc2022", scale=1000, name="bench-queue", workers="process") as lab,
+        EmulatedLab.from_file(
+            "ofc2022", scale=1000, name="bench-queue", workers="process"
+        ) as lab,
         connected(lab) as client,
     ):
-        models = {host.gpu.model: 0.5 for host in lab.lab.hosts if host.gpu is not None}
-        waiting = _waiting(client, JobSpec("all", 100_000, 4_000, models, workers=6))
+        models = {
+            host.gpu.model: 0.5
+            for host in lab.lab.hosts
+            if host.gpu is not None
+        }
+        waiting = _waiting(
+            client, JobSpec("all", 100_000, 4_000, models, workers=6)
+        )
     with tempfile.TemporaryDirectory() as folder:
         return [*waiting, *_ended(Path(folder))]
 
 
-def _waiting(client: ControllerClient, everything: JobSpec) -> list[dict[str, Any]]:
+def _waiting(
+    client: ControllerClient, everything: JobSpec
+) -> list[dict[str, Any]]:
     first = client.submit([everything], "keep")[0]["id"]
     wait_until(lambda: client.job(first)["state"] == JobState.RUNNING)
     spec = JobSpec("waits", 2, 4_000, everything.compute_s, workers=2)
-    submits_s = [_seconds(lambda: client.submit([spec], "keep")) for _ in range(WAITING)]
+    submits_s = [
+        _seconds(lambda: client.submit([spec], "keep")) for _ in range(WAITING)
+    ]
     listing_s = _median(lambda: client.jobs(WAITING))
     page_s = _median(lambda: client.jobs(21))
     passes_s = []
@@ -53,11 +67,25 @@ def _waiting(client: ControllerClient, everything: JobSpec) -> list[dict[str, An
     _stop_all(client)
     name = f"{WAITING:,} jobs wait"
     return [
-        figure(f"{name}: submitting each", 1e3 * _mid(submits_s), "ms", "at most 5"),
-        figure(f"{name}: submitting the last 100", 1e3 * _mid(submits_s[-100:]), "ms"),
+        figure(
+            f"{name}: submitting each",
+            1e3 * _mid(submits_s),
+            "ms",
+            "at most 5",
+        ),
+        figure(
+            f"{name}: submitting the last 100",
+            1e3 * _mid(submits_s[-100:]),
+            "ms",
+        ),
         figure(f"{name}: listing all", 1e3 * listing_s, "ms", "at most 50"),
         figure(f"{name}: listing the latest 21", 1e3 * page_s, "ms"),
-        figure(f"{name}: a pass of the scheduler", 1e3 * _mid(passes_s), "ms", "at most 20"),
+        figure(
+            f"{name}: a pass of the scheduler",
+            1e3 * _mid(passes_s),
+            "ms",
+            "at most 20",
+        ),
     ]
 
 
@@ -70,7 +98,9 @@ def _ended(folder: Path) -> list[dict[str, Any]]:
         spec = JobSpec("ended", 2, 4_000, {"M": 0.1}, workers=2)
         memory_mib = []
         for _ in range(ENDED // AT_ONCE):
-            for row in client.submit(JobBatch((spec,) * AT_ONCE, together=False)):
+            for row in client.submit(
+                JobBatch((spec,) * AT_ONCE, together=False)
+            ):
                 client.stop(row["id"])
             memory_mib.append(_memory_mib(controller.process.pid))
         page_s = _median(lambda: client.jobs(21))
@@ -82,7 +112,9 @@ def _ended(folder: Path) -> list[dict[str, Any]]:
     grown = f"{name}: growth of the controller's memory from the {AT_ONCE}th to the last"
     return [
         figure(grown, memory_mib[-1] - memory_mib[0], "MiB", "at most 20"),
-        figure(f"{name}: the controller's memory after a start", after_mib, "MiB"),
+        figure(
+            f"{name}: the controller's memory after a start", after_mib, "MiB"
+        ),
         figure(f"{name}: listing the latest 21", 1e3 * page_s, "ms"),
         figure(
             f"{name}: start",
@@ -102,7 +134,9 @@ def _restarted_s(controller: ControllerProcess) -> float:
 
 def _memory_mib(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+    (line,) = (
+        line for line in status.splitlines() if line.startswith("VmRSS:")
+    )
     return int(line.split()[1]) / 1024
 
 

@@ -21,13 +21,24 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from patchlight.controller.policies.contract import ClusterView, JobView, Progress
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    JobView,
+    Progress,
+)
 from patchlight.controller.policies.degrees import Constant
 from patchlight.controller.prediction.network import ring_bits
-from patchlight.emulation.simulator.randomlabs import Drawn, Episode, PlayedPolicies, played_jct_s
+from patchlight.emulation.simulator.randomlabs import (
+    Drawn,
+    Episode,
+    PlayedPolicies,
+    played_jct_s,
+)
 
 BUILT_IN = tuple(
-    PlayedPolicies("least-delay", "least-delay", "srpt", "least-delay", partition)
+    PlayedPolicies(
+        "least-delay", "least-delay", "srpt", "least-delay", partition
+    )
     for partition in ("least-delay", "constant:4")
 )
 _SLOW = 0.5  # GPUs of the slow model, as random labs have it, in those of the fast one
@@ -57,7 +68,11 @@ def works_of(episode: Episode) -> tuple[list[Work], float]:
     """
     lab = episode.lab
     models = [gpu.model for server in lab.servers for gpu in server.gpus]
-    nic_bps = max(nic.rate_bps or math.inf for server in lab.servers for nic in server.nics)
+    nic_bps = max(
+        nic.rate_bps or math.inf
+        for server in lab.servers
+        for nic in server.nics
+    )
     found = []
     for job in episode.opened().jobs:
         training = job.view.training
@@ -65,7 +80,10 @@ def works_of(episode: Episode) -> tuple[list[Work], float]:
         compute_s = min(training.compute_s.values())
         takes_s = {
             workers: training.iterations
-            * (compute_s / workers + ring_bits(workers, training.gradient_bytes) / nic_bps)
+            * (
+                compute_s / workers
+                + ring_bits(workers, training.gradient_bytes) / nic_bps
+            )
             for workers in job.view.degrees
         }
         found.append(Work(job.view.arrived_s, takes_s))
@@ -83,14 +101,17 @@ def bound_s(works: Sequence[Work], gpus: float, step_s: float) -> float:
     edges = _edges(works, step_s)
     lengths = np.diff([*edges, math.inf])
     costs: list[float] = []
-    entries: list[tuple[int, int, float]] = []  # row, column, factor of the inequalities
+    # Row, column, factor of the inequalities.
+    entries: list[tuple[int, int, float]] = []
     limits: list[float] = [gpus * length for length in lengths[:-1]]
     done: list[tuple[int, int, float]] = []
     for number, work in enumerate(works):
         for at in range(edges.index(work.arrived_s), len(edges)):
-            length, late = lengths[at], len(costs)
+            length = lengths[at]
+            late = len(costs)
             costs.append(1.0)
-            busy, tangent = len(limits), len(limits) + 1
+            busy = len(limits)
+            tangent = len(limits) + 1
             if length < math.inf:
                 limits += [length, length**2 / (2 * work.least_s)]
                 entries.append((tangent, late, -1.0))
@@ -103,7 +124,9 @@ def bound_s(works: Sequence[Work], gpus: float, step_s: float) -> float:
                     entries.append((tangent, column, length / takes_s))
     upper = _matrix(entries, (len(limits), len(costs)))
     whole = _matrix(done, (len(works), len(costs)))
-    solved = linprog(costs, upper, limits, whole, np.ones(len(works)), method="highs")
+    solved = linprog(
+        costs, upper, limits, whole, np.ones(len(works)), method="highs"
+    )
     assert solved.status == 0, solved.message
     assert solved.fun is not None
     begun_s = sum(work.arrived_s - work.least_s / 2 for work in works)
@@ -118,11 +141,16 @@ def _edges(works: Sequence[Work], step_s: float) -> list[float]:
     found = []
     for begin_s, end_s in zip(arrivals, [*arrivals[1:], last_s], strict=True):
         pieces = max(1, math.ceil((end_s - begin_s) / step_s))
-        found += [begin_s + (end_s - begin_s) * piece / pieces for piece in range(pieces)]
+        found += [
+            begin_s + (end_s - begin_s) * piece / pieces
+            for piece in range(pieces)
+        ]
     return [*found, last_s]
 
 
-def _matrix(entries: Sequence[tuple[int, int, float]], shape: tuple[int, int]) -> Any:
+def _matrix(
+    entries: Sequence[tuple[int, int, float]], shape: tuple[int, int]
+) -> Any:
     rows, columns, factors = zip(*entries, strict=True)
     return csr_array((factors, (rows, columns)), shape)
 
@@ -138,29 +166,44 @@ class Hindsight:
 
     def __post_init__(self) -> None:
         _, _, self._order, _, self._partition = self.base.load()
-        self.stable, self.rises_at = True, ()
+        self.stable = True
+        self.rises_at = ()
 
-    def changed(self, draw: random.Random, jobs: Sequence[JobView]) -> "Hindsight":
+    def changed(
+        self, draw: random.Random, jobs: Sequence[JobView]
+    ) -> "Hindsight":
         """Another one: a job gets twice or half its workers, or its turn sooner or later."""
         found = Hindsight(self.base, dict(self.workers), dict(self.ranks))
         job = draw.choice(jobs)
         if draw.random() < 0.5:
             got = self.given.get(job.name, 1)
-            found.workers[job.name] = draw.choice([each for each in (2 * got, got // 2) if each])
+            found.workers[job.name] = draw.choice(
+                [each for each in (2 * got, got // 2) if each]
+            )
         else:
-            found.ranks[job.name] = self.ranks.get(job.name, 1.0) * 4 ** draw.uniform(-1, 1)
+            found.ranks[job.name] = self.ranks.get(
+                job.name, 1.0
+            ) * 4 ** draw.uniform(-1, 1)
         return found
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+    def degree(
+        self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]
+    ) -> int | None:
         """As decided beforehand, if so, else by the base."""
         base: int | None = self._partition.degree(cluster, job, legal)
         workers = self.workers.get(job.name)
-        answer = base if workers is None else Constant(workers).degree(cluster, job, legal)
+        answer = (
+            base
+            if workers is None
+            else Constant(workers).degree(cluster, job, legal)
+        )
         if answer:
             self.given[job.name] = answer
         return answer
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(
+        self, cluster: ClusterView, job: JobView, progress: Progress
+    ) -> float:
         """The base's rank times the job's factor."""
         rank: float = self._order.priority(cluster, job, progress)
         return rank * self.ranks.get(job.name, 1.0)
@@ -175,22 +218,33 @@ class Hindsight:
 def measured(drawn: Drawn, seed: int, plays: int) -> dict[str, float]:
     """A lab's figures: the best of the built-in policies in seconds, others over it."""
     episode = drawn.episode(seed)
-    means_s = {each: float(np.mean(played_jct_s(episode, each))) for each in BUILT_IN}
+    means_s = {
+        each: float(np.mean(played_jct_s(episode, each))) for each in BUILT_IN
+    }
     base = min(means_s, key=means_s.__getitem__)
     works, gpus = works_of(episode)
     bound = bound_s(works, gpus, means_s[base] / _STEPS)
     found = {"seed": seed, "gpus": gpus, "best_s": means_s[base]}
-    found |= {each.partition: mean_s / means_s[base] for each, mean_s in means_s.items()}
+    found |= {
+        each.partition: mean_s / means_s[base]
+        for each, mean_s in means_s.items()
+    }
     found |= {"bound": bound / means_s[base]}
-    found |= {"alone": float(np.mean([work.least_s for work in works])) / means_s[base]}
+    found |= {
+        "alone": float(np.mean([work.least_s for work in works]))
+        / means_s[base]
+    }
     if plays:
-        opened, draw = episode.opened(), random.Random(seed)
-        best, best_s = Hindsight(base), means_s[base]
+        opened = episode.opened()
+        draw = random.Random(seed)
+        best = Hindsight(base)
+        best_s = means_s[base]
         best.mean_s(opened)  # so that it knows what each job gets
         for _ in range(plays):
             other = best.changed(draw, [job.view for job in opened.jobs])
             if (mean_s := other.mean_s(opened)) < best_s:
-                best, best_s = other, mean_s
+                best = other
+                best_s = mean_s
         found["hindsight"] = best_s / means_s[base]
     return found
 
@@ -204,13 +258,19 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=32)
     parser.add_argument("--load", type=float, default=1.1)
     parser.add_argument("--plays", type=int, default=0)
-    parser.add_argument("--part", default="0/1", help="of the labs: 0/2 every other one")
-    parser.add_argument("--output", type=Path, default=Path("results/lab-bounds.jsonl"))
+    parser.add_argument(
+        "--part", default="0/1", help="of the labs: 0/2 every other one"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/lab-bounds.jsonl")
+    )
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
     drawn = Drawn(given.jobs, given.load, given.largest)
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    for seed in range(given.first_seed + part, given.first_seed + given.labs, parts):
+    for seed in range(
+        given.first_seed + part, given.first_seed + given.labs, parts
+    ):
         line = json.dumps(measured(drawn, seed, given.plays))
         with given.output.open("a") as file:
             print(line, file=file)

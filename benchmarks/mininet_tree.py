@@ -31,15 +31,26 @@ def main() -> None:
     # What `mn --switch ovs,datapath=user,failMode=standalone --controller none` makes, or
     # `mn --switch ovs,datapath=user --controller ovsc`.
     alone = sys.argv[3] == "standalone"
-    switch = partial(OVSSwitch, datapath="user", failMode="standalone" if alone else "secure")
-    net = Mininet(topo=topology, switch=switch, controller=None if alone else OVSController)
+    switch = partial(
+        OVSSwitch,
+        datapath="user",
+        failMode="standalone" if alone else "secure",
+    )
+    net = Mininet(
+        topo=topology,
+        switch=switch,
+        controller=None if alone else OVSController,
+    )
     net.start()
     began = time.monotonic()
     if not alone:
         net.waitConnected()
-    said = net.get("h1").cmd(f"ping -c 1 -W 5 {net.get('h' + sys.argv[1]).IP()}")
+    said = net.get("h1").cmd(
+        f"ping -c 1 -W 5 {net.get('h' + sys.argv[1]).IP()}"
+    )
     answered = time.monotonic()
-    pinging_s, answered_s = answered - began, answered - started
+    pinging_s = answered - began
+    answered_s = answered - started
     net.stop()
     print(
         f"reached={' 0% packet loss' in said} pinging_s={pinging_s:.3f} answered_s={answered_s:.3f}"

@@ -73,16 +73,26 @@ while True:
             file.write(block)
         os.fsync(file.fileno())
 """
-BAD = {"forks wildly": FORKS, "fills its memory": FILLS_MEMORY, "writes without end": WRITES}
+BAD = {
+    "forks wildly": FORKS,
+    "fills its memory": FILLS_MEMORY,
+    "writes without end": WRITES,
+}
 _WRITTEN_BYTES = 1 << 18
 
 
 def run() -> list[dict[str, Any]]:
     """A figure for each kind of bad worker, for processes and, where an engine is, containers."""
     if os.geteuid() != 0:
-        raise PatchlightError("workers need root", hint="run the benchmark with sudo")
+        raise PatchlightError(
+            "workers need root", hint="run the benchmark with sudo"
+        )
     has_image = docker_engine.has_image("patchlight-worker:latest")
-    return [each for kind in ("process", *(["docker"] * has_image)) for each in _measure(kind)]
+    return [
+        each
+        for kind in ("process", *(["docker"] * has_image))
+        for each in _measure(kind)
+    ]
 
 
 def _measure(kind: str) -> Iterator[dict[str, Any]]:
@@ -92,9 +102,17 @@ def _measure(kind: str) -> Iterator[dict[str, Any]]:
             name = f"{kind}: rounds beside a worker that {what}"
             share, by_processor = _share(bench, good, bad, program, 0)
             yield figure(name, share, "of those alone", LIMIT)
-            yield figure(f"{name}, for the same processor time", by_processor, "of those alone")
+            yield figure(
+                f"{name}, for the same processor time",
+                by_processor,
+                "of those alone",
+            )
         share, _ = _share(bench, good, bad, WRITES, _WRITTEN_BYTES)
-        yield figure(f"{kind}: the same, of one that writes itself", share, "of those alone")
+        yield figure(
+            f"{kind}: the same, of one that writes itself",
+            share,
+            "of those alone",
+        )
 
 
 def _share(
@@ -104,12 +122,17 @@ def _share(
 
     In a second, and in a second of processor time.
     """
-    _begin(good, bench.command(0, 2, "python3", "-c", NEIGHBOUR, str(written_bytes)))
+    _begin(
+        good,
+        bench.command(0, 2, "python3", "-c", NEIGHBOUR, str(written_bytes)),
+    )
     count = bench.directory / "state-server1/workers/job-0/count"
     while not count.exists() or not count.read_text():
         time.sleep(0.05)
     # The other rank of the same job: to the agents any two workers are strangers.
-    spec = bench.command(1, 2, "python3", "-c", program) | {"memory_bytes": _MEMORY_BYTES}
+    spec = bench.command(1, 2, "python3", "-c", program) | {
+        "memory_bytes": _MEMORY_BYTES
+    }
     shares = list[tuple[float, float]]()
     for _ in range(TURNS):
         alone = _rounds(count)
@@ -140,10 +163,13 @@ def _end(agent: Agent, worker: str) -> None:
 
 def _rounds(count: Path) -> tuple[float, float]:
     """Rounds in a second, and in a second of processor time."""
-    began, (rounds, used_us) = time.monotonic(), _counted(count)
+    began = time.monotonic()
+    rounds, used_us = _counted(count)
     time.sleep(TURN_S)
-    took_s, (rounds_then, used_then_us) = time.monotonic() - began, _counted(count)
-    more, more_us = rounds_then - rounds, used_then_us - used_us
+    took_s = time.monotonic() - began
+    rounds_then, used_then_us = _counted(count)
+    more = rounds_then - rounds
+    more_us = used_then_us - used_us
     return more / took_s, more / max(1, more_us) * 1e6
 
 

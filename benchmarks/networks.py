@@ -20,10 +20,18 @@ from benchmarks.random_flows import (
     simgrid_completions,
     why_no_simgrid,
 )
-from patchlight.emulation.simulator.cluster import NetworkCluster, queue_jobs, simulate
+from patchlight.emulation.simulator.cluster import (
+    NetworkCluster,
+    queue_jobs,
+    simulate,
+)
 from patchlight.emulation.simulator.cluster.sweep import load_policies
 from patchlight.emulation.simulator.network.contract import Round, collective
-from patchlight.emulation.simulator.network.jobs import PlacedJob, completions, run_jobs
+from patchlight.emulation.simulator.network.jobs import (
+    PlacedJob,
+    completions,
+    run_jobs,
+)
 from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.traces.files import load_trace
 from tests.support.data import data_set
@@ -35,7 +43,8 @@ _LARGE = "fat-tree:k=64"
 def run() -> list[dict[str, Any]]:
     """The figures; those without a peer where SimGrid is not installed."""
     warm = network_of("ideal:nodes=2")
-    completions(warm, random_flows(2, 2, 1.0, 1e6, 0))  # Compiled, or read from the disk.
+    # Compiled, or read from the disk.
+    completions(warm, random_flows(2, 2, 1.0, 1e6, 0))
     found = [_ring(), *_beside_simgrid(), *_large()]
     if (folder := data_set("traces")) is not None:
         found.append(_philly(folder / "philly.csv"))
@@ -51,7 +60,8 @@ def _cpu_s(work: Callable[[], object]) -> float:
 
 
 def _ring() -> dict[str, Any]:
-    network, rounds = network_of("fat-tree:k=16"), collective("ring", 1024, _GRADIENT)
+    network = network_of("fat-tree:k=16")
+    rounds = collective("ring", 1024, _GRADIENT)
     job = PlacedJob(np.arange(1024), 0.0, rounds)
     cpu_s = min(_cpu_s(lambda: run_jobs(network, [job])) for _ in range(5))
     name = "networks: a ring all-reduce of 1,024 nodes on a fat-tree"
@@ -62,7 +72,10 @@ def _beside_simgrid() -> list[dict[str, Any]]:
     """Flows that come over a while, and fewer that begin at once, which is more to share."""
     network = network_with_equal_latencies("fat-tree:k=16")
     found = []
-    for count, span_s, how in ((10_000, 0.1, "over 100 ms"), (3_000, 0.0, "at once")):
+    for count, span_s, how in (
+        (10_000, 0.1, "over 100 ms"),
+        (3_000, 0.0, "at once"),
+    ):
         flows = random_flows(1024, count, span_s, 10e6, seed=1)
         began = time.process_time()
         ours_s = completions(network, flows)
@@ -76,17 +89,33 @@ def _beside_simgrid() -> list[dict[str, Any]]:
         apart = float(np.abs((ours_s - flows.starts_s) / lasted_s - 1).max())
         said = "no slower than SimGrid"
         found += [
-            figure(name, cpu_s, "CPU s", said, peer="SimGrid", peer_value=simgrid["cpu_s"]),
-            figure("networks: durations, largest difference to SimGrid", 100 * apart, "%", "1"),
+            figure(
+                name,
+                cpu_s,
+                "CPU s",
+                said,
+                peer="SimGrid",
+                peer_value=simgrid["cpu_s"],
+            ),
+            figure(
+                "networks: durations, largest difference to SimGrid",
+                100 * apart,
+                "%",
+                "1",
+            ),
         ]
     return found
 
 
 def _large() -> list[dict[str, Any]]:
-    network, nodes = network_of(_LARGE), 65_536
+    network = network_of(_LARGE)
+    nodes = 65_536
     ranks = np.arange(nodes)
     step = Round(ranks, (ranks + 12_345) % nodes, 8 * _GRADIENT / nodes)
-    whole = {"ring all-reduce": collective("ring", nodes, _GRADIENT), "all-to-all step": [step]}
+    whole = {
+        "ring all-reduce": collective("ring", nodes, _GRADIENT),
+        "all-to-all step": [step],
+    }
     found = []
     for what, rounds in whole.items():
         job = PlacedJob(ranks, 0.0, rounds)

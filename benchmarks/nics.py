@@ -25,7 +25,9 @@ NETWORK = WorkerNetwork(
     "10.79.0.11",
     24,
     mac="02:4c:0a:4f:00:0b",
-    neighbours=tuple((f"10.79.0.{n}", f"02:4c:0a:4f:00:{n:02x}") for n in range(20, 35)),
+    neighbours=tuple(
+        (f"10.79.0.{n}", f"02:4c:0a:4f:00:{n:02x}") for n in range(20, 35)
+    ),
 )
 
 
@@ -36,25 +38,37 @@ def run() -> list[dict[str, Any]]:
 
 
 def _measure(mode: NicMode) -> Iterator[dict[str, Any]]:
-    there_ms, back_ms = [], []
+    there_ms = []
+    back_ms = []
     with _spaces() as (server, worker):
-        home, away = namespaces.namespace_path(server), namespaces.namespace_path(worker)
+        home = namespaces.namespace_path(server)
+        away = namespaces.namespace_path(worker)
         for _ in range(ROUNDS):
             began = time.perf_counter()
-            state = namespaces.inside(home, lambda: read_nic(NicAccess(mode, "nic0")))
-            namespaces.inside(home, lambda state=state: give_nic(state, away, NETWORK))  # type: ignore[misc]
+            state = namespaces.inside(
+                home, lambda: read_nic(NicAccess(mode, "nic0"))
+            )
+            namespaces.inside(
+                home,
+                lambda state=state: give_nic(state, away, NETWORK),  # type: ignore[misc]
+            )
             given = time.perf_counter()
             take_nic_back(state, away, home)
             there_ms.append(1e3 * (given - began))
             back_ms.append(1e3 * (time.perf_counter() - given))
     limit = f"at most {LIMIT_MS}"
     for what, times in (("to a worker", there_ms), ("back", back_ms)):
-        yield figure(f"NIC {what}, {mode}", statistics.median(times), "ms", limit=limit)
+        yield figure(
+            f"NIC {what}, {mode}", statistics.median(times), "ms", limit=limit
+        )
 
 
 @contextmanager
 def _spaces() -> Iterator[tuple[str, str]]:
-    names = [f"pl.bench-{os.getpid()}.{part}" for part in ("server", "worker", "fabric")]
+    names = [
+        f"pl.bench-{os.getpid()}.{part}"
+        for part in ("server", "worker", "fabric")
+    ]
     server, worker, fabric = names
     try:
         for name in names:

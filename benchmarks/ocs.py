@@ -51,7 +51,10 @@ from patchlight.testbed.labfile.writer import write_lab
 from tests.support.bare_client import BareClient, RecordingLoop
 from tests.support.emulated_devices import Running, running
 
-PORTS, SWITCHING_S, ROUNDS, CAMPAIGN = 320, 0.025, 21, 1000
+PORTS = 320
+SWITCHING_S = 0.025
+ROUNDS = 21
+CAMPAIGN = 1000
 LIMITS_MS = {1: 10, 16: 15, 320: 60}
 RATIO = 1.5  # of a change's overhead to that of a bare client
 _QUIET_S = 0.02
@@ -82,36 +85,49 @@ def run() -> list[dict[str, Any]]:
 
 def lab_of(ports: int, driver: str) -> Lab:
     """A lab with NICs on one half of an OCS's ports and ToR ports on the other."""
-    half, on_tor = ports // 2, 32
+    half = ports // 2
+    on_tor = 32
     addresses = [IPv4Address("10.0.0.1") + n for n in range(half)]
     return Lab(
         name="bench",
         network=IPv4Network("10.0.0.0/8"),
         servers=tuple(
             Server(
-                f"s{n}", None, (Gpu("gpu0", "M"),), (Nic("nic0", a, default_mac(a), gpu="gpu0"),)
+                f"s{n}",
+                None,
+                (Gpu("gpu0", "M"),),
+                (Nic("nic0", a, default_mac(a), gpu="gpu0"),),
             )
             for n, a in enumerate(addresses)
         ),
         packet_switches=tuple(
-            PacketSwitch(f"tor{n}", n + 1, on_tor) for n in range(-(-half // on_tor))
+            PacketSwitch(f"tor{n}", n + 1, on_tor)
+            for n in range(-(-half // on_tor))
         ),
-        circuit_switches=(CircuitSwitch("ocs1", driver, "127.0.0.1:1", ports, SWITCHING_S),),
+        circuit_switches=(
+            CircuitSwitch("ocs1", driver, "127.0.0.1:1", ports, SWITCHING_S),
+        ),
         fibres=tuple(
             Fibre(end, Endpoint("ocs1", str(port)))
             for n in range(half)
             for end, port in (
                 (Endpoint(f"s{n}", "nic0"), n + 1),
-                (Endpoint(f"tor{n // on_tor}", str(n % on_tor + 1)), half + n + 1),
+                (
+                    Endpoint(f"tor{n // on_tor}", str(n % on_tor + 1)),
+                    half + n + 1,
+                ),
             )
         ),
     )
 
 
-async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, Any]]:
+async def _overheads(
+    lab: Lab, device: Running, folder: Path
+) -> list[dict[str, Any]]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, RecordingLoop)
-    name, driver = device.switch.driver, open_driver(device.switch)
+    name = device.switch.driver
+    driver = open_driver(device.switch)
     await driver.open()
     login = loop.take_sent()[:1]
     bare = BareClient(name, device.switch.address, login, folder / "floor")
@@ -122,7 +138,9 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
     # do so beforehand, for it would be in a change and not in what is said again after that.
     other = open_driver(device.switch)
     await other.open()
-    lighting = Transactions(CircuitParts(lab, {"ocs1": other}, Store(":memory:")))
+    lighting = Transactions(
+        CircuitParts(lab, {"ocs1": other}, Store(":memory:"))
+    )
     figures = []
     for pairs, limit_ms in LIMITS_MS.items():
         # One pair needs a free output to move to; more of them change places.
@@ -130,23 +148,33 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
         outputs = rng.sample(range(1, PORTS + 1), used)
         before = {"ocs1": _map(outputs)}
         await transactions.change(_always(before), "benchmark")
-        changes, bares, stages = list[_Spent](), list[_Spent](), []
+        changes = list[_Spent]()
+        bares = list[_Spent]()
+        stages = []
         for _ in range(ROUNDS):
             # There as a change, and back; then there and back by the bare client.
-            maps = {"ocs1": _map(_moved(outputs, rng.sample(range(used), pairs)))}
+            maps = {
+                "ocs1": _map(_moved(outputs, rng.sample(range(used), pairs)))
+            }
             for wanted in (maps, before):
                 await lighting.change(_always(wanted), "benchmark")
-            sent, journalled = [], b""
+            sent = []
+            journalled = b""
             for wanted in (maps, before):
-                await asyncio.sleep(_QUIET_S)  # for what the device tells of others' changes
+                # For what the device tells of others' changes.
+                await asyncio.sleep(_QUIET_S)
                 gc.collect()
                 loop.take_sent()
                 begun = _Spent.now(device)
-                record = await transactions.change(_always(wanted), "benchmark")
+                record = await transactions.change(
+                    _always(wanted), "benchmark"
+                )
                 spent = _Spent.now(device) - begun
                 made = len(record.changes["ocs1"]["makes"])
                 if record.state != "committed" or made != pairs:
-                    raise PatchlightError(f"moving {pairs} pairs made {made}: {record.message}")
+                    raise PatchlightError(
+                        f"moving {pairs} pairs made {made}: {record.message}"
+                    )
                 sent.append(loop.take_sent())
                 if wanted is maps:
                     changes.append(spent)
@@ -191,7 +219,9 @@ class _Spent:
     @classmethod
     def now(cls, device: Running) -> _Spent:
         threads = Path(f"/proc/{device.process.pid}/task").glob("*/schedstat")
-        device_ns = sum(int(thread.read_text().split()[0]) for thread in threads)
+        device_ns = sum(
+            int(thread.read_text().split()[0]) for thread in threads
+        )
         return cls(time.perf_counter(), time.process_time(), device_ns / 1e9)
 
     def __sub__(self, begun: _Spent) -> _Spent:
@@ -216,16 +246,25 @@ def _multiples(
     changes: Sequence[_Spent], bares: Sequence[_Spent], what: str
 ) -> Iterable[dict[str, Any]]:
     pairs = list(zip(changes, bares, strict=True))
-    multiple = statistics.median(c.overhead_ms / b.overhead_ms for c, b in pairs)
+    multiple = statistics.median(
+        c.overhead_ms / b.overhead_ms for c, b in pairs
+    )
     name = f"control overhead as a multiple of the bare client's, {what}"
     yield figure(name, multiple, "", f"≤ {RATIO}")
-    multiple = statistics.median(c.processor_ms / b.processor_ms for c, b in pairs)
+    multiple = statistics.median(
+        c.processor_ms / b.processor_ms for c, b in pairs
+    )
     client_ms, bare_ms = (
-        statistics.median(1e3 * s.client_s for s in each) for each in (changes, bares)
+        statistics.median(1e3 * s.client_s for s in each)
+        for each in (changes, bares)
     )
     device_ms = statistics.median(1e3 * bare.device_s for bare in bares)
     name = f"the same of processor time: {client_ms:.1f} ms beside {bare_ms:.1f} ms"
-    yield figure(f"{name}, and {device_ms:.1f} ms of the device in both, {what}", multiple, "")
+    yield figure(
+        f"{name}, and {device_ms:.1f} ms of the device in both, {what}",
+        multiple,
+        "",
+    )
 
 
 def _always(wanted: dict[str, PortMap]) -> Decide:
@@ -247,8 +286,15 @@ def _moved(outputs: list[int], moved: list[int]) -> list[int]:
 
 
 def _stages(stages: Sequence[Mapping[str, float]]) -> str:
-    medians = {name: statistics.median(1e3 * s[name] for s in stages) for name in stages[0]}
-    return ", ".join(f"{name} {spent:.1f}" for name, spent in medians.items() if spent >= 0.05)
+    medians = {
+        name: statistics.median(1e3 * s[name] for s in stages)
+        for name in stages[0]
+    }
+    return ", ".join(
+        f"{name} {spent:.1f}"
+        for name, spent in medians.items()
+        if spent >= 0.05
+    )
 
 
 def _planning(ports: int, limit: str) -> dict[str, Any]:
@@ -256,7 +302,8 @@ def _planning(ports: int, limit: str) -> dict[str, Any]:
     lab = lab_of(ports, "dry-run")
     numbers = range(1, ports + 1)
     maps = [_map(rng.sample(numbers, ports)) for _ in range(2)]
-    ChangePlan.of(lab, {"ocs1": maps[0]}, {})  # what is made once for a lab is made
+    # What is made once for a lab is made.
+    ChangePlan.of(lab, {"ocs1": maps[0]}, {})
     spent = []
     for before, wanted in (maps, maps[::-1], maps):
         gc.collect()

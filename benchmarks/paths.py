@@ -23,7 +23,11 @@ from benchmarks import figure
 from benchmarks.api import cpu_s
 from patchlight.agents.path_node import PathNode
 from patchlight.testbed.paths.agreement import Bounds
-from patchlight.testbed.paths.schedulers import SCHEDULERS, in_time, path_scheduler
+from patchlight.testbed.paths.schedulers import (
+    SCHEDULERS,
+    in_time,
+    path_scheduler,
+)
 from patchlight.testbed.paths.scheduling import FlowRequest, PathNetwork
 from tests.support.coloured_labs import STAR
 from tests.support.controller_process import ControllerProcess
@@ -31,7 +35,8 @@ from tests.support.waiting import free_ports
 
 NODES = (4, 16, 64, 256, 1024)
 FLOWS_OF_A_NODE = 4
-PATHS_OVER_API, PATHS_AMONG_NODES = 100, 300
+PATHS_OVER_API = 100
+PATHS_AMONG_NODES = 300
 HOSTS = [f"server{number}.nic0" for number in range(1, 5)]
 
 
@@ -43,18 +48,29 @@ def run() -> list[dict[str, Any]]:
 def _schedulers() -> Iterator[dict[str, Any]]:
     for name in SCHEDULERS:
         for nodes in NODES:
-            network = PathNetwork(nodes, nodes, rate_bps=100e9, tuning_s=100e-9)
-            ring = [FlowRequest(n, n, (n + 1) % nodes, 1e6, collective="r") for n in range(nodes)]
+            network = PathNetwork(
+                nodes, nodes, rate_bps=100e9, tuning_s=100e-9
+            )
+            ring = [
+                FlowRequest(n, n, (n + 1) % nodes, 1e6, collective="r")
+                for n in range(nodes)
+            ]
             scheduler = path_scheduler(name, network)
             began_s = time.process_time()
             scheduler.admit(ring, 0.0)
             given = scheduler.grants(0.0)
             took_s = time.process_time() - began_s
             assert len(given) == nodes
-            yield figure(f"{name}: a ring's round of {nodes} flows, CPU", 1e3 * took_s, "ms")
+            yield figure(
+                f"{name}: a ring's round of {nodes} flows, CPU",
+                1e3 * took_s,
+                "ms",
+            )
             flows = _random_flows(nodes)
             began_s = time.process_time()
-            done = sum(1 for _ in in_time(path_scheduler(name, network), flows))
+            done = sum(
+                1 for _ in in_time(path_scheduler(name, network), flows)
+            )
             took_s = time.process_time() - began_s
             words = f"{name}: decisions a CPU second, {nodes} nodes"
             yield figure(words, done / took_s, "1/s")
@@ -78,7 +94,9 @@ class _Star(ControllerProcess):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         (openflow,) = free_ports(1)
-        self.lab.write_text(f'{STAR}controller: {{openflow: "127.0.0.1:{openflow}"}}\n')
+        self.lab.write_text(
+            f'{STAR}controller: {{openflow: "127.0.0.1:{openflow}"}}\n'
+        )
 
 
 def _central() -> Iterator[dict[str, Any]]:
@@ -95,7 +113,9 @@ def _central() -> Iterator[dict[str, Any]]:
 
                 _side_by_side(clients, ask)
                 used_s = cpu_s(process) - used_s
-                yield from _delays(f"over the controller, clients {clients}", delays_s, used_s)
+                yield from _delays(
+                    f"over the controller, clients {clients}", delays_s, used_s
+                )
         finally:
             process.stop()
 
@@ -103,13 +123,18 @@ def _central() -> Iterator[dict[str, Any]]:
 def _asked(api: str, number: int) -> list[float]:
     """From request to grant, each to the next host, where nobody else sends to."""
     connection = http.client.HTTPConnection(api, timeout=60)
-    ends = {"source": HOSTS[number], "destination": HOSTS[(number + 1) % len(HOSTS)]}
+    ends = {
+        "source": HOSTS[number],
+        "destination": HOSTS[(number + 1) % len(HOSTS)],
+    }
     delays_s = []
     for _ in range(PATHS_OVER_API):
         began_s = time.monotonic()
         path = _answer(connection, "POST", "/v1/paths", {**ends, "bytes": 1e6})
         while path["state"] == "waiting":
-            path = _answer(connection, "GET", f"/v1/paths/{path['id']}?wait_s=10")
+            path = _answer(
+                connection, "GET", f"/v1/paths/{path['id']}?wait_s=10"
+            )
         delays_s.append(time.monotonic() - began_s)
         _answer(connection, "DELETE", f"/v1/paths/{path['id']}")
     connection.close()
@@ -117,10 +142,18 @@ def _asked(api: str, number: int) -> list[float]:
 
 
 def _answer(
-    connection: http.client.HTTPConnection, method: str, path: str, body: Any = None
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: Any = None,
 ) -> Any:
     text = None if body is None else json.dumps(body)
-    connection.request(method, path, text, {"Content-Type": "application/json"} if text else {})
+    connection.request(
+        method,
+        path,
+        text,
+        {"Content-Type": "application/json"} if text else {},
+    )
     answer = connection.getresponse()
     found = json.loads(answer.read())
     assert answer.status < 300, found
@@ -128,7 +161,9 @@ def _answer(
 
 
 def _side_by_side(count: int, act: Callable[[int], None]) -> None:
-    threads = [threading.Thread(target=act, args=(number,)) for number in range(count)]
+    threads = [
+        threading.Thread(target=act, args=(number,)) for number in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -139,7 +174,10 @@ async def _distributed() -> list[dict[str, Any]]:
     bounds = Bounds(1, 4, (0, 1, 2, 3), lease_us=100_000, margin_us=10_000)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
     key = bytes(32)
-    nodes = [PathNode(n, bounds, addresses, key, lambda path: None) for n in range(4)]
+    nodes = [
+        PathNode(n, bounds, addresses, key, lambda path: None)
+        for n in range(4)
+    ]
     for node in nodes:
         node.open()
     await asyncio.sleep(max(node.ready_s for node in nodes))
@@ -156,7 +194,9 @@ async def _distributed() -> list[dict[str, Any]]:
             )
             used_s = time.process_time() - used_s
             found += _delays(
-                f"among nodes, {words}", [s for each in delays_s for s in each], used_s
+                f"among nodes, {words}",
+                [s for each in delays_s for s in each],
+                used_s,
             )
     finally:
         for node in nodes:
@@ -164,7 +204,9 @@ async def _distributed() -> list[dict[str, Any]]:
     return found
 
 
-async def _granted(nodes: list[PathNode], number: int, to_any: bool) -> list[float]:
+async def _granted(
+    nodes: list[PathNode], number: int, to_any: bool
+) -> list[float]:
     chance = random.Random(number)
     delays_s = []
     for _ in range(PATHS_AMONG_NODES):
@@ -176,8 +218,12 @@ async def _granted(nodes: list[PathNode], number: int, to_any: bool) -> list[flo
     return delays_s
 
 
-def _delays(words: str, delays_s: list[float], used_s: float) -> Iterator[dict[str, Any]]:
+def _delays(
+    words: str, delays_s: list[float], used_s: float
+) -> Iterator[dict[str, Any]]:
     name = f"a path {words}"
     yield figure(f"{name}: median", 1e3 * statistics.median(delays_s), "ms")
-    yield figure(f"{name}: p99", 1e3 * statistics.quantiles(delays_s, n=100)[98], "ms")
+    yield figure(
+        f"{name}: p99", 1e3 * statistics.quantiles(delays_s, n=100)[98], "ms"
+    )
     yield figure(f"{name}: CPU", 1e3 * used_s / len(delays_s), "ms")

@@ -44,7 +44,9 @@ def predicted_s(
     found = {}
     for each in choices:
         placement, topology, order, *_ = each.load()
-        found[each] = simulated_jct_s(lab, jobs, QueuePolicies(order, placement, topology))
+        found[each] = simulated_jct_s(
+            lab, jobs, QueuePolicies(order, placement, topology)
+        )
     return found
 
 
@@ -52,18 +54,29 @@ def run(*, full: bool = False) -> list[dict[str, Any]]:
     """Measured and predicted completion times of each choice."""
     length_s = FULL_S if full else SHORT_S
     traces = ((SEED, CHOICES), *([(ORDERS_SEED, ORDERS)] if full else []))
-    return [each for seed, choices in traces for each in compared(length_s, seed, choices)]
+    return [
+        each
+        for seed, choices in traces
+        for each in compared(length_s, seed, choices)
+    ]
 
 
-def compared(length_s: float, seed: int, choices: Sequence[PlayedPolicies]) -> list[dict[str, Any]]:
+def compared(
+    length_s: float, seed: int, choices: Sequence[PlayedPolicies]
+) -> list[dict[str, Any]]:
     """The same for one trace."""
     jobs = trace(load_lab("ofc2022"), length_s, seed)
     head = f"{len(jobs)} jobs of {length_s / 60:g} minutes in packets"
     figures = []
     for each, predicted in predicted_s(jobs, choices).items():
-        choice = PolicyChoice(placement=each.placement, topology=each.topology, order=each.order)
+        choice = PolicyChoice(
+            placement=each.placement, topology=each.topology, order=each.order
+        )
         jct_s = played(jobs, choice).jct_s
         said = f"{head}, {each.name}: mean JCT, ×{COMPRESSION:g}"
-        beside: Any = {"peer": "the simulator predicts", "peer_value": predicted * COMPRESSION}
+        beside: Any = {
+            "peer": "the simulator predicts",
+            "peer_value": predicted * COMPRESSION,
+        }
         figures.append(figure(said, jct_s * COMPRESSION, "s", **beside))
     return figures

@@ -15,13 +15,19 @@ def run() -> list[dict[str, Any]]:
     figures = []
     with (
         EmulatedLab.from_file(
-            "ofc2022", scale=1000, name="bench-predict", workers="process", real_time=True
+            "ofc2022",
+            scale=1000,
+            name="bench-predict",
+            workers="process",
+            real_time=True,
         ) as emulated,
         connected(emulated) as client,
     ):
         for case, rings in RINGS.items():
             for wiring in ("static", "regrouped"):
-                pairs = predicted_and_measured_s(client, emulated.lab, rings, ITERATIONS, wiring)
+                pairs = predicted_and_measured_s(
+                    client, emulated.lab, rings, ITERATIONS, wiring
+                )
                 off = max((told / took - 1 for told, took in pairs), key=abs)
                 name = f"prediction: an iteration, {case}, {wiring}: predicted / measured − 1"
                 figures.append(figure(name, off, "", "within ± 0.15"))

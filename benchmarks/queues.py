@@ -76,18 +76,45 @@ def run() -> list[dict[str, Any]]:
         ]
         for each in runs:
             if each["done"] != each["jobs"]:
-                raise PatchlightError(f"{name}: {each['done']} of {each['jobs']} jobs were done")
+                raise PatchlightError(
+                    f"{name}: {each['done']} of {each['jobs']} jobs were done"
+                )
         cpu_s = statistics.median(each["cpu_s"] for each in runs)
         head = f"queue simulator, Philly, {runs[0]['jobs']} jobs, {name}"
         peak_mib = max(each["peak_mib"] for each in runs)
-        found.append(figure(f"{head}: time", cpu_s, "CPU s", "at most 15" if asked else None))
-        found.append(figure(f"{head}: jobs", runs[0]["jobs"] / cpu_s, "jobs/CPU s"))
-        found.append(figure(f"{head}: peak memory", peak_mib, "MiB", "at most 500"))
+        found.append(
+            figure(
+                f"{head}: time",
+                cpu_s,
+                "CPU s",
+                "at most 15" if asked else None,
+            )
+        )
+        found.append(
+            figure(f"{head}: jobs", runs[0]["jobs"] / cpu_s, "jobs/CPU s")
+        )
+        found.append(
+            figure(f"{head}: peak memory", peak_mib, "MiB", "at most 500")
+        )
         if asked:
             read_s = statistics.median(each["read_s"] for each in runs)
-            found.append(figure("queue simulator, Philly: reading the trace", read_s, "CPU s"))
-            late_us = 1e6 * statistics.median(each["latency_p99_s"] for each in runs)
-            found.append(figure(f"{head}: 99th percentile of a decision's latency", late_us, "µs"))
+            found.append(
+                figure(
+                    "queue simulator, Philly: reading the trace",
+                    read_s,
+                    "CPU s",
+                )
+            )
+            late_us = 1e6 * statistics.median(
+                each["latency_p99_s"] for each in runs
+            )
+            found.append(
+                figure(
+                    f"{head}: 99th percentile of a decision's latency",
+                    late_us,
+                    "µs",
+                )
+            )
     for environment in ("patchlight/Placement-v0", "patchlight/Schedule-v0"):
         rate = float(_alone(_STEPPING, environment, str(STEPS)))
         name = f"{environment}: 8 at once, full observations"
@@ -97,7 +124,11 @@ def run() -> list[dict[str, Any]]:
 
 def _alone(code: str, *arguments: str) -> str:
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_PROJECT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=_PROJECT
+    )
     if done.returncode:
-        raise PatchlightError(f"a run of the queue simulator failed: {done.stderr.strip()[-500:]}")
+        raise PatchlightError(
+            f"a run of the queue simulator failed: {done.stderr.strip()[-500:]}"
+        )
     return done.stdout

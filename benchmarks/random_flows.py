@@ -22,10 +22,16 @@ _LATENCY_S = 1e-6
 def why_no_simgrid() -> str:
     """Why SimGrid cannot be run here; empty if it can."""
     try:
-        done = subprocess.run([PYTHON, "-c", "import simgrid"], capture_output=True, check=False)
+        done = subprocess.run(
+            [PYTHON, "-c", "import simgrid"], capture_output=True, check=False
+        )
     except OSError as error:
         return f"{PYTHON}: {error.strerror}"
-    return "" if done.returncode == 0 else "SimGrid is not installed (apt: python3-simgrid)"
+    return (
+        ""
+        if done.returncode == 0
+        else "SimGrid is not installed (apt: python3-simgrid)"
+    )
 
 
 def network_with_equal_latencies(spec: str) -> Network:
@@ -36,7 +42,9 @@ def network_with_equal_latencies(spec: str) -> Network:
     return dataclasses.replace(network, latency_s=latency_s)
 
 
-def random_flows(nodes: int, count: int, span_s: float, mean_bytes: float, seed: int) -> Flows:
+def random_flows(
+    nodes: int, count: int, span_s: float, mean_bytes: float, seed: int
+) -> Flows:
     """Pairs of nodes drawn evenly, each pair once; exponential sizes; starts spread over a span."""
     rng = np.random.default_rng(seed)
     pairs = rng.choice(nodes * (nodes - 1), count, replace=False)
@@ -49,7 +57,9 @@ def random_flows(nodes: int, count: int, span_s: float, mean_bytes: float, seed:
 def simgrid_completions(network: Network, flows: Flows) -> dict[str, Any]:
     """When SimGrid has each flow complete (``ends_s``), and its processor time (``cpu_s``)."""
     count = len(flows.source)
-    paths = network.paths(*flows[:2], np.arange(count), np.arange(network.nodes))
+    paths = network.paths(
+        *flows[:2], np.arange(count), np.arange(network.nodes)
+    )
     given = {
         "links_bps": network.capacity_bps.tolist(),
         "latency_s": _LATENCY_S,
@@ -65,7 +75,11 @@ def simgrid_completions(network: Network, flows: Flows) -> dict[str, Any]:
         ],
     }
     done = subprocess.run(
-        [PYTHON, _PROGRAM], input=json.dumps(given), capture_output=True, text=True, check=True
+        [PYTHON, _PROGRAM],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

@@ -70,9 +70,13 @@ tell(cpu_s=found.cpu_s, jobs=jobs)
 
 def _alone(code: str, *arguments: str) -> dict[str, float]:
     command = [sys.executable, "-c", _HEAD + code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_PROJECT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=_PROJECT
+    )
     if done.returncode:
-        raise PatchlightError(f"a simulation failed: {done.stderr.strip()[-500:]}")
+        raise PatchlightError(
+            f"a simulation failed: {done.stderr.strip()[-500:]}"
+        )
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
@@ -92,11 +96,20 @@ def run() -> list[dict[str, Any]]:
         {"1,024": ("8x8x16", "2000"), "65,536": ("32x32x64", "2000")},
         64,
     )
-    for placement in ("first-fit", "consolidated", "best-fit", "rack-aware", "fragmentation-aware"):
+    for placement in (
+        "first-fit",
+        "consolidated",
+        "best-fit",
+        "rack-aware",
+        "fragmentation-aware",
+    ):
         found += _pair(
             _QUEUE,
             f"queue simulator, {{}} servers of one GPU, {placement}, 4,000 jobs",
-            {"1,024": ("32x32x1", "4000", placement), "65,536": ("256x256x1", "4000", placement)},
+            {
+                "1,024": ("32x32x1", "4000", placement),
+                "65,536": ("256x256x1", "4000", placement),
+            },
             64,
         )
     return found
@@ -106,7 +119,9 @@ def _pair(
     code: str, name: str, sizes: dict[str, tuple[str, ...]], times: int
 ) -> list[dict[str, Any]]:
     """Time and memory of two sizes; the second is so many ``times`` the first."""
-    found = {size: _alone(code, *arguments) for size, arguments in sizes.items()}
+    found = {
+        size: _alone(code, *arguments) for size, arguments in sizes.items()
+    }
     figures = []
     for size, each in found.items():
         head = name.format(size)
@@ -117,5 +132,12 @@ def _pair(
     limit = f"at most {1.5 * times:g}"
     head = name.format(" and ".join(sizes))
     for key, what in (("cpu_s", "time"), ("peak_mib", "peak memory")):
-        figures.append(figure(f"{head}: times as much {what}", large[key] / small[key], "", limit))
+        figures.append(
+            figure(
+                f"{head}: times as much {what}",
+                large[key] / small[key],
+                "",
+                limit,
+            )
+        )
     return figures

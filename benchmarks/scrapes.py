@@ -17,12 +17,22 @@ from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre, Gpu, Lab, Nic, Server
+from patchlight.testbed.lab.model import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Gpu,
+    Lab,
+    Nic,
+    Server,
+)
 from patchlight.testbed.lab.portmap import PortMap
 from tests.support.waiting import eventually
 from tests.support.watched_lab import TellingAgent
 
-GPUS, PORTS, JOBS = 500, 1000, 50
+GPUS = 500
+PORTS = 1000
+JOBS = 50
 _TIMES = 20
 
 
@@ -33,17 +43,26 @@ def run() -> list[dict[str, Any]]:
 
 
 async def _figures(folder: Path) -> list[dict[str, Any]]:
-    controller = Controller(_lab(), ControllerSettings(folder, "127.0.0.1:0", "127.0.0.1:0"))
+    controller = Controller(
+        _lab(), ControllerSettings(folder, "127.0.0.1:0", "127.0.0.1:0")
+    )
     metrics = ControllerMetrics(controller)
     await _fill(controller, metrics)
     found = []
     for name in ("text", "OpenMetrics"):
-        size, began_s = 0, time.process_time()
+        size = 0
+        began_s = time.process_time()
         for _ in range(_TIMES):
-            size = len(metrics.as_text(openmetrics=name == "OpenMetrics").splitlines())
+            size = len(
+                metrics.as_text(openmetrics=name == "OpenMetrics").splitlines()
+            )
         cpu_ms = 1e3 * (time.process_time() - began_s) / _TIMES
-        what = f"controller, scrape of {GPUS} GPUs and {PORTS} OCS ports, {name}"
-        found.append(figure(f"{what}: processor time", cpu_ms, "ms", "at most 100"))
+        what = (
+            f"controller, scrape of {GPUS} GPUs and {PORTS} OCS ports, {name}"
+        )
+        found.append(
+            figure(f"{what}: processor time", cpu_ms, "ms", "at most 100")
+        )
         found.append(figure(f"{what}: lines", size, "lines"))
     await controller.fleet.close()
     controller.store.close()
@@ -81,7 +100,9 @@ def _lab() -> Lab:
     lit = PortMap.duplex((n, n + PORTS // 2) for n in range(1, PORTS // 2 + 1))
     ocs = CircuitSwitch("ocs1", "dry-run", "127.0.0.1:1", PORTS, initial=lit)
     ends = [Endpoint(s.name, nic.name) for s in servers for nic in s.nics]
-    fibres = tuple(Fibre(end, Endpoint("ocs1", str(n))) for n, end in enumerate(ends, 1))
+    fibres = tuple(
+        Fibre(end, Endpoint("ocs1", str(n))) for n, end in enumerate(ends, 1)
+    )
     return Lab(
         name="wide",
         network=IPv4Network("10.0.0.0/16"),
@@ -93,12 +114,15 @@ def _lab() -> Lab:
 
 async def _fill(controller: Controller, metrics: ControllerMetrics) -> None:
     """Have every port lit, every agent heard, and every GPU in a job that has reported."""
-    lab, fleet = controller.lab, controller.fleet
+    lab = controller.lab
+    fleet = controller.fleet
     controller.drivers["ocs1"] = _Monitored(lab.circuit_switch("ocs1"))
     for server in lab.servers:
         fleet.clients[server.name] = TellingAgent(server)
     watching = asyncio.create_task(fleet.watch())
-    await eventually(lambda: len(fleet.latest_gpus()) == GPUS, "all agents to be heard")
+    await eventually(
+        lambda: len(fleet.latest_gpus()) == GPUS, "all agents to be heard"
+    )
     watching.cancel()
     await metrics.power.measure()
     spec = JobSpec("job", 100, 10**9, {"V100": 0.1}, workers=GPUS // JOBS)

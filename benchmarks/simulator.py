@@ -15,14 +15,25 @@ from benchmarks import figure
 from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.scenario import (
+    Scenario,
+    pac_ml_scenario,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
-from patchlight.testbed.graphs import ComputationGraph, builtin_graph, read_graph
+from patchlight.testbed.graphs import (
+    ComputationGraph,
+    builtin_graph,
+    read_graph,
+)
 from tests.support.data import data_set
 
 NAMES = ("alexnet", "resnet18", "squeezenet1_0", "vgg16", "gnmt")
-ROUNDS, EPISODES = 5, 10
-_ASKED = {PlacementRule.RAMP_BLOCK: 25_000, PlacementRule.RAMP_FIRST_FIT: 5_000}
+ROUNDS = 5
+EPISODES = 10
+_ASKED = {
+    PlacementRule.RAMP_BLOCK: 25_000,
+    PlacementRule.RAMP_FIRST_FIT: 5_000,
+}
 
 
 def run() -> list[dict[str, Any]]:
@@ -48,8 +59,12 @@ def run() -> list[dict[str, Any]]:
         for turn in range(ROUNDS):
             seeds = range(1 + turn * EPISODES, 1 + (turn + 1) * EPISODES)
             rates.append(_rate(scenario, policy, seeds))
-        name = f"simulator: job decisions, constant degree 8, {rule} ({source})"
-        found.append(figure(name, statistics.median(rates), unit, f"at least {asked}"))
+        name = (
+            f"simulator: job decisions, constant degree 8, {rule} ({source})"
+        )
+        found.append(
+            figure(name, statistics.median(rates), unit, f"at least {asked}")
+        )
         name = f"simulator: the same, first episode with nothing known, {rule}"
         found.append(figure(name, first, unit))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -66,5 +81,9 @@ def _rate(scenario: Scenario, policy: Constant, seeds: range) -> float:
 def profiled_graphs() -> tuple[list[ComputationGraph], str]:
     folder = data_set("pipedream")
     if folder is not None:
-        return [read_graph(folder / f"{name}.txt") for name in NAMES], "PipeDream's profiles"
-    return [builtin_graph(name) for name in NAMES], "built-in computed profiles"
+        return [
+            read_graph(folder / f"{name}.txt") for name in NAMES
+        ], "PipeDream's profiles"
+    return [
+        builtin_graph(name) for name in NAMES
+    ], "built-in computed profiles"

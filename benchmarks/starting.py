@@ -40,13 +40,25 @@ def run() -> list[dict[str, Any]]:
     with _agents() as agents, ThreadPoolExecutor(AT_ONCE) as pool:
         figures = []
         for count, limit in ((1, "at most 1.0"), (AT_ONCE, "at most 2.5")):
-            ours, alone = [], []
+            ours = []
+            alone = []
             for _ in range(TURNS):
-                ours.append(_longest(pool, lambda agent: _first_iteration(*agent), agents[:count]))
-                alone.append(_longest(pool, lambda _: _alone(engine), agents[:count]))
+                ours.append(
+                    _longest(
+                        pool,
+                        lambda agent: _first_iteration(*agent),
+                        agents[:count],
+                    )
+                )
+                alone.append(
+                    _longest(pool, lambda _: _alone(engine), agents[:count])
+                )
             name = f"worker in a container, request to first iteration, {count} at once"
-            value, peer = statistics.median(ours), statistics.median(alone)
-            figures.append(figure(name, value, "s", limit, peer=_PEER, peer_value=peer))
+            value = statistics.median(ours)
+            peer = statistics.median(alone)
+            figures.append(
+                figure(name, value, "s", limit, peer=_PEER, peer_value=peer)
+            )
     engine.close()
     return figures
 
@@ -60,7 +72,9 @@ def _longest(
 
 
 def _first_iteration(agent: Agent, number: int) -> float:
-    spec = agent.bench.spec(number, AT_ONCE, iterations=1, compute_s=0.001, gradient_bytes=4)
+    spec = agent.bench.spec(
+        number, AT_ONCE, iterations=1, compute_s=0.001, gradient_bytes=4
+    )
     spec |= {"id": f"alone-{number}", "rank": 0, "neighbours": []}
     spec["ring"] = [{**spec["ring"][number], "rank": 0}]
     began = time.monotonic()
@@ -80,7 +94,9 @@ def _first_iteration(agent: Agent, number: int) -> float:
 
 def _alone(engine: Any) -> float:
     began = time.monotonic()
-    container = engine.containers.create(IMAGE, entrypoint=["true"], network_mode="none")
+    container = engine.containers.create(
+        IMAGE, entrypoint=["true"], network_mode="none"
+    )
     container.start()
     container.wait()
     took_s = time.monotonic() - began

@@ -26,14 +26,20 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
+from patchlight.emulation.experiments.pac_ml.episodes import (
+    PolicyFaults,
+    make_policy,
+)
 from patchlight.emulation.experiments.pac_ml.run import find_profiles
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.export import export, of_runs
 from patchlight.emulation.learning.learner import network_of, play
 from patchlight.emulation.learning.network import load_run
 from patchlight.emulation.learning.training import scenarios_of
-from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
+from patchlight.emulation.learning.vector_episodes import (
+    Finished,
+    VectorEpisodes,
+)
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.scenario import (
     Scenario,
@@ -44,8 +50,14 @@ from patchlight.emulation.simulator.ramp.scenario import (
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 RULES = (
-    *("constant-2", "constant-4", "constant-6", "constant-8", "constant-16"),
-    *("maximum", "minimum", "sufficient"),
+    "constant-2",
+    "constant-4",
+    "constant-6",
+    "constant-8",
+    "constant-16",
+    "maximum",
+    "minimum",
+    "sufficient",
 )
 
 PUBLISHED = {"A": (4, 643), "B": (16, 136), "C": (4, 188), "D": (2, 102)}
@@ -55,30 +67,41 @@ FRESH = 700_000
 
 
 def compare(
-    folders: Sequence[Path], episodes: int, profiles: Path | None, instance: int | None = None
+    folders: Sequence[Path],
+    episodes: int,
+    profiles: Path | None,
+    instance: int | None = None,
 ) -> None:
     """Print a line for each folder and scenario, in percent."""
     workloads = Workloads(find_profiles(profiles).graphs)
     kept: dict[str, dict[str, list[float]]] = {}
     for folder in folders:
-        runs = [loaded(run, workloads) for run in sorted(folder.glob("seed-*"))]
+        runs = [
+            loaded(run, workloads) for run in sorted(folder.glob("seed-*"))
+        ]
         config = runs[0][0]
         if config.algorithm == "dqn":
             for run in sorted(folder.glob("seed-*")):
                 agent(run, workloads, episodes, instance)
             continue
         scenarios = scenarios_of(config, workloads)
-        for name, scenario in zip(config.environment.names, scenarios, strict=True):
+        for name, scenario in zip(
+            config.environment.names, scenarios, strict=True
+        ):
             beside = f"{name} {config.environment.rule}"
             if beside not in kept:
-                kept[beside] = {rule: rule_rates(scenario, rule, episodes) for rule in RULES}
+                kept[beside] = {
+                    rule: rule_rates(scenario, rule, episodes)
+                    for rule in RULES
+                }
             rates = [
                 play(network, scenario, 0, episodes, config.environment.blocks)
                 for _, network in runs
             ]
             means = [mean_and_interval(each).mean for each in rates]
             best = min(kept[beside], key=lambda rule: sum(kept[beside][rule]))
-            over, rule = mean_and_interval(means), mean_and_interval(kept[beside][best])
+            over = mean_and_interval(means)
+            rule = mean_and_interval(kept[beside][best])
             worst = rates[means.index(max(means))]
             less = paired_difference(worst, kept[beside][best])
             print(
@@ -89,12 +112,16 @@ def compare(
             )
 
 
-def agent(run: Path, workloads: Workloads, episodes: int, instance: int | None) -> None:
+def agent(
+    run: Path, workloads: Workloads, episodes: int, instance: int | None
+) -> None:
     """Print what PAC-ML's agent blocks in fresh episodes with its last and with its best weights,
     and how often it takes each degree.
     """
     config, kept = load_run(run)
-    config = replace(config, environment=replace(config.environment, law_instance=instance))
+    config = replace(
+        config, environment=replace(config.environment, law_instance=instance)
+    )
     for name, scenario in zip(
         config.environment.names, scenarios_of(config, workloads), strict=True
     ):
@@ -102,9 +129,17 @@ def agent(run: Path, workloads: Workloads, episodes: int, instance: int | None) 
             network = network_of(config, scenario)
             network.load_state_dict(its["average"])
             counts = np.zeros(len(scenario.workloads.degrees) + 1, int)
-            found = mean_and_interval(play(network, scenario, FRESH, episodes, counts=counts))
-            shares = zip((0, *scenario.workloads.degrees), counts / counts.sum(), strict=True)
-            taken = ", ".join(f"{degree}: {share:.3f}" for degree, share in shares if share)
+            found = mean_and_interval(
+                play(network, scenario, FRESH, episodes, counts=counts)
+            )
+            shares = zip(
+                (0, *scenario.workloads.degrees),
+                counts / counts.sum(),
+                strict=True,
+            )
+            taken = ", ".join(
+                f"{degree}: {share:.3f}" for degree, share in shares if share
+            )
             print(
                 f"{run} {name}, {which} weights, {its['steps']:,} decisions: "
                 f"{100 * found.mean:.2f} ± {100 * found.half_width:.2f}; degrees {taken}",
@@ -112,7 +147,9 @@ def agent(run: Path, workloads: Workloads, episodes: int, instance: int | None) 
             )
 
 
-def selected(profiles: Path | None, instance: int | None, episodes: int) -> None:
+def selected(
+    profiles: Path | None, instance: int | None, episodes: int
+) -> None:
     """Print for each law what a constant degree blocks, and the least mean of three episodes among
     as many as PAC-ML's study had: the mean of 2,000 draws, and between what 95 % of them are.
     """
@@ -126,7 +163,10 @@ def selected(profiles: Path | None, instance: int | None, episodes: int) -> None
         while len(finished) < episodes:
             finished += together.step(action)[1]
         rates = 100 * np.array([each.blocking_rate for each in finished])
-        least = [rng.choice(rates, (evaluations, 3)).mean(axis=1).min() for _ in range(2000)]
+        least = [
+            rng.choice(rates, (evaluations, 3)).mean(axis=1).min()
+            for _ in range(2000)
+        ]
         low, high = np.percentile(least, [2.5, 97.5])
         print(
             f"{law}, degree {degree}: {rates.mean():.2f}, deviation {rates.std(ddof=1):.2f}; least "
@@ -143,7 +183,9 @@ def loaded(run: Path, workloads: Workloads) -> tuple[Config, nn.Module]:
     return config, network
 
 
-def rule_rates(scenario: Scenario, rule: str, episodes: int, first: int = 0) -> list[float]:
+def rule_rates(
+    scenario: Scenario, rule: str, episodes: int, first: int = 0
+) -> list[float]:
     """The blocking rates of a plain rule in the episodes with seeds ``first`` and later."""
     found = []
     for seed in range(first, first + episodes):
@@ -160,11 +202,15 @@ def main() -> None:
     parser.add_argument("--law-instance", type=int)
     parser.add_argument("--episodes", type=int, default=40)
     parser.add_argument("--profiles", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("results/learning"))
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/learning")
+    )
     parser.add_argument("--name")
     given = parser.parse_args()
     if given.what == "compare":
-        compare(given.folders, given.episodes, given.profiles, given.law_instance)
+        compare(
+            given.folders, given.episodes, given.profiles, given.law_instance
+        )
     elif given.what == "selected":
         selected(given.profiles, given.law_instance, given.episodes)
     else:

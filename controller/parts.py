@@ -16,14 +16,21 @@ import httpx
 from patchlight.controller.access.tokens import Attempt, AuditLog
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
+from patchlight.controller.changes.power import (
+    DEFAULT_TOLERANCES,
+    POWER_CEILING_DBM,
+    Tolerances,
+)
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver
 from patchlight.controller.circuits.dialect import DEFAULT_LINKS, DeviceLinks
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
-from patchlight.controller.discovery.window import MaintenanceWindow, SwitchListening
+from patchlight.controller.discovery.window import (
+    MaintenanceWindow,
+    SwitchListening,
+)
 from patchlight.controller.hosts.agent_client import VERSION, AgentTls
 from patchlight.controller.hosts.fleet import Fleet, NicMacs, differences
 from patchlight.controller.jobs import ledger
@@ -31,10 +38,23 @@ from patchlight.controller.jobs.job_table import Forecasts, JobTable
 from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.packet_switches.openflow.client import Launch, Speaker, UnknownSwitches
-from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions, SwitchTls
-from patchlight.controller.packet_switches.registry import PacketDriverFactory, open_packet_driver
-from patchlight.controller.packet_switches.snmp import SnmpSession, SnmpSessionFactory
+from patchlight.controller.packet_switches.openflow.client import (
+    Launch,
+    Speaker,
+    UnknownSwitches,
+)
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    SpeakerOptions,
+    SwitchTls,
+)
+from patchlight.controller.packet_switches.registry import (
+    PacketDriverFactory,
+    open_packet_driver,
+)
+from patchlight.controller.packet_switches.snmp import (
+    SnmpSession,
+    SnmpSessionFactory,
+)
 from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.controller.paths.bounds import BoundsService
@@ -87,7 +107,9 @@ class ExternalIO:
     starts the OpenFlow speaker, and what drives and polls the other packet switches. A simulation
     has its own."""
 
-    transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = lambda server: None
+    transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = (
+        lambda server: None
+    )
     launch_speaker: Launch | None = None
     open_packet_driver: PacketDriverFactory = open_packet_driver
     open_snmp: SnmpSessionFactory = SnmpSession
@@ -99,10 +121,14 @@ class Controller:
     """All parts of a controller."""
 
     def __init__(
-        self, lab: Lab, settings: ControllerSettings, external: ExternalIO | None = None
+        self,
+        lab: Lab,
+        settings: ControllerSettings,
+        external: ExternalIO | None = None,
     ) -> None:
         self.external = external = external or ExternalIO()
-        self.lab, self.settings = lab, settings
+        self.lab = lab
+        self.settings = settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None
         switch_tls = None
@@ -126,18 +152,29 @@ class Controller:
                 time.time(), "part-fault", {"part": part, "message": why}
             )
         )
-        self.fleet = Fleet(lab, tls, NicMacs(lab, self.store), external.transport_to)
+        self.fleet = Fleet(
+            lab,
+            tls,
+            NicMacs(lab, self.store),
+            external.transport_to,
+        )
         self.drivers: dict[str, AnyDriver] = {
-            switch.name: open_driver(switch, password_of(switch), external.device_links)
+            switch.name: open_driver(
+                switch, password_of(switch), external.device_links
+            )
             for switch in lab.optical_switches
             if switch.driver
         }
         self.speaker = Speaker(
             SpeakerOptions(
                 socket=settings.state_dir / "speaker.sock",
-                datapath_ids=tuple(s.datapath_id for s in lab.packet_switches if s.datapath_id),
+                datapath_ids=tuple(
+                    s.datapath_id for s in lab.packet_switches if s.datapath_id
+                ),
                 listen=settings.openflow,
-                netns=str(settings.openflow_netns) if settings.openflow_netns else None,
+                netns=str(settings.openflow_netns)
+                if settings.openflow_netns
+                else None,
                 engine=settings.engine,
                 apps=tuple(settings.ryu_apps),
                 tls=switch_tls,
@@ -150,7 +187,11 @@ class Controller:
             if switch.driver != DEFAULT_DRIVER
         ]
         self.switches = PacketSwitches(
-            lab, self.speaker, self.fleet.macs.of, packet_drivers, self._port_changed
+            lab,
+            self.speaker,
+            self.fleet.macs.of,
+            packet_drivers,
+            self._port_changed,
         )
         self.telemetry = Telemetry(
             lab,
@@ -164,7 +205,12 @@ class Controller:
         self.unknown_switches = UnknownSwitches()
         outputs = ledger.JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
-        self.retention = ledger.Retention(self.store, self.jobs.ledger, outputs, lab.queue)
+        self.retention = ledger.Retention(
+            self.store,
+            self.jobs.ledger,
+            outputs,
+            lab.queue,
+        )
         self.traffic = JobTraffic(self.jobs, lambda: self.scheduler.reach())
         self.circuits = CircuitParts(
             lab,
@@ -180,7 +226,13 @@ class Controller:
         self.fleet.on_carrier = self.device_watch.look_soon
         self.circuit_service = CircuitService(self.circuits, self.transactions)
         self.scheduler = Scheduler(
-            lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
+            lab,
+            self.fleet,
+            self.store,
+            self.jobs,
+            self.transactions,
+            settings.policies,
+            lab.queue,
         )
         self.recorder = Recorder(
             self.series,
@@ -194,21 +246,39 @@ class Controller:
             ),
         )
         self.paths = PathService(lab, self._maps_as_known, store=self.store)
-        self.path_bounds = BoundsService(lab, self.fleet, self.jobs, self.paths)
+        self.path_bounds = BoundsService(
+            lab,
+            self.fleet,
+            self.jobs,
+            self.paths,
+        )
         self.discovery = Discovery(
             lab,
             MaintenanceWindow(
-                self.circuits, self.transactions, self.switches, self.scheduler, self.jobs
+                self.circuits,
+                self.transactions,
+                self.switches,
+                self.scheduler,
+                self.jobs,
             ),
-            SwitchListening(lab, self.fleet, self.switches, self.speaker, self.telemetry),
+            SwitchListening(
+                lab,
+                self.fleet,
+                self.switches,
+                self.speaker,
+                self.telemetry,
+            ),
         )
 
     async def status(self) -> dict[str, Any]:
         """The response to ``GET /v1/status``."""
         last = self.scheduler.policies.last_faults
-        connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
-        lacking, foreign = self.switches.lacking(), self.switches.foreign()
-        troubles, without_groups = self.switches.troubles(), self.switches.without_groups()
+        connected = self.switches.connected()
+        second_from = self.switches.second_from(time.time())
+        lacking = self.switches.lacking()
+        foreign = self.switches.foreign()
+        troubles = self.switches.troubles()
+        without_groups = self.switches.without_groups()
         missing = self.switches.missing_by_switch()
         return {
             "lab": self.lab.name,
@@ -216,8 +286,16 @@ class Controller:
             "engine": self.speaker.info.get("engine"),
             "policies": self.scheduler.policies.words,
             "policy_faults": [
-                {"kind": kind, "policy": policy, "faults": faults, "last": last[kind, policy]}
-                for (kind, policy), faults in self.scheduler.policies.faults.items()
+                {
+                    "kind": kind,
+                    "policy": policy,
+                    "faults": faults,
+                    "last": last[kind, policy],
+                }
+                for (
+                    kind,
+                    policy,
+                ), faults in self.scheduler.policies.faults.items()
             ],
             "light": self.scheduler.rewiring.status(),
             "drained": self.scheduler.drained,
@@ -251,19 +329,36 @@ class Controller:
 
     async def _hosts_without_link(self) -> list[HostWithoutLink]:
         found = self.scheduler.reach().without_link
-        macs = {name: self.fleet.macs.of(self.lab.host(name)).lower() for name in found}
+        macs = {
+            name: self.fleet.macs.of(self.lab.host(name)).lower()
+            for name in found
+        }
         behind = await self.telemetry.behind(macs.values())
         words = {
-            name: f"; {behind[mac]} has its MAC" for name, mac in macs.items() if mac in behind
+            name: f"; {behind[mac]} has its MAC"
+            for name, mac in macs.items()
+            if mac in behind
         }
-        return [{"host": h, "reason": reason + words.get(h, "")} for h, reason in found.items()]
+        return [
+            {"host": h, "reason": reason + words.get(h, "")}
+            for h, reason in found.items()
+        ]
 
-    def _port_changed(self, switch: str, port: int, why: str) -> None:
+    def _port_changed(
+        self,
+        switch: str,
+        port: int,
+        why: str,
+    ) -> None:
         """A packet switch has lost one of the lab's ports, or has it again."""
         kind = "port-missing" if why else "port-back"
         words = f"{switch} has {why or f'port {port} again'}"
         _log.warning("%s", words)
-        self.store.add_event(time.time(), kind, {"switch": switch, "port": port, "message": words})
+        self.store.add_event(
+            time.time(),
+            kind,
+            {"switch": switch, "port": port, "message": words},
+        )
 
     def _maps_as_known(self) -> Mapping[str, AnyMap] | None:
         last = self.circuits.maps.last
@@ -271,23 +366,33 @@ class Controller:
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Handle an event of the OpenFlow speaker."""
-        kind, now = event["event"], time.time()
+        kind = event["event"]
+        now = time.time()
         self.switches.on_event(event, now)
         told: dict[str, Any] | None = event
         if kind == "unknown-switch":
-            told = self.unknown_switches.connected(event["datapath_id"], event["address"], now)
+            told = self.unknown_switches.connected(
+                event["datapath_id"], event["address"], now
+            )
         if kind not in ("counters", "frame", "traffic") and told is not None:
             self.store.add_event(now, f"openflow-{kind}", told)
         if kind in ("refused-switch", "second-switch"):
             who = event.get("datapath_id")
             by = "a switch" if who is None else f"switch {who:#x}"
             attempt = Attempt(
-                by, event["address"], "nobody", "OpenFlow", "refused", 0, about=event["why"]
+                by,
+                event["address"],
+                "nobody",
+                "OpenFlow",
+                "refused",
+                0,
+                about=event["why"],
             )
             AuditLog(self.store).add(attempt)
 
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 30.0
 # After this run time, another failure is considered a new one.
 _LONG_LIFE_S = 60.0
 
@@ -302,8 +407,16 @@ class Background:
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Run this repeatedly until ``close``."""
-        part = PartStatus(name=name, running=True, faults=0, last_fault="", last_fault_at=None)
-        self._parts[asyncio.create_task(self._keep(part, run), name=name)] = part
+        part = PartStatus(
+            name=name,
+            running=True,
+            faults=0,
+            last_fault="",
+            last_fault_at=None,
+        )
+        self._parts[asyncio.create_task(self._keep(part, run), name=name)] = (
+            part
+        )
 
     def status(self) -> list[PartStatus]:
         """Each part: whether it runs now, how often it failed, and its last fault."""
@@ -315,7 +428,9 @@ class Background:
             task.cancel()
         await asyncio.gather(*self._parts, return_exceptions=True)
 
-    async def _keep(self, part: PartStatus, run: Callable[[], Awaitable[None]]) -> None:
+    async def _keep(
+        self, part: PartStatus, run: Callable[[], Awaitable[None]]
+    ) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
             began = time.monotonic()
@@ -329,8 +444,12 @@ class Background:
                 why = "what it waited for was cancelled"  # and not the part itself
             except Exception as error:
                 why = in_words(error)
-                _log.exception("the controller's %s failed and is restarted", part["name"])
-            part["running"], part["last_fault"], part["last_fault_at"] = False, why, time.time()
+                _log.exception(
+                    "the controller's %s failed and is restarted", part["name"]
+                )
+            part["running"] = False
+            part["last_fault"] = why
+            part["last_fault_at"] = time.time()
             part["faults"] += 1
             try:
                 self._on_fault(part["name"], why)
@@ -364,11 +483,16 @@ class Recorder:
         clock: Callable[[], float] = unix_s,
         on_sources: Callable[[Mapping[str, int]], None] = lambda _: None,
     ) -> None:
-        self._store, self._fleet, self._switches = store, fleet, switches
-        self._table, self._forecasts = table, forecasts
-        self._keep_for_s, self._clock = keep_for_s, clock
+        self._store = store
+        self._fleet = fleet
+        self._switches = switches
+        self._table = table
+        self._forecasts = forecasts
+        self._keep_for_s = keep_for_s
+        self._clock = clock
         self._heard: dict[str, tuple[Sequence[Host], list[float]]] = {}
-        self._sources, self._on_sources = dict[str, int](), on_sources
+        self._sources = dict[str, int]()
+        self._on_sources = on_sources
         table.on_reports.append(self._hear)
 
     async def run(self) -> None:
@@ -389,7 +513,9 @@ class Recorder:
         gpu_samples = _within(self._fleet.gpu_samples, period)
         port_rates = _within(self._switches.port_rates, period)
         by = {sample["host"]: str(sample["by"]) for sample in port_rates}
-        if (sources := dict(Counter(by.values()))) and sources.keys() != self._sources.keys():
+        if (
+            sources := dict(Counter(by.values()))
+        ) and sources.keys() != self._sources.keys():
             self._on_sources(sources)
             self._sources = sources
         jobs = self._jobs_then(period)
@@ -398,24 +524,48 @@ class Recorder:
         def put_on_disk() -> None:
             busy = _by_name(gpu_samples, "gpu", "utilization")
             sent = _by_name(port_rates, "host", "tx_bps")
-            windows = [series_store.lab_window(begin, busy, sent)] if busy or sent else []
+            windows = (
+                [series_store.lab_window(begin, busy, sent)]
+                if busy or sent
+                else []
+            )
             windows += [
-                series_store.job_window(begin, job, then, busy, sent) for job, then in jobs.items()
+                series_store.job_window(
+                    begin,
+                    job,
+                    then,
+                    busy,
+                    sent,
+                )
+                for job, then in jobs.items()
             ]
-            self._store.add((w for w in windows if w.busy or w.sent_bps or w.iterations), before)
+            self._store.add(
+                (w for w in windows if w.busy or w.sent_bps or w.iterations),
+                before,
+            )
 
         try:
             await asyncio.to_thread(put_on_disk)
-        except JournalError as error:  # a full disk, say: these samples are lost
+        except (
+            JournalError
+        ) as error:  # a full disk, say: these samples are lost
             _log.warning("%s", error)
 
-    def _hear(self, job: RunningJob, reports: Sequence[Mapping[str, Any]]) -> None:
+    def _hear(
+        self, job: RunningJob, reports: Sequence[Mapping[str, Any]]
+    ) -> None:
         _, times_s = self._heard.setdefault(job.id, (job.hosts, []))
-        times_s += [report["compute_s"] + report["communication_s"] for report in reports]
+        times_s += [
+            report["compute_s"] + report["communication_s"]
+            for report in reports
+        ]
 
-    def _jobs_then(self, period: tuple[float, float]) -> dict[str, series_store.JobThen]:
+    def _jobs_then(
+        self, period: tuple[float, float]
+    ) -> dict[str, series_store.JobThen]:
         """The jobs that have hosts, and those that reported and have ended since."""
-        heard, self._heard = self._heard, {}
+        heard = self._heard
+        self._heard = {}
         for job_id, job in self._table.running.items():
             if job.hosts:
                 heard.setdefault(job_id, (job.hosts, []))
@@ -425,10 +575,20 @@ class Recorder:
             status = self._table.find(job_id)
             since = status.runs_since if status is not None else None
             until = status.finished_at if status is not None else None
-            begins, ends = period[0] if since is None else since, until or period[1]
+            begins = period[0] if since is None else since
+            ends = until or period[1]
             should = predicted.get(job_id, {}).get("predicted_iteration_s")
-            named = [(h.name, f"{h.server.name}.{h.gpu.name}" if h.gpu else "") for h in hosts]
-            found[job_id] = series_store.JobThen(named, times_s, begins, ends, should)
+            named = [
+                (h.name, f"{h.server.name}.{h.gpu.name}" if h.gpu else "")
+                for h in hosts
+            ]
+            found[job_id] = series_store.JobThen(
+                named,
+                times_s,
+                begins,
+                ends,
+                should,
+            )
         return found
 
 
@@ -442,7 +602,9 @@ def _within(
 
 
 def _by_name(
-    samples: Iterable[Mapping[str, Any]], name: str, value: str
+    samples: Iterable[Mapping[str, Any]],
+    name: str,
+    value: str,
 ) -> Mapping[str, list[series_store.Sample]]:
     found: defaultdict[str, list[series_store.Sample]] = defaultdict(list)
     for sample in samples:

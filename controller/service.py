@@ -13,7 +13,13 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +31,18 @@ from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import Access, Role
-from patchlight.testbed.linux.credentials import controller_name, new_context, read_credentials
-from patchlight.testbed.linux.sockets import UNIX, bind_unix, is_loopback, listen, split_address
+from patchlight.testbed.linux.credentials import (
+    controller_name,
+    new_context,
+    read_credentials,
+)
+from patchlight.testbed.linux.sockets import (
+    UNIX,
+    bind_unix,
+    is_loopback,
+    listen,
+    split_address,
+)
 from patchlight.testbed.logs import log_to_stderr, log_trouble
 from patchlight.testbed.wire.lab_api import keepers_socket, own_socket
 
@@ -49,19 +65,43 @@ class Front:
     tls: ssl.SSLContext | None = None
 
 
-def serve(lab: Lab, settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
+def serve(
+    lab: Lab,
+    settings: ControllerSettings,
+    on_ready: Callable[[], None],
+) -> None:
     """Run a controller until it is stopped, with its log on standard error; ``on_ready`` is called
     once it serves. ``PatchlightError`` before that if it cannot start."""
-    log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(
+        logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     with ExitStack() as stack:
-        fronts = stack.enter_context(listening_for_api(lab, settings.api, settings.tls))
-        metrics = exposition.listen_for_metrics(settings.metrics) if settings.metrics else None
+        fronts = stack.enter_context(
+            listening_for_api(lab, settings.api, settings.tls)
+        )
+        metrics = (
+            exposition.listen_for_metrics(settings.metrics)
+            if settings.metrics
+            else None
+        )
         if metrics is not None:
             stack.enter_context(metrics)
-        receiver = exposition.sending_to(settings.traces) if settings.traces is not None else None
-        asyncio.run(_run(Controller(lab, settings), fronts, metrics, receiver, on_ready))
+        receiver = (
+            exposition.sending_to(settings.traces)
+            if settings.traces is not None
+            else None
+        )
+        asyncio.run(
+            _run(
+                Controller(lab, settings),
+                fronts,
+                metrics,
+                receiver,
+                on_ready,
+            )
+        )
 
 
 async def _run(
@@ -74,23 +114,44 @@ async def _run(
     asyncio.get_running_loop().set_exception_handler(log_trouble)
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
+        asyncio.get_running_loop().add_signal_handler(
+            signal_number, told_to_stop.set
+        )
     metrics = exposition.ControllerMetrics(controller)
     async with running_parts(controller, metrics, receiver) as app:
         from patchlight.controller.api.app import metrics_app
         from patchlight.controller.api.caller import admin_uids
-        from patchlight.testbed.linux.http_server import ServerLimits, http_server
+        from patchlight.testbed.linux.http_server import (
+            ServerLimits,
+            http_server,
+        )
 
-        limits = ServerLimits(per_user=_PER_USER, trusted=admin_uids())
-        serving_with = partial(http_server, limits=limits, lifespan="off")
+        limits = ServerLimits(
+            per_user=_PER_USER,
+            trusted=admin_uids(),
+        )
+        serving_with = partial(
+            http_server,
+            limits=limits,
+            lifespan="off",
+        )
         servers = [
-            (serving_with(app, hosts=front.hosts, tls=front.tls), front.socket) for front in fronts
+            (
+                serving_with(
+                    app,
+                    hosts=front.hosts,
+                    tls=front.tls,
+                ),
+                front.socket,
+            )
+            for front in fronts
         ]
         if metrics_socket is not None:
             readers = serving_with(metrics_app(metrics), hosts=_LOCAL_NAMES)
             servers.append((readers, metrics_socket))
         serving = [
-            asyncio.create_task(server.serve(sockets=[at]), name="api") for server, at in servers
+            asyncio.create_task(server.serve(sockets=[at]), name="api")
+            for server, at in servers
         ]
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
         # Without the objects made so far, a garbage collection takes 0.1 s less.
@@ -98,7 +159,9 @@ async def _run(
         try:
             on_ready()
             # The end of its API ends the controller; its background parts restart.
-            done, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                [*serving, stopping], return_when=asyncio.FIRST_COMPLETED
+            )
             for task in done:
                 task.result()
         finally:
@@ -122,17 +185,27 @@ async def running_parts(
         stack.push_async_callback(controller.fleet.close)
         if receiver is not None:
             stack.callback(
-                exposition.JobTraces(controller.lab.name, controller.jobs, receiver).close
+                exposition.JobTraces(
+                    controller.lab.name, controller.jobs, receiver
+                ).close
             )
         holder = f"{CONTROLLER} {controller.lab.name}"
-        driven = [switch for switch in controller.lab.optical_switches if switch.driver]
-        stack.enter_context(device_lock(driven, holder, controller.external.device_locks))
+        driven = [
+            switch
+            for switch in controller.lab.optical_switches
+            if switch.driver
+        ]
+        stack.enter_context(
+            device_lock(driven, holder, controller.external.device_locks)
+        )
         for driver in controller.drivers.values():
             stack.push_async_callback(driver.close)
         stack.push_async_callback(controller.speaker.close)
         controller.speaker.subscribe(controller.on_event)
         # The speaker's process starts meanwhile.
-        speaking = asyncio.create_task(controller.speaker.start(), name="speaker")
+        speaking = asyncio.create_task(
+            controller.speaker.start(), name="speaker"
+        )
         stack.push_async_callback(_cancel, speaking)
         await asyncio.sleep(0)
         # Devices that do not answer are opened later.
@@ -170,7 +243,9 @@ async def running_parts(
         if controller.telemetry.problems:
             controller.background.start("SNMP", controller.telemetry.run)
         if controller.lab.paths == "nodes":
-            controller.background.start("bounds of paths", controller.path_bounds.run)
+            controller.background.start(
+                "bounds of paths", controller.path_bounds.run
+            )
         yield app
 
 
@@ -180,7 +255,11 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 @contextmanager
-def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list[Front]]:
+def listening_for_api(
+    lab: Lab,
+    address: str,
+    tls: Path | None,
+) -> Iterator[list[Front]]:
     """Sockets at ``host:port`` or ``unix:/path``, removed afterwards. ``BadInput`` for one that
     other machines can reach without a certificate in ``tls``; ``PatchlightError`` if it is in
     use."""
@@ -198,10 +277,17 @@ def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list
         own_name = controller_name(lab.name).lower()
         machine = {socket.gethostname().lower(), socket.getfqdn().lower()}
         names = (own_name, split_address(address)[0].lower(), *machine)
-        yield [Front(stack.enter_context(listen(host)), names, context), *local]
+        yield [
+            Front(stack.enter_context(listen(host)), names, context),
+            *local,
+        ]
 
 
-def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Front]:
+def _at_unix_sockets(
+    stack: ExitStack,
+    address: str,
+    access: Access,
+) -> list[Front]:
     path = Path(address.removeprefix(UNIX))
     group = _group_id(access.group)
     # Users without a role cannot connect at all.
@@ -214,8 +300,13 @@ def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Fro
 
         stack.callback(remove_if_empty)
     fronts = []
-    for each, mode in ((path, 0o660 if for_group else 0o666), (keepers_socket(path), 0o600)):
-        listener = stack.enter_context(bind_unix(each, "controller", mode=mode))
+    for each, mode in (
+        (path, 0o660 if for_group else 0o666),
+        (keepers_socket(path), 0o600),
+    ):
+        listener = stack.enter_context(
+            bind_unix(each, "controller", mode=mode)
+        )
         stack.callback(each.unlink, missing_ok=True)
         # Immediately: a socket without a listener looks like a dead server's.
         listener.listen()
@@ -228,7 +319,9 @@ def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Fro
 def _group_id(name: str) -> int | None:
     with suppress(KeyError):
         number = grp.getgrnam(name).gr_gid
-        return number if os.geteuid() == 0 or number in os.getgroups() else None
+        return (
+            number if os.geteuid() == 0 or number in os.getgroups() else None
+        )
     return None
 
 
@@ -237,13 +330,19 @@ def _as_one_address(address: str) -> str:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise BadInput(f"listening for the API at {address}: {error.strerror}") from error
+        raise BadInput(
+            f"listening for the API at {address}: {error.strerror}"
+        ) from error
     # An external address comes first: its errors say what is needed.
     numbers = sorted((str(row[4][0]) for row in found), key=is_loopback)
     return f"{numbers[0]}:{port}"
 
 
-def _tls_of(lab: str, address: str, folder: Path | None) -> ssl.SSLContext:
+def _tls_of(
+    lab: str,
+    address: str,
+    folder: Path | None,
+) -> ssl.SSLContext:
     if folder is None:
         raise BadInput(
             f"the API cannot listen at {address} without TLS: tokens could be read on the network",

@@ -4,6 +4,10 @@ from patchlight.console.shared import DAILY, OPERATE, Command
 
 _HERE = "patchlight.deploy.commands"
 COMMANDS = {
-    "deploy": Command(f"{_HERE}.deploy", "Put Patchlight on a lab's servers.", OPERATE),
-    "doctor": Command(f"{_HERE}.doctor", "Check this machine's prerequisites.", DAILY),
+    "deploy": Command(
+        f"{_HERE}.deploy", "Put Patchlight on a lab's servers.", OPERATE
+    ),
+    "doctor": Command(
+        f"{_HERE}.doctor", "Check this machine's prerequisites.", DAILY
+    ),
 }

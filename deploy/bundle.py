@@ -45,7 +45,11 @@ _OLDEST_GLIBC = 17
 _MOST_MANIFEST_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+    order=True,
+)
 class Target:
     """A kind of server: Python's version (``3.11``), and the machine (``x86_64``)."""
 
@@ -56,7 +60,10 @@ class Target:
         return f"Python {self.python} on {self.machine}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class BundleFile:
     """A file of a bundle."""
 
@@ -65,7 +72,10 @@ class BundleFile:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Part:
     """The files for one kind of server and one role, by name; ``glibc`` is the least it needs."""
 
@@ -76,7 +86,9 @@ class Part:
     def own(self) -> dict[str, BundleFile]:
         """Patchlight itself, and its bytecode."""
         required = self.required
-        return {name: f for name, f in self.files.items() if name not in required}
+        return {
+            name: f for name, f in self.files.items() if name not in required
+        }
 
     @property
     def required(self) -> dict[str, BundleFile]:
@@ -84,13 +96,19 @@ class Part:
         of_layer = f"bytecode-{self.layer}-"
         ours = ("patchlight-", "bytecode-")
         return {
-            n: f for n, f in self.files.items() if n.startswith(of_layer) or not n.startswith(ours)
+            n: f
+            for n, f in self.files.items()
+            if n.startswith(of_layer) or not n.startswith(ours)
         }
 
     @property
     def installer(self) -> BundleFile:
         """The wheel that installs the others."""
-        return next(f for name, f in self.files.items() if name.startswith(f"{INSTALLER}-"))
+        return next(
+            f
+            for name, f in self.files.items()
+            if name.startswith(f"{INSTALLER}-")
+        )
 
     @property
     def layer(self) -> str:
@@ -104,8 +122,14 @@ class Part:
 
     def _name(self, without: str) -> str:
         files = self.files.items()
-        wheels = (f.sha256 for n, f in files if n.endswith(".whl") and not n.startswith(without))
-        return hashlib.sha256("\n".join(sorted(wheels)).encode()).hexdigest()[:12]
+        wheels = (
+            f.sha256
+            for n, f in files
+            if n.endswith(".whl") and not n.startswith(without)
+        )
+        return hashlib.sha256("\n".join(sorted(wheels)).encode()).hexdigest()[
+            :12
+        ]
 
 
 class Supply(Protocol):
@@ -139,24 +163,38 @@ class FromFile(Supply):
         self._file = file
         try:
             with tarfile.open(file) as tar:
-                manifest = json.loads(_content(tar, _MANIFEST).read(_MOST_MANIFEST_BYTES))
+                manifest = json.loads(
+                    _content(tar, _MANIFEST).read(_MOST_MANIFEST_BYTES)
+                )
                 if manifest["schema"] != _SCHEMA:
-                    raise BadInput(f"the bundle {file} has schema {manifest['schema']!r}")
+                    raise BadInput(
+                        f"the bundle {file} has schema {manifest['schema']!r}"
+                    )
                 files = {}
                 for name, sha256 in manifest["files"].items():
                     path = folder / Path(name).name
                     with path.open("wb") as output:
-                        shutil.copyfileobj(_content(tar, f"files/{name}"), output)
+                        shutil.copyfileobj(
+                            _content(tar, f"files/{name}"), output
+                        )
                     files[name] = bundle_file(path)
                     if files[name].sha256 != sha256:
-                        raise BadInput(f"{name} in the bundle {file} is damaged")
+                        raise BadInput(
+                            f"{name} in the bundle {file} is damaged"
+                        )
             self._parts = {
                 (Target(part["python"], part["machine"]), part["role"]): _part(
                     {name: files[name] for name in part["files"]}
                 )
                 for part in manifest["parts"]
             }
-        except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
+        except (
+            OSError,
+            tarfile.TarError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ) as error:
             raise BadInput(
                 f"reading the bundle {file}: {str(error) or type(error).__name__}",
                 hint="Make it with 'patchlight deploy bundle --output FILE'.",
@@ -166,7 +204,9 @@ class FromFile(Supply):
         """The part that is in the file; ``BadInput`` if it has none."""
         if (target, role) in self._parts:
             return self._parts[target, role]
-        has = ", ".join(f"{role} for {each}" for each, role in sorted(self._parts))
+        has = ", ".join(
+            f"{role} for {each}" for each, role in sorted(self._parts)
+        )
         raise BadInput(
             f"the bundle {self._file} has nothing to run the {role} with {target}: it has {has}",
             hint=f"Make one with 'patchlight deploy bundle --python {target.python} --machine "
@@ -179,14 +219,25 @@ def here() -> Target:
     return Target(".".join(map(str, sys.version_info[:2])), platform.machine())
 
 
-def write_bundle(parts: Mapping[tuple[Target, Role], Part], output: Path) -> int:
+def write_bundle(
+    parts: Mapping[tuple[Target, Role], Part], output: Path
+) -> int:
     """Write parts into one file, all of it or nothing; its size in bytes."""
-    files = {name: file for part in parts.values() for name, file in part.files.items()}
+    files = {
+        name: file
+        for part in parts.values()
+        for name, file in part.files.items()
+    }
     manifest = {
         "schema": _SCHEMA,
         "patchlight": version("patchlight"),
         "parts": [
-            {"python": t.python, "machine": t.machine, "role": role, "files": sorted(part.files)}
+            {
+                "python": t.python,
+                "machine": t.machine,
+                "role": role,
+                "files": sorted(part.files),
+            }
             for (t, role), part in parts.items()
         ],
         "files": {name: file.sha256 for name, file in files.items()},
@@ -220,51 +271,109 @@ def needed_by(role: Role) -> list[str]:
     """The names of the packages that a program of this role imports; Patchlight is not named."""
     if role == "agent":
         return _AGENT_NEEDS.split()
-    roots = [Requirement(text) for text in distribution("patchlight").requires or ()]
-    names = [r.name for r in roots if r.marker is None or r.marker.evaluate({"extra": ""})]
-    with suppress(PackageNotFoundError):  # the OpenFlow engine that is used where it is there
+    roots = [
+        Requirement(text) for text in distribution("patchlight").requires or ()
+    ]
+    names = [
+        r.name
+        for r in roots
+        if r.marker is None or r.marker.evaluate({"extra": ""})
+    ]
+    with suppress(
+        PackageNotFoundError
+    ):  # the OpenFlow engine that is used where it is there
         distribution("ryu")
         names.append("ryu")
     return names
 
 
-def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
+def _made(
+    target: Target,
+    role: Role,
+    say: Callable[[str], None],
+) -> Part:
     roots = [*needed_by(role), INSTALLER]
     found = needed(roots)
     cache = cache_folder()
     private_folder(cache)  # what is in it is run by root on the servers
-    ours = wheel_of(distribution("patchlight"), cache, of_agent=role == "agent")
+    ours = wheel_of(
+        distribution("patchlight"), cache, of_agent=role == "agent"
+    )
     if target == here():
         say(f"making the bundle for {target} ({role})")
         wheels = [wheel_of(each, cache) for each in found.values()]
     else:
         pins = [f"{each.name}=={each.version}" for each in found.values()]
         say(f"downloading {len(pins)} packages for {target} ({role})")
-        wheels = _downloaded(target, roots, pins, cache)
+        wheels = _downloaded(
+            target,
+            roots,
+            pins,
+            cache,
+        )
     part = _part({path.name: bundle_file(path) for path in [ours, *wheels]})
     if target != here():
         return part
-    pieces = bytecode_of(part.release, [ours], cache), bytecode_of(part.layer, wheels, cache)
-    return replace(part, files={**part.files, **{p.name: bundle_file(p) for p in pieces}})
+    pieces = (
+        bytecode_of(part.release, [ours], cache),
+        bytecode_of(part.layer, wheels, cache),
+    )
+    return replace(
+        part, files={**part.files, **{p.name: bundle_file(p) for p in pieces}}
+    )
 
 
-def _downloaded(target: Target, roots: list[str], pins: list[str], cache: Path) -> list[Path]:
-    digest = hashlib.sha256("\n".join([str(target), *roots, *pins]).encode()).hexdigest()[:16]
+def _downloaded(
+    target: Target,
+    roots: list[str],
+    pins: list[str],
+    cache: Path,
+) -> list[Path]:
+    digest = hashlib.sha256(
+        "\n".join([str(target), *roots, *pins]).encode()
+    ).hexdigest()[:16]
     folder = cache / digest
     if folder.is_dir():
         return sorted(folder.iterdir())
-    cache.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(
+        parents=True,
+        exist_ok=True,
+    )
     newest = int(platform.libc_ver()[1].partition(".")[2] or _OLDEST_GLIBC)
-    platforms = [f"manylinux_2_{n}_{target.machine}" for n in range(newest, _OLDEST_GLIBC - 1, -1)]
+    platforms = [
+        f"manylinux_2_{n}_{target.machine}"
+        for n in range(newest, _OLDEST_GLIBC - 1, -1)
+    ]
     platforms += [f"manylinux2014_{target.machine}", f"linux_{target.machine}"]
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        wanted, part = Path(scratch) / "pins", Path(scratch) / "wheels"
+        wanted = Path(scratch) / "pins"
+        part = Path(scratch) / "wheels"
         wanted.write_text("\n".join(pins))
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
-        command += ["--disable-pip-version-check", "--implementation=cp", "--dest", str(part)]
-        command += [f"--python-version={target.python}", f"--constraint={wanted}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--only-binary=:all:",
+        ]
+        command += [
+            "--disable-pip-version-check",
+            "--implementation=cp",
+            "--dest",
+            str(part),
+        ]
+        command += [
+            f"--python-version={target.python}",
+            f"--constraint={wanted}",
+        ]
         command += [f"--platform={name}" for name in platforms]
-        done = subprocess.run([*command, *roots], stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [*command, *roots],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise PatchlightError(
                 f"downloading packages for {target}: pip ended with status {done.returncode}; "
@@ -284,7 +393,11 @@ def _part(files: Mapping[str, BundleFile]) -> Part:
 def oldest_c_library(wheel: str) -> tuple[int, int]:
     """The oldest C library that a wheel runs on: the oldest of its tags."""
     tags = wheel.removesuffix(".whl").rpartition("-")[2].split(".")
-    known = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+    known = {
+        "manylinux1": (2, 5),
+        "manylinux2010": (2, 12),
+        "manylinux2014": (2, 17),
+    }
     least = []
     for tag in tags:
         if found := re.match(r"manylinux_(\d+)_(\d+)_", tag):
@@ -312,7 +425,13 @@ def bundle_file(path: Path) -> BundleFile:
 
 
 def parts_for(
-    supply: Supply, targets: Iterable[Target], roles: Iterable[Role]
+    supply: Supply,
+    targets: Iterable[Target],
+    roles: Iterable[Role],
 ) -> dict[tuple[Target, Role], Part]:
     """The parts for all of these kinds of servers and roles."""
-    return {(each, role): supply.part(each, role) for each in targets for role in roles}
+    return {
+        (each, role): supply.part(each, role)
+        for each in targets
+        for role in roles
+    }

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from patchlight.deploy.facts import DockerFacts, GpuFacts, NicFacts, RdmaFacts, ServerFacts
+from patchlight.deploy.facts import (
+    DockerFacts,
+    GpuFacts,
+    NicFacts,
+    RdmaFacts,
+    ServerFacts,
+)
 from patchlight.testbed.lab.model import Gpu, Nic, Server
 from patchlight.testbed.linux.devices import Distance, distance
 from patchlight.testbed.units import format_rate
@@ -35,7 +41,10 @@ _FOR_VERBS = ("ib_uverbs", "rdma_ucm")
 _FOR_GPUS = ("nvidia_uvm",)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Finding:
     """One check of one server; ``ok`` is ``None`` where it cannot be told, ``remedy`` mends it."""
 
@@ -53,25 +62,55 @@ class Finding:
 
 def gpus(server: Server, facts: ServerFacts) -> Iterator[Finding]:
     """NVIDIA's driver, and each GPU that the lab file claims; nothing where there is neither."""
-    cards = [address for address, card in facts.pci.items() if card.is_nvidia_gpu]
+    cards = [
+        address for address, card in facts.pci.items() if card.is_nvidia_gpu
+    ]
     if not (server.gpus or cards or facts.driver or facts.gpus):
         return
     if server.gpus and (server.emulated_gpus or facts.gpu_sockets):
-        where = f"in {facts.gpu_sockets}" if facts.gpu_sockets else "as the lab file says"
-        yield Finding(server.name, "GPUs", True, f"{len(server.gpus)} emulated {where}")
+        where = (
+            f"in {facts.gpu_sockets}"
+            if facts.gpu_sockets
+            else "as the lab file says"
+        )
+        yield Finding(
+            server.name,
+            "GPUs",
+            True,
+            f"{len(server.gpus)} emulated {where}",
+        )
         return
     driver = _driver(server, facts, cards)
     yield driver
     if driver.ok:
         found = claimed_gpus(server, facts)
         for gpu in server.gpus:
-            yield _gpu(server, gpu, found.get(gpu.name), facts)
+            yield _gpu(
+                server,
+                gpu,
+                found.get(gpu.name),
+                facts,
+            )
         yield from _pairings(server, found, facts)
 
 
-def _driver(server: Server, facts: ServerFacts, cards: list[str]) -> Finding:
-    def finding(ok: bool | None, found: str, remedy: str = "") -> Finding:
-        return Finding(server.name, "NVIDIA driver", ok, found, f"{remedy}, on {server.name}")
+def _driver(
+    server: Server,
+    facts: ServerFacts,
+    cards: list[str],
+) -> Finding:
+    def finding(
+        ok: bool | None,
+        found: str,
+        remedy: str = "",
+    ) -> Finding:
+        return Finding(
+            server.name,
+            "NVIDIA driver",
+            ok,
+            found,
+            f"{remedy}, on {server.name}",
+        )
 
     wrong = False if server.gpus else None
     count = f"{len(cards)} GPU{'s' * (len(cards) != 1)}"
@@ -83,9 +122,15 @@ def _driver(server: Server, facts: ServerFacts, cards: list[str]) -> Finding:
         return finding(False, f"nvidia-smi: {facts.smi_refusal}", remedy)
     if facts.driver:
         remedy = "install the driver's programs: apt-get install nvidia-smi"
-        return finding(wrong, f"version {facts.driver}, without nvidia-smi", remedy)
+        return finding(
+            wrong, f"version {facts.driver}, without nvidia-smi", remedy
+        )
     if cards:
-        return finding(wrong, f"{count} and no driver", "install it: apt-get install nvidia-driver")
+        return finding(
+            wrong,
+            f"{count} and no driver",
+            "install it: apt-get install nvidia-driver",
+        )
     remedy = (
         "see whether it is plugged in (lspci); or, in the lab file, leave gpus out, or write "
         "emulated_gpus: true"
@@ -99,27 +144,59 @@ def claimed_gpus(server: Server, facts: ServerFacts) -> Mapping[str, GpuFacts]:
     by_place = facts.gpus if len(facts.gpus) >= len(server.gpus) else ()
     pairs = zip_longest(server.gpus, by_place[: len(server.gpus)])
     found = {
-        gpu.name: by_uuid.get(gpu.uuid) if gpu.uuid else at_place for gpu, at_place in pairs if gpu
+        gpu.name: by_uuid.get(gpu.uuid) if gpu.uuid else at_place
+        for gpu, at_place in pairs
+        if gpu
     }
     return {name: gpu for name, gpu in found.items() if gpu is not None}
 
 
-def _gpu(server: Server, gpu: Gpu, found: GpuFacts | None, facts: ServerFacts) -> Finding:
+def _gpu(
+    server: Server,
+    gpu: Gpu,
+    found: GpuFacts | None,
+    facts: ServerFacts,
+) -> Finding:
     check = f"GPU {gpu.name}"
     if found is None and gpu.uuid and gpu.uuid.startswith("MIG-"):
-        return Finding(server.name, check, None, f"{gpu.uuid} is a part of a GPU")
+        return Finding(
+            server.name,
+            check,
+            None,
+            f"{gpu.uuid} is a part of a GPU",
+        )
     if found is None and gpu.uuid:
         there = ", ".join(f"{g.uuid} ({g.model})" for g in facts.gpus)
         remedy = "see whether it is plugged in (lspci), or correct its uuid in the lab file"
-        return Finding(server.name, check, False, f"no {gpu.uuid}; there are {there}", remedy)
+        return Finding(
+            server.name,
+            check,
+            False,
+            f"no {gpu.uuid}; there are {there}",
+            remedy,
+        )
     if found is None:
         counts = f"{len(facts.gpus)} of {len(server.gpus)} GPUs"
         remedy = f"give each GPU of {server.name} its uuid in the lab file: nvidia-smi -L"
-        return Finding(server.name, check, False, f"{counts}, and which is missing?", remedy)
+        return Finding(
+            server.name,
+            check,
+            False,
+            f"{counts}, and which is missing?",
+            remedy,
+        )
     good = _words(gpu.model) <= _words(found.model)
-    said = f"{found.model}, {found.uuid}" + ("" if good else f", not {gpu.model}")
+    said = f"{found.model}, {found.uuid}" + (
+        "" if good else f", not {gpu.model}"
+    )
     remedy = "correct its model or uuid in the lab file"
-    return Finding(server.name, check, good, said, remedy)
+    return Finding(
+        server.name,
+        check,
+        good,
+        said,
+        remedy,
+    )
 
 
 def _words(model: str) -> set[str]:
@@ -127,7 +204,9 @@ def _words(model: str) -> set[str]:
 
 
 def _pairings(
-    server: Server, found: Mapping[str, GpuFacts], facts: ServerFacts
+    server: Server,
+    found: Mapping[str, GpuFacts],
+    facts: ServerFacts,
 ) -> Iterator[Finding]:
     """How far each GPU's data goes to its NIC; wrong where two pairs had better change."""
 
@@ -138,30 +217,46 @@ def _pairings(
         other = facts.pci.get(interface.pci or "") if interface else None
         if card is None or other is None:
             return None
-        return distance(card.path, card.numa, other.path, other.numa)
+        return distance(
+            card.path,
+            card.numa,
+            other.path,
+            other.numa,
+        )
 
     for nic in server.nics:
         here = away(nic.gpu, nic)
         if nic.gpu is None or here is None:
             continue
-        check, words = f"{nic.gpu} and {nic.name}", here.in_words
+        check = f"{nic.gpu} and {nic.name}"
+        words = here.in_words
         for other in server.nics:
             swapped = away(nic.gpu, other)
             if other is nic or swapped is None or swapped >= here:
                 continue
-            before, after = away(other.gpu, other) or 0, away(other.gpu, nic) or 0
+            before = away(other.gpu, other) or 0
+            after = away(other.gpu, nic) or 0
             if swapped + after < here + before:
-                found_, remedy = (
-                    f"{words}; {other.name} is nearer",
-                    (
-                        f"in the lab file, give {nic.gpu} of {server.name} the NIC {other.name}"
-                        + (f", and {other.gpu} {nic.name}" if other.gpu else "")
-                    ),
+                found_ = f"{words}; {other.name} is nearer"
+                remedy = (
+                    f"in the lab file, give {nic.gpu} of {server.name} the NIC {other.name}"
+                    + (f", and {other.gpu} {nic.name}" if other.gpu else "")
                 )
-                yield Finding(server.name, check, False, found_, remedy)
+                yield Finding(
+                    server.name,
+                    check,
+                    False,
+                    found_,
+                    remedy,
+                )
                 break
         else:
-            yield Finding(server.name, check, True, words)
+            yield Finding(
+                server.name,
+                check,
+                True,
+                words,
+            )
 
 
 def interface_of(nic: Nic) -> str:
@@ -177,7 +272,11 @@ def usual_mtu(servers: Iterable[tuple[Server, ServerFacts]]) -> int | None:
         for interface in map(interface_of, server.nics)
         if interface in facts.nics
     )
-    return max(mtus, key=lambda mtu: (mtus[mtu], mtu), default=None)
+    return max(
+        mtus,
+        key=lambda mtu: (mtus[mtu], mtu),
+        default=None,
+    )
 
 
 def nics(server: Server, facts: ServerFacts) -> Iterator[Finding]:
@@ -185,101 +284,236 @@ def nics(server: Server, facts: ServerFacts) -> Iterator[Finding]:
     devices: list[RdmaFacts] = []
     for nic in server.nics:
         found = facts.nics.get(interface_of(nic))
-        yield _nic(server, nic, found, facts)
+        yield _nic(
+            server,
+            nic,
+            found,
+            facts,
+        )
         if found is not None:
             device = rdma_of(interface_of(nic), found, facts.rdma)
-            yield from _rdma(server, nic, found, device)
+            yield from _rdma(
+                server,
+                nic,
+                found,
+                device,
+            )
             devices += [device] if device else []
     yield from _modules(server, facts, has_rdma=bool(devices))
 
 
-def _nic(server: Server, nic: Nic, found: NicFacts | None, facts: ServerFacts) -> Finding:
-    check, name = f"NIC {nic.name}", interface_of(nic)
+def _nic(
+    server: Server,
+    nic: Nic,
+    found: NicFacts | None,
+    facts: ServerFacts,
+) -> Finding:
+    check = f"NIC {nic.name}"
+    name = interface_of(nic)
     claims = sum(f".{server.name}." in namespace for namespace in facts.claims)
     if found is None and claims:
         said = f"no interface {name}: a worker may have it ({claims} GPUs and NICs in use)"
-        return Finding(server.name, check, None, said)
+        return Finding(
+            server.name,
+            check,
+            None,
+            said,
+        )
     if found is None:
         remedy = f"say in the lab file which interface of {server.name} it is: interface: NAME"
-        real = [f"{other} ({f.driver})" for other, f in facts.nics.items() if f.driver]
-        dead = [a for a, card in facts.pci.items() if card.is_network_card and not card.driver]
+        real = [
+            f"{other} ({f.driver})"
+            for other, f in facts.nics.items()
+            if f.driver
+        ]
+        dead = [
+            a
+            for a, card in facts.pci.items()
+            if card.is_network_card and not card.driver
+        ]
         there = f"; there are {', '.join(real)}" if real else ""
         if dead:
             there += f"; no driver has {', '.join(dead)}"
-            remedy += "; or load the driver of the card that has none: lspci -k"
-        return Finding(server.name, check, False, f"no interface {name}{there}", remedy)
+            remedy += (
+                "; or load the driver of the card that has none: lspci -k"
+            )
+        return Finding(
+            server.name,
+            check,
+            False,
+            f"no interface {name}{there}",
+            remedy,
+        )
     if found.driver is None:
-        return Finding(server.name, check, None, f"{name} is virtual: its rate says nothing")
+        return Finding(
+            server.name,
+            check,
+            None,
+            f"{name} is virtual: its rate says nothing",
+        )
     if found.rate_bps is None:
         remedy = f"plug it in, or bring it up: ip link set {name} up, on {server.name}"
-        return Finding(server.name, check, None, f"{name} ({found.driver}) has no link", remedy)
+        return Finding(
+            server.name,
+            check,
+            None,
+            f"{name} ({found.driver}) has no link",
+            remedy,
+        )
     rate = format_rate(found.rate_bps)
     good = nic.rate_bps is None or nic.rate_bps == found.rate_bps
-    claimed = "" if good or nic.rate_bps is None else f", not {format_rate(nic.rate_bps)}"
+    claimed = (
+        ""
+        if good or nic.rate_bps is None
+        else f", not {format_rate(nic.rate_bps)}"
+    )
     remedy = "correct its rate in the lab file, or see why the link is at another one: ethtool"
-    return Finding(server.name, check, good, f"{name} ({found.driver}), {rate}{claimed}", remedy)
+    return Finding(
+        server.name,
+        check,
+        good,
+        f"{name} ({found.driver}), {rate}{claimed}",
+        remedy,
+    )
 
 
-def rdma_of(interface: str, nic: NicFacts, rdma: Iterable[RdmaFacts]) -> RdmaFacts | None:
+def rdma_of(
+    interface: str,
+    nic: NicFacts,
+    rdma: Iterable[RdmaFacts],
+) -> RdmaFacts | None:
     """The port of an RDMA device that a NIC is."""
     own = [port for port in rdma if nic.pci and port.pci == nic.pci]
     # One device for each port of a card, or one with several ports.
-    of_card = own if len(own) == 1 else [port for port in own if port.port == nic.port]
+    of_card = (
+        own
+        if len(own) == 1
+        else [port for port in own if port.port == nic.port]
+    )
     in_software = [port for port in rdma if port.parent == interface]
     return next(iter([*of_card, *in_software]), None)
 
 
-def _rdma(server: Server, nic: Nic, found: NicFacts, device: RdmaFacts | None) -> Iterator[Finding]:
+def _rdma(
+    server: Server,
+    nic: Nic,
+    found: NicFacts,
+    device: RdmaFacts | None,
+) -> Iterator[Finding]:
     check = f"RDMA {nic.name}"
     if device is None:
         module = _RDMA_MODULES.get(found.driver or "")
         if module is not None:
             said = f"no RDMA device: its module is {module}"
-            remedy = f"if jobs are to use RDMA: modprobe {module}, on {server.name}"
-            yield Finding(server.name, check, None, said, remedy)
+            remedy = (
+                f"if jobs are to use RDMA: modprobe {module}, on {server.name}"
+            )
+            yield Finding(
+                server.name,
+                check,
+                None,
+                said,
+                remedy,
+            )
         return
     name = f"{device.name} port {device.port}"
     if device.link_layer != "Ethernet":
         remedy = f"set the port to Ethernet: mlxconfig set LINK_TYPE_P{device.port}=2"
         remedy = f"{remedy}, on {server.name}"
-        yield Finding(server.name, check, False, f"{name} is {device.link_layer}", remedy)
+        yield Finding(
+            server.name,
+            check,
+            False,
+            f"{name} is {device.link_layer}",
+            remedy,
+        )
         return
     good = device.state == "ACTIVE"
     # A link that is down is the NIC's finding.
     ok = None if not good and found.driver and found.rate_bps is None else good
-    remedy = f"see what its driver says: dmesg, rdma link show, on {server.name}"
-    yield Finding(server.name, check, ok, f"{name} is {device.state}", remedy)
+    remedy = (
+        f"see what its driver says: dmesg, rdma link show, on {server.name}"
+    )
+    yield Finding(
+        server.name,
+        check,
+        ok,
+        f"{name} is {device.state}",
+        remedy,
+    )
 
 
-def _modules(server: Server, facts: ServerFacts, *, has_rdma: bool) -> Iterator[Finding]:
+def _modules(
+    server: Server,
+    facts: ServerFacts,
+    *,
+    has_rdma: bool,
+) -> Iterator[Finding]:
     needed = [*(_FOR_VERBS if has_rdma else ())]
     needed += _FOR_GPUS if server.gpus and facts.driver else ()
     if not needed:
         return
-    states = {module: facts.modules.get(module, "unknown") for module in needed}
-    missing = [module for module, state in states.items() if state in ("there", "absent")]
-    unknown = [module for module, state in states.items() if state == "unknown"]
-    found = ", ".join(f"{m} is {'not loaded' if s == 'there' else s}" for m, s in states.items())
+    states = {
+        module: facts.modules.get(module, "unknown") for module in needed
+    }
+    missing = [
+        module
+        for module, state in states.items()
+        if state in ("there", "absent")
+    ]
+    unknown = [
+        module for module, state in states.items() if state == "unknown"
+    ]
+    found = ", ".join(
+        f"{m} is {'not loaded' if s == 'there' else s}"
+        for m, s in states.items()
+    )
     remedy = (
         f"modprobe -a {' '.join(missing)}, on {server.name}, and name them in /etc/modules-load.d; "
         "where there is none of that name, it comes with the driver"
     )
     ok = False if missing else None if unknown else True
-    yield Finding(server.name, "kernel modules", ok, found, remedy)
+    yield Finding(
+        server.name,
+        "kernel modules",
+        ok,
+        found,
+        remedy,
+    )
 
 
-def mtus(server: Server, facts: ServerFacts, usual: int | None) -> Iterator[Finding]:
+def mtus(
+    server: Server,
+    facts: ServerFacts,
+    usual: int | None,
+) -> Iterator[Finding]:
     """Whether the NICs have the ``usual`` MTU of the lab."""
-    names = [name for name in map(interface_of, server.nics) if name in facts.nics]
+    names = [
+        name for name in map(interface_of, server.nics) if name in facts.nics
+    ]
     others = [name for name in names if facts.nics[name].mtu != usual]
     if names:
-        found = ", ".join(f"{name} has {facts.nics[name].mtu}" for name in others) or str(usual)
-        commands = " && ".join(f"ip link set {name} mtu {usual}" for name in others)
+        found = ", ".join(
+            f"{name} has {facts.nics[name].mtu}" for name in others
+        ) or str(usual)
+        commands = " && ".join(
+            f"ip link set {name} mtu {usual}" for name in others
+        )
         remedy = f"make it {usual}, as of most NICs of the lab: {commands}, on {server.name}"
-        yield Finding(server.name, "MTU", not others, found, remedy)
+        yield Finding(
+            server.name,
+            "MTU",
+            not others,
+            found,
+            remedy,
+        )
 
 
-def judge_machine(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Finding]:
+def judge_machine(
+    server: Server,
+    facts: ServerFacts,
+    workers: Workers,
+) -> Iterator[Finding]:
     """What is there, and what of ``server`` is not; what no lab file claims is never wrong."""
     yield from machine(server, facts)
     yield from docker(server, facts, workers)
@@ -290,7 +524,8 @@ def judge_machine(server: Server, facts: ServerFacts, workers: Workers) -> Itera
 
 def sudo_and_python(server: Server, facts: ServerFacts) -> Iterator[Finding]:
     """What a deployment runs by."""
-    refusal, user = facts.sudo_refusal, server.ssh.user or "the user who logs in"
+    refusal = facts.sudo_refusal
+    user = server.ssh.user or "the user who logs in"
     yield Finding(
         server.name,
         "sudo",
@@ -300,7 +535,11 @@ def sudo_and_python(server: Server, facts: ServerFacts) -> Iterator[Finding]:
         f"password: a line 'NAME ALL=(ALL) NOPASSWD: ALL' in /etc/sudoers.d on {server.name}",
     )
     version = ".".join(map(str, facts.python)) if facts.python else "none"
-    good = facts.python is not None and facts.python[:2] >= _PYTHON and facts.has_venv
+    good = (
+        facts.python is not None
+        and facts.python[:2] >= _PYTHON
+        and facts.has_venv
+    )
     without = "" if facts.has_venv or not facts.python else ", without venv"
     yield Finding(
         server.name,
@@ -323,68 +562,162 @@ def machine(server: Server, facts: ServerFacts) -> Iterator[Finding]:
         f"make room in /opt of {server.name}: 2 GiB",
     )
     version = facts.systemd
-    found = f"version {version}" if version else "none: the agent gets a supervisor of its own"
-    yield Finding(server.name, "systemd", True, found)
+    found = (
+        f"version {version}"
+        if version
+        else "none: the agent gets a supervisor of its own"
+    )
+    yield Finding(
+        server.name,
+        "systemd",
+        True,
+        found,
+    )
 
 
-def docker(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Finding]:
+def docker(
+    server: Server,
+    facts: ServerFacts,
+    workers: Workers,
+) -> Iterator[Finding]:
     """The engine, and whether its containers can have GPUs; nothing where workers are processes."""
     engine = facts.docker
     if workers == "process":
         return
     if engine is None:
-        yield Finding(server.name, "Docker engine", None, "cannot be told without Python")
+        yield Finding(
+            server.name,
+            "Docker engine",
+            None,
+            "cannot be told without Python",
+        )
         return
-    yield _engine(server, facts, engine, workers)
+    yield _engine(
+        server,
+        facts,
+        engine,
+        workers,
+    )
     if engine.answers and (facts.gpus or facts.driver):
         yield _toolkit(server, facts, engine)
 
 
-def bubblewrap(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Finding]:
+def bubblewrap(
+    server: Server,
+    facts: ServerFacts,
+    workers: Workers,
+) -> Iterator[Finding]:
     """What confines workers that are processes; nothing where none is."""
-    if workers == "docker" or (workers == "auto" and facts.docker and facts.docker.answers):
+    if workers == "docker" or (
+        workers == "auto" and facts.docker and facts.docker.answers
+    ):
         return
-    found = f"version {facts.bwrap}" if facts.bwrap else "not installed: process workers need it"
+    found = (
+        f"version {facts.bwrap}"
+        if facts.bwrap
+        else "not installed: process workers need it"
+    )
     remedy = f"apt-get install bubblewrap libseccomp2, on {server.name}"
-    yield Finding(server.name, "bubblewrap", facts.bwrap is not None, found, remedy)
+    yield Finding(
+        server.name,
+        "bubblewrap",
+        facts.bwrap is not None,
+        found,
+        remedy,
+    )
 
 
-def _engine(server: Server, facts: ServerFacts, engine: DockerFacts, workers: Workers) -> Finding:
+def _engine(
+    server: Server,
+    facts: ServerFacts,
+    engine: DockerFacts,
+    workers: Workers,
+) -> Finding:
     check = "Docker engine"
     if engine.answers is None:
-        return Finding(server.name, check, None, f"do not know how to ask {engine.url}")
+        return Finding(
+            server.name,
+            check,
+            None,
+            f"do not know how to ask {engine.url}",
+        )
     if engine.answers:
         found = f"answers at {engine.url} (API {engine.api})"
-        return Finding(server.name, check, True, found)
+        return Finding(
+            server.name,
+            check,
+            True,
+            found,
+        )
     found = f"{engine.url} {engine.said}"
     if facts.user != "root" and "Permission denied" in engine.said:
-        return Finding(server.name, check, None, f"{found}; only root can try it")
+        return Finding(
+            server.name,
+            check,
+            None,
+            f"{found}; only root can try it",
+        )
     remedy = f"apt-get install docker.io && systemctl start docker, on {server.name}"
     if workers == "auto":
-        return Finding(server.name, check, None, f"{found}: workers will be processes", remedy)
-    return Finding(server.name, check, False, found, remedy)
+        return Finding(
+            server.name,
+            check,
+            None,
+            f"{found}: workers will be processes",
+            remedy,
+        )
+    return Finding(
+        server.name,
+        check,
+        False,
+        found,
+        remedy,
+    )
 
 
-def _toolkit(server: Server, facts: ServerFacts, engine: DockerFacts) -> Finding:
+def _toolkit(
+    server: Server,
+    facts: ServerFacts,
+    engine: DockerFacts,
+) -> Finding:
     ways = [*facts.cdi]
-    if not ways and any(device.startswith("nvidia.com/gpu") for device in engine.devices):
+    if not ways and any(
+        device.startswith("nvidia.com/gpu") for device in engine.devices
+    ):
         ways.append("the engine's CDI devices")
     if "nvidia" in engine.runtimes:
         ways.append("runtime nvidia")
     version = f"version {facts.toolkit}" if facts.toolkit else "none"
-    found = f"{version}; GPUs by {', '.join(ways)}" if ways else f"{version}; no CDI, no runtime"
+    found = (
+        f"{version}; GPUs by {', '.join(ways)}"
+        if ways
+        else f"{version}; no CDI, no runtime"
+    )
     remedy = (
         "apt-get install nvidia-container-toolkit && nvidia-ctk cdi generate "
         f"--output=/etc/cdi/nvidia.yaml, on {server.name}"
     )
-    return Finding(server.name, "container toolkit", bool(ways), found, remedy)
+    return Finding(
+        server.name,
+        "container toolkit",
+        bool(ways),
+        found,
+        remedy,
+    )
 
 
 def clock(server: str, facts: ServerFacts) -> Finding:
     """Whether its time is ours."""
-    offset, uncertain = facts.clock_offset_s, facts.clock_uncertainty_s
+    offset = facts.clock_offset_s
+    uncertain = facts.clock_uncertainty_s
     way = "ahead" if offset > 0 else "behind"
     found = f"{abs(offset):.3f} s {way}, ± {uncertain:.3f} s"
     good = abs(offset) - uncertain <= _MOST_OFFSET_S
     remedy = f"have {server} keep time by the network: apt-get install chrony"
-    return Finding(server, "clock", good, found, remedy)
+    return Finding(
+        server,
+        "clock",
+        good,
+        found,
+        remedy,
+    )

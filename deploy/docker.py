@@ -14,14 +14,18 @@ class NoEngine(PatchlightError):
 
 
 @contextmanager
-def engine_with_image(say: Callable[[str], None], *, torch: bool = False) -> Iterator[None]:
+def engine_with_image(
+    say: Callable[[str], None], *, torch: bool = False
+) -> Iterator[None]:
     """Inside the block a Docker engine answers at ``DOCKER_HOST`` and has the worker image.
 
     The one that answers already, else a private one that is stopped at the end; ``torch`` is for
     PyTorch's image, too. ``NoEngine`` where a script of this folder fails; it has said why.
     """
     before = os.environ.get("DOCKER_HOST")
-    url = _run("docker-engine.sh", "status", stderr=subprocess.DEVNULL).stdout.strip()
+    url = _run(
+        "docker-engine.sh", "status", stderr=subprocess.DEVNULL
+    ).stdout.strip()
     started = not url
     if started:
         say("starting a private Docker engine")
@@ -54,8 +58,16 @@ def _checked(script: str, *arguments: str) -> str:
 
 
 def _run(
-    script: str, *arguments: str, stderr: int | None = None
+    script: str,
+    *arguments: str,
+    stderr: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     # By bash, because files of a wheel are not executable.
     command = ["bash", str(deploy_file(script)), *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)
+    return subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        check=False,
+    )

@@ -8,13 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError, reason
-from patchlight.testbed.linux import deploy_file, docker_engine, quoted_deploy_file
+from patchlight.testbed.linux import (
+    deploy_file,
+    docker_engine,
+    quoted_deploy_file,
+)
 
 _PATIENCE_S = 90.0
 _MOST_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class NicFacts:
     """An interface: without ``driver`` it is virtual; ``pci`` is its card, ``port`` is from 1."""
 
@@ -25,7 +32,10 @@ class NicFacts:
     port: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PciFacts:
     """A network card or GPU; ``path``: the bridges it hangs on, the outermost first, and itself."""
 
@@ -46,7 +56,10 @@ class PciFacts:
         return self.class_code >> 16 == 0x02
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class RdmaFacts:
     """A port of an RDMA device: of the card ``pci``, or in software on the interface ``parent``."""
 
@@ -58,7 +71,10 @@ class RdmaFacts:
     parent: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class GpuFacts:
     """A GPU as NVIDIA's driver shows it."""
 
@@ -67,7 +83,10 @@ class GpuFacts:
     pci: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class DockerFacts:
     """What answers at the Docker engine's ``url``; ``answers`` is ``None`` if it was not tried."""
 
@@ -79,7 +98,10 @@ class DockerFacts:
     devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class ServerFacts:
     """What a server has, as who looked (``user``) sees it.
 
@@ -121,7 +143,11 @@ class NoFacts(ValueError):
     """What a server printed is not what was looked for."""
 
 
-def parse_facts(lines: Iterable[str], began: float, ended: float) -> ServerFacts:
+def parse_facts(
+    lines: Iterable[str],
+    began: float,
+    ended: float,
+) -> ServerFacts:
     """The script's output; our clock around its first line. ``NoFacts`` for something else."""
     told: dict[str, list[str]] = {}
     for line in lines:
@@ -129,12 +155,28 @@ def parse_facts(lines: Iterable[str], began: float, ended: float) -> ServerFacts
         told.setdefault(key, []).append(rest)
     try:
         return _facts(told, began, ended)
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-        shown = repr(error) if "time" in told else "it does not begin with the time"
-        raise NoFacts(f"what it answers is not what was expected: {shown}") from error
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        shown = (
+            repr(error)
+            if "time" in told
+            else "it does not begin with the time"
+        )
+        raise NoFacts(
+            f"what it answers is not what was expected: {shown}"
+        ) from error
 
 
-def _facts(told: Mapping[str, list[str]], began: float, ended: float) -> ServerFacts:
+def _facts(
+    told: Mapping[str, list[str]],
+    began: float,
+    ended: float,
+) -> ServerFacts:
     def one(key: str) -> str | None:
         return told.get(key, [""])[0].strip() or None
 
@@ -146,12 +188,19 @@ def _facts(told: Mapping[str, list[str]], began: float, ended: float) -> ServerF
         user=one("user") or "",
         python=tuple(map(int, version.split("."))) if version else None,
         has_venv=venv == "venv",
-        free_bytes=int(disk.split()[3]) * 1024 if len(disk.split()) > 3 else None,
+        free_bytes=int(disk.split()[3]) * 1024
+        if len(disk.split()) > 3
+        else None,
         systemd=one("systemd") or ("systemd" in told and "?") or None,
         nics={name: _nic(values) for name, values in _named(told, "nic")},
         pci={name: _pci(values) for name, values in _named(told, "pci")},
-        rdma=tuple(_rdma(name, values) for name, values in _named(told, "rdma")),
-        modules={words[0]: words[1] for words in map(str.split, told.get("module", []))},
+        rdma=tuple(
+            _rdma(name, values) for name, values in _named(told, "rdma")
+        ),
+        modules={
+            words[0]: words[1]
+            for words in map(str.split, told.get("module", []))
+        },
         driver=one("nvidia"),
         gpus=tuple(_gpu(line) for line in told.get("gpu", [])),
         smi_refusal=one("smi"),
@@ -159,10 +208,14 @@ def _facts(told: Mapping[str, list[str]], began: float, ended: float) -> ServerF
         gpu_sockets=one("gpu-sockets"),
         bwrap=one("bwrap"),
         cdi=tuple(
-            spec[1] for spec in (line.split(" ", 1) for line in told.get("cdi", [])) if spec[0]
+            spec[1]
+            for spec in (line.split(" ", 1) for line in told.get("cdi", []))
+            if spec[0]
         ),
         claims=tuple(told.get("claim", ())),
-        docker=_docker(json.loads(told["docker"][0])) if "docker" in told else None,
+        docker=_docker(json.loads(told["docker"][0]))
+        if "docker" in told
+        else None,
     )
 
 
@@ -173,11 +226,18 @@ def _named(
     for line in told.get(key, []):
         name, *pairs = line.split()
         values = dict(pair.split("=", 1) for pair in pairs)
-        yield name, {key: None if value == "-" else value for key, value in values.items()}
+        yield (
+            name,
+            {
+                key: None if value == "-" else value
+                for key, value in values.items()
+            },
+        )
 
 
 def _nic(values: Mapping[str, str | None]) -> NicFacts:
-    driver, mbps = values["driver"], int(values["speed"] or -1)
+    driver = values["driver"]
+    mbps = int(values["speed"] or -1)
     return NicFacts(
         driver=driver,
         mtu=int(values["mtu"] or 0),
@@ -199,9 +259,17 @@ def _pci(values: Mapping[str, str | None]) -> PciFacts:
 
 
 def _rdma(name: str, values: Mapping[str, str | None]) -> RdmaFacts:
-    state, link_layer = values["state"] or "unknown", values["link"] or "unknown"
+    state = values["state"] or "unknown"
+    link_layer = values["link"] or "unknown"
     number = int(values["port"] or 1)
-    return RdmaFacts(name, number, state, link_layer, values["pci"], values["parent"])
+    return RdmaFacts(
+        name,
+        number,
+        state,
+        link_layer,
+        values["pci"],
+        values["parent"],
+    )
 
 
 def _gpu(line: str) -> GpuFacts:
@@ -231,7 +299,9 @@ def facts_script() -> str:
     """``facts.sh``, and then what asks the Docker engine."""
     ask = Path(docker_engine.__file__).read_text(encoding="utf-8")
     shell = deploy_file("facts.sh").read_text(encoding="utf-8")
-    return f"{shell}\npython3 - tells <<'END OF PROGRAM'\n{ask}\nEND OF PROGRAM\n"
+    return (
+        f"{shell}\npython3 - tells <<'END OF PROGRAM'\n{ask}\nEND OF PROGRAM\n"
+    )
 
 
 def facts_here(root: Path | None = None) -> ServerFacts:
@@ -239,7 +309,12 @@ def facts_here(root: Path | None = None) -> ServerFacts:
     now = time.time()
     try:
         done = subprocess.run(
-            ["sh", "-s", "--", str(root or "")],
+            [
+                "sh",
+                "-s",
+                "--",
+                str(root or ""),
+            ],
             input=facts_script(),
             capture_output=True,
             text=True,
@@ -247,7 +322,9 @@ def facts_here(root: Path | None = None) -> ServerFacts:
             timeout=_PATIENCE_S,
             check=False,
         )
-        return parse_facts(done.stdout[:_MOST_BYTES].splitlines(), now, time.time())
+        return parse_facts(
+            done.stdout[:_MOST_BYTES].splitlines(), now, time.time()
+        )
     except (OSError, NoFacts, subprocess.TimeoutExpired) as error:
         raise PatchlightError(
             f"collecting facts about this machine: {reason(error)}",

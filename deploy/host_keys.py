@@ -22,7 +22,8 @@ class OtherKeyOffered(HostKeyRefused):
 
     def __init__(self, name: str, key: paramiko.PKey) -> None:
         super().__init__(
-            f"{name} presents the {described(key)}, not the one it had before", hint=_DO_NOT
+            f"{name} presents the {described(key)}, not the one it had before",
+            hint=_DO_NOT,
         )
         self.key = key
 
@@ -42,7 +43,11 @@ class OnlyVouchedFor(paramiko.MissingHostKeyPolicy):
     """Takes a key that is known, or has the expected fingerprint, and no other."""
 
     def __init__(
-        self, name: str, known: Collection[paramiko.PKey], expected: str | None, revoked: Set[bytes]
+        self,
+        name: str,
+        known: Collection[paramiko.PKey],
+        expected: str | None,
+        revoked: Set[bytes],
     ) -> None:
         self._name = name
         self._known = known
@@ -50,7 +55,10 @@ class OnlyVouchedFor(paramiko.MissingHostKeyPolicy):
         self._revoked = revoked
 
     def missing_host_key(
-        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+        self,
+        client: paramiko.SSHClient,
+        hostname: str,
+        key: paramiko.PKey,
     ) -> None:
         """Raise ``HostKeyRefused`` unless the key is an expected one."""
         if key.asbytes() in self._revoked:
@@ -58,7 +66,9 @@ class OnlyVouchedFor(paramiko.MissingHostKeyPolicy):
                 f"the {described(key)} of {self._name} is revoked in known_hosts",
                 hint="It may have leaked: make new host keys on the server before you log in.",
             )
-        is_known = any(key.asbytes() == known.asbytes() for known in self._known)
+        is_known = any(
+            key.asbytes() == known.asbytes() for known in self._known
+        )
         if is_known or key.fingerprint == self._expected:
             return
         if self._expected is None and not self._known:
@@ -86,8 +96,14 @@ def other_key(
             hint="Compare the keys with the server's console, then confirm them: "
             "patchlight deploy trust LAB --known-hosts --replace SERVER",
         )
-    what = f"{expected} from the lab file" if expected else "the one in known_hosts"
-    return HostKeyRefused(f"{name} presents the {shown} and not {what}", hint=_DO_NOT)
+    what = (
+        f"{expected} from the lab file"
+        if expected
+        else "the one in known_hosts"
+    )
+    return HostKeyRefused(
+        f"{name} presents the {shown} and not {what}", hint=_DO_NOT
+    )
 
 
 def described(key: paramiko.PKey) -> str:

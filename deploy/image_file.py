@@ -23,23 +23,34 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LAYER = "layer.tar"
 
 
-def write_image(image: str, root: Path, file: Path, labels: dict[str, str]) -> None:
+def write_image(
+    image: str,
+    root: Path,
+    file: Path,
+    labels: dict[str, str],
+) -> None:
     """Write ``image``, whose files are those of the tar archive ``root``, all of it or nothing.
 
     The layer is compressed: a third of it is to be copied to servers. Equal contents make equal
     files. ``OSError`` where something cannot be read or written.
     """
-    layer, part = (file.with_name(f".{file.name}.{name}") for name in ("layer", "part"))
+    layer, part = (
+        file.with_name(f".{file.name}.{name}") for name in ("layer", "part")
+    )
     try:
         with root.open("rb") as source, layer.open("wb") as raw:
             digest = _compressed(source, raw)
         config = {
-            "architecture": _MACHINES.get(platform.machine(), platform.machine()),
+            "architecture": _MACHINES.get(
+                platform.machine(), platform.machine()
+            ),
             "os": "linux",
             "config": {"Env": ["LANG=C.UTF-8"], "Labels": labels},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         }
-        manifest = [{"Config": "config.json", "RepoTags": [image], "Layers": [_LAYER]}]
+        manifest = [
+            {"Config": "config.json", "RepoTags": [image], "Layers": [_LAYER]}
+        ]
         with tarfile.open(part, "w") as tar, layer.open("rb") as packed:
             _add(tar, "manifest.json", json.dumps(manifest).encode())
             _add(tar, "config.json", json.dumps(config).encode())
@@ -54,7 +65,15 @@ def write_image(image: str, root: Path, file: Path, labels: dict[str, str]) -> N
 
 def image_ids(file: Path) -> set[str]:
     """What engines call the images of a file of ``docker save``; empty if it is packed."""
-    with suppress(OSError, tarfile.TarError, KeyError, ValueError), tarfile.open(file, "r:") as tar:
+    with (
+        suppress(
+            OSError,
+            tarfile.TarError,
+            KeyError,
+            ValueError,
+        ),
+        tarfile.open(file, "r:") as tar,
+    ):
 
         def digest(name: str) -> str:
             return hashlib.sha256(_content(tar, name)).hexdigest()
@@ -74,14 +93,24 @@ def _content(tar: tarfile.TarFile, name: str) -> bytes:
 def _compressed(source: IO[bytes], target: IO[bytes]) -> str:
     """Copy, compressed; the SHA-256 of what was read."""
     digest = hashlib.sha256()
-    with gzip.GzipFile("", "wb", compresslevel=1, fileobj=target, mtime=0) as packing:
+    with gzip.GzipFile(
+        "",
+        "wb",
+        compresslevel=1,
+        fileobj=target,
+        mtime=0,
+    ) as packing:
         while piece := source.read(_PIECE):
             digest.update(piece)
             packing.write(piece)
     return digest.hexdigest()
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+def _add(
+    tar: tarfile.TarFile,
+    name: str,
+    content: bytes,
+) -> None:
     entry = tarfile.TarInfo(name)
     entry.size = len(content)
     tar.addfile(entry, io.BytesIO(content))
@@ -92,6 +121,11 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     name, archive, output, *given = sys.argv[1:]
     try:
-        write_image(name, Path(archive), Path(output), dict(each.split("=", 1) for each in given))
+        write_image(
+            name,
+            Path(archive),
+            Path(output),
+            dict(each.split("=", 1) for each in given),
+        )
     except OSError as error:
         sys.exit(f"image_file: {str(error) or type(error).__name__}")

@@ -13,7 +13,12 @@ from pathlib import Path
 
 from patchlight.deploy.bundle import FromHere, here
 from patchlight.deploy.remote_helper.layers import Layers
-from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, point
+from patchlight.deploy.remote_helper.places import (
+    Line,
+    Places,
+    RequestRefused,
+    point,
+)
 from patchlight.testbed.errors import PatchlightError, reason
 
 _MARGIN = 1.3  # what a file system needs beside the files
@@ -26,7 +31,8 @@ def layer_image(folder: Path) -> Path:
     image = folder / f"layer-{part.layer}.ext4"
     if image.exists():
         return image
-    reading, writing = os.pipe()  # nothing comes, so it is not taken for a connection that ends
+    # Nothing comes, so it is not taken for a connection that ends.
+    reading, writing = os.pipe()
     with (
         tempfile.TemporaryDirectory(dir=folder) as scratch,
         os.fdopen(reading, "rb") as incoming,
@@ -42,9 +48,27 @@ def layer_image(folder: Path) -> Path:
         )
         size = sum(path.stat().st_blocks * 512 for path in layer.rglob("*"))
         made = Path(scratch) / "image"
-        make = ["mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-E", "root_owner=0:0"]
-        make += ["-d", str(layer.parent), str(made), f"{int(size * _MARGIN + _LEAST_BYTES) >> 10}k"]
-        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+        make = [
+            "mke2fs",
+            "-q",
+            "-t",
+            "ext4",
+            "-O",
+            "^has_journal",
+            "-E",
+            "root_owner=0:0",
+        ]
+        make += [
+            "-d",
+            str(layer.parent),
+            str(made),
+            f"{int(size * _MARGIN + _LEAST_BYTES) >> 10}k",
+        ]
+        subprocess.run(
+            make,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         made.rename(image)
     return image
 
@@ -52,5 +76,12 @@ def layer_image(folder: Path) -> Path:
 if __name__ == "__main__":
     try:
         point(Path(sys.argv[1], "layer"), layer_image(Path(sys.argv[1])).name)
-    except (PatchlightError, RequestRefused, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"each push will also install the agents' packages: {reason(error)}")
+    except (
+        PatchlightError,
+        RequestRefused,
+        OSError,
+        subprocess.CalledProcessError,
+    ) as error:
+        sys.exit(
+            f"each push will also install the agents' packages: {reason(error)}"
+        )

@@ -26,7 +26,13 @@ from patchlight.deploy.check_machine import Workers
 from patchlight.deploy.image_file import image_ids
 from patchlight.deploy.remote import ConnectionCut, Remote
 from patchlight.deploy.ssh import openssh_words, ssh_place
-from patchlight.deploy.units import HOME, Run, agent_command, controller_command, gpus_command
+from patchlight.deploy.units import (
+    HOME,
+    Run,
+    agent_command,
+    controller_command,
+    gpus_command,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.host_keys import known_name
 from patchlight.testbed.jobs import STOP_GRACE_S
@@ -35,7 +41,11 @@ from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import credentials as tls_files
 from patchlight.testbed.linux.processes import own_program
-from patchlight.testbed.linux.sockets import UNIX, is_beyond_this_machine, split_address
+from patchlight.testbed.linux.sockets import (
+    UNIX,
+    is_beyond_this_machine,
+    split_address,
+)
 from patchlight.testbed.wire.lab_api import system_socket
 
 # An emulated processor on a busy machine takes minutes to import an agent.
@@ -47,7 +57,8 @@ _MOST_RESTARTS = 2
 _ANSWER_PATIENCE_S = 30.0
 # Of a server's time that starts a program, questions to systemd take at most a tenth: one takes an
 # emulated processor half a second.
-_PAUSES, _LEAST_PAUSE_S = 9, 0.2
+_PAUSES = 9
+_LEAST_PAUSE_S = 0.2
 # How long taking everything back may last once all workers have ended.
 _DRAIN_PATIENCE_S = 60.0
 
@@ -60,35 +71,74 @@ class LabAgents:
     """The agents of ``lab``, called from here, or from their server where SSH has a jump host."""
 
     def __init__(self, lab: Lab, credentials: tls_files.Credentials) -> None:
-        self._lab, self._tls = lab.name, credentials.context(server=False)
+        self._lab = lab.name
+        self._tls = credentials.context(server=False)
 
     def status(self, server: Server, remote: Remote) -> dict[str, Any]:
         """What an agent says of itself; ``AgentDoesNotAnswer``."""
-        return self._call(server, remote, "GET", "/v1/status", _ANSWER_PATIENCE_S)
+        return self._call(
+            server,
+            remote,
+            "GET",
+            "/v1/status",
+            _ANSWER_PATIENCE_S,
+        )
 
-    def drain(self, server: Server, remote: Remote, status: Mapping[str, Any]) -> None:
+    def drain(
+        self,
+        server: Server,
+        remote: Remote,
+        status: Mapping[str, Any],
+    ) -> None:
         """Have an agent of this status end its workers, which may take as long as the longest
         ``stop_grace`` of their jobs, and take everything back; ``AgentDoesNotAnswer``."""
-        graces_s = (worker.get("stop_grace_s", STOP_GRACE_S) for worker in status["workers"])
+        graces_s = (
+            worker.get("stop_grace_s", STOP_GRACE_S)
+            for worker in status["workers"]
+        )
         patience_s = max(graces_s, default=0.0) + _DRAIN_PATIENCE_S
-        self._call(server, remote, "POST", "/v1/drain", patience_s)
+        self._call(
+            server,
+            remote,
+            "POST",
+            "/v1/drain",
+            patience_s,
+        )
 
     def _call(
-        self, server: Server, remote: Remote, method: str, path: str, patience_s: float
+        self,
+        server: Server,
+        remote: Remote,
+        method: str,
+        path: str,
+        patience_s: float,
     ) -> dict[str, Any]:
         host, port = split_address(listening_at(server))
         name = tls_files.agent_name(server.name, self._lab)
         try:
             with (
-                _connected(server, remote, host, port, patience_s) as plain,
+                _connected(
+                    server,
+                    remote,
+                    host,
+                    port,
+                    patience_s,
+                ) as plain,
                 self._tls.wrap_socket(plain, server_hostname=name) as tls,
             ):
                 connection = http.client.HTTPConnection(host, port)
                 connection.sock = tls
-                connection.request(method, path, headers={"Connection": "close"})
+                connection.request(
+                    method, path, headers={"Connection": "close"}
+                )
                 response = connection.getresponse()
                 answer: dict[str, Any] = json.loads(response.read())
-        except (OSError, ValueError, http.client.HTTPException, ConnectionCut) as error:
+        except (
+            OSError,
+            ValueError,
+            http.client.HTTPException,
+            ConnectionCut,
+        ) as error:
             why = error.reason if isinstance(error, ssl.SSLError) else error
             raise AgentDoesNotAnswer(
                 f"the agent of {server.name} at {server.management} does not answer: "
@@ -97,13 +147,18 @@ class LabAgents:
             ) from error
         if response.status != http.client.OK:
             raise AgentDoesNotAnswer(
-                f"the agent of {server.name}: {answer.get('error')}", hint=answer.get("hint")
+                f"the agent of {server.name}: {answer.get('error')}",
+                hint=answer.get("hint"),
             )
         return answer
 
 
 def _connected(
-    server: Server, remote: Remote, host: str, port: int, patience_s: float
+    server: Server,
+    remote: Remote,
+    host: str,
+    port: int,
+    patience_s: float,
 ) -> socket.socket:
     if server.ssh.jump_host is None:
         return socket.create_connection((host, port), timeout=patience_s)
@@ -126,7 +181,10 @@ class DidNotStart(PatchlightError):
     """What was deployed does not run."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PushOptions:
     """What is chosen for a push.
 
@@ -141,7 +199,10 @@ class PushOptions:
     controller: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Pushed:
     """What a push did on a server: bytes sent, whether anything changed, what its agent answers."""
 
@@ -151,7 +212,10 @@ class Pushed:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Plan:
     """What a push would do on a server: the release, the one that runs now, bytes to send."""
 
@@ -160,22 +224,41 @@ class Plan:
     copy_bytes: int
 
 
-def plan_push(supply: Supply, settings: PushOptions, server: Server, remote: Remote) -> Plan:
+def plan_push(
+    supply: Supply,
+    settings: PushOptions,
+    server: Server,
+    remote: Remote,
+) -> Plan:
     """The plan of a push to one server; nothing changes there."""
     found = remote.ask("look", image=settings.image)
-    _, part, files, images = _needed(supply, settings, server, remote, found)
+    _, part, files, images = _needed(
+        supply,
+        settings,
+        server,
+        remote,
+        found,
+    )
     missing = _missing([*files, *images], found)
     runs = found["release"] and found["release"]["id"]
-    return Plan(part.release, runs, sum(file.size - sent for file, sent in missing))
+    return Plan(
+        part.release, runs, sum(file.size - sent for file, sent in missing)
+    )
 
 
 class Push:
     """A push to servers of one lab; ``server`` may be called from several threads."""
 
     def __init__(
-        self, lab: Lab, supply: Supply, authority: Authority, settings: PushOptions
+        self,
+        lab: Lab,
+        supply: Supply,
+        authority: Authority,
+        settings: PushOptions,
     ) -> None:
-        self._lab, self._supply, self._settings = lab, supply, settings
+        self._lab = lab
+        self._supply = supply
+        self._settings = settings
         self._credentials = authority.folder.parent
         self._authority = authority
         self._own = authority.for_controller(self._credentials / "controller")
@@ -187,12 +270,23 @@ class Push:
         listen = listening_at(server)
         remote.ask("lock", who=self._settings.who)
         found = remote.ask("look", image=self._settings.image)
-        roles, part, files, images = _needed(self._supply, self._settings, server, remote, found)
+        roles, part, files, images = _needed(
+            self._supply,
+            self._settings,
+            server,
+            remote,
+            found,
+        )
         copied = _copy(files, found, remote)
         for image in images:
             copied += _copy([image], found, remote)
-            remote.ask("load_image", sha256=image.sha256, image=self._settings.image)
-        release, who = part.release, self._settings.who
+            remote.ask(
+                "load_image",
+                sha256=image.sha256,
+                image=self._settings.image,
+            )
+        release = part.release
+        who = self._settings.who
         mended = remote.ask(
             "install",
             release=release,
@@ -200,16 +294,24 @@ class Push:
             layer=part.layer,
             required=_hashes(part.required),
             installer=part.installer.sha256,
-            note={"version": version("patchlight"), "by": who, "at": time.time()},
+            note={
+                "version": version("patchlight"),
+                "by": who,
+                "at": time.time(),
+            },
         )
         changed = mended and release == (found["release"] or {}).get("id")
-        changed |= remote.ask("configure", files=self._configuration(server, roles))
-        runs, gpus = dict[str, Run](), "nvml"
+        changed |= remote.ask(
+            "configure", files=self._configuration(server, roles)
+        )
+        runs = dict[str, Run]()
+        gpus = "nvml"
         if found["gpu_sockets"]:
             gpus = "socket:/dev/patchlight-gpus"
         elif server.emulated_gpus:
             command, folder = gpus_command(self._lab.name, server.name)
-            runs["gpus"], gpus = Run(self._lab.name, "gpus", command), f"socket:{folder}"
+            runs["gpus"] = Run(self._lab.name, "gpus", command)
+            gpus = f"socket:{folder}"
         command = agent_command(
             self._lab.name,
             server.name,
@@ -223,41 +325,66 @@ class Push:
             command = controller_command(self._lab.name, self._api)
             runs["controller"] = Run(self._lab.name, "controller", command)
         services = {role: (run.unit, run.script) for role, run in runs.items()}
-        changed |= remote.ask("serve", release=release, services=services, again=changed)
+        changed |= remote.ask(
+            "serve",
+            release=release,
+            services=services,
+            again=changed,
+        )
         answered = wait_until_it_answers(self.agents, server, remote)
         if "controller" in roles:
             _wait_for_controller(remote, self._api)
             self._controller = server, remote.host_key
-        return Pushed(release, changed, copied, answered["version"])
+        return Pushed(
+            release,
+            changed,
+            copied,
+            answered["version"],
+        )
 
     def ways_to_controller(self, lab_file: str) -> list[str]:
         """Commands that reach the controller if this push has touched it, each with its place."""
         if self._controller is None:
             return []
-        (server, key), lab = self._controller, self._lab
+        server, key = self._controller
+        lab = self._lab
         known_hosts = self._credentials / "known_hosts"
         where = known_name(*ssh_place(server))
-        known_hosts.write_text(f"{where} {key.get_name()} {key.get_base64()}\n")
+        known_hosts.write_text(
+            f"{where} {key.get_name()} {key.get_base64()}\n"
+        )
         on_server = f"sudo {HOME}/{lab.name}/current/bin/patchlight"
-        over_ssh = f"{shlex.join(openssh_words(server, known_hosts))} {on_server}"
+        over_ssh = (
+            f"{shlex.join(openssh_words(server, known_hosts))} {on_server}"
+        )
         ways = [
             f"ask the controller on {server.name}: {on_server} status --lab {lab.name}",
             f"ask it from here: {over_ssh} status --lab {lab.name}",
         ]
         if lab.controller_api and is_beyond_this_machine(lab.controller_api):
-            here, file = own_program(), shlex.quote(lab_file)
+            here = own_program()
+            file = shlex.quote(lab_file)
             token = f"{over_ssh} token create --lab {lab.name} --role admin {getpass.getuser()}"
             ca = self._own.folder / tls_files.CA_FILE
             login = f"{here} login --ca {ca} --token-file - --lab {file}"
-            ways.append(f"log in from here: {token.replace(' -t', '', 1)} | {login}")
-            ways.append(f"then ask it from here without SSH: {here} status --lab {file}")
+            ways.append(
+                f"log in from here: {token.replace(' -t', '', 1)} | {login}"
+            )
+            ways.append(
+                f"then ask it from here without SSH: {here} status --lab {file}"
+            )
         return ways
 
-    def _configuration(self, server: Server, roles: list[Role]) -> dict[str, tuple[str, int]]:
+    def _configuration(
+        self, server: Server, roles: list[Role]
+    ) -> dict[str, tuple[str, int]]:
         """The files of a server's configuration, with their modes."""
         folder = self._credentials / "agents" / server.name
         self._authority.for_agent(server.name, folder)
-        files = {"lab.yaml": (self._lab_file, 0o644), **_credentials_in(folder, "agent-tls")}
+        files = {
+            "lab.yaml": (self._lab_file, 0o644),
+            **_credentials_in(folder, "agent-tls"),
+        }
         if "controller" in roles:
             files |= _credentials_in(self._own.folder, "controller-tls")
         return files
@@ -265,12 +392,17 @@ class Push:
     @property
     def _api(self) -> str:
         """Where a controller on a server answers whoever works there."""
-        return self._lab.controller_api or f"{UNIX}{system_socket(self._lab.name)}"
+        return (
+            self._lab.controller_api
+            or f"{UNIX}{system_socket(self._lab.name)}"
+        )
 
     @cached_property
     def _lab_file(self) -> str:
         """The lab's file, without what is the business of who deploys."""
-        servers = tuple(replace(server, ssh=SshAccess()) for server in self._lab.servers)
+        servers = tuple(
+            replace(server, ssh=SshAccess()) for server in self._lab.servers
+        )
         return write_lab(self._lab.with_changes(servers=servers))
 
 
@@ -279,9 +411,14 @@ def controller_credentials(authority: Authority) -> tls_files.Credentials:
     return authority.for_controller(authority.folder.parent / "controller")
 
 
-def wait_until_it_answers(agents: LabAgents, server: Server, remote: Remote) -> dict[str, Any]:
+def wait_until_it_answers(
+    agents: LabAgents,
+    server: Server,
+    remote: Remote,
+) -> dict[str, Any]:
     """The status of an agent that was just started; ``DidNotStart`` with the last it wrote."""
-    ends, due = time.monotonic() + _PATIENCE_S, 0.0
+    ends = time.monotonic() + _PATIENCE_S
+    due = 0.0
     while True:
         try:
             return agents.status(server, remote)
@@ -289,7 +426,12 @@ def wait_until_it_answers(agents: LabAgents, server: Server, remote: Remote) -> 
             if (began := time.monotonic()) > due:
                 state = remote.ask("state", role="agent")
                 if state["restarts"] >= _MOST_RESTARTS or began > ends:
-                    raise _failure(remote, "agent", state["restarts"] > 0, error.hint) from error
+                    raise _failure(
+                        remote,
+                        "agent",
+                        state["restarts"] > 0,
+                        error.hint,
+                    ) from error
                 due = _after(began)
             time.sleep(_LEAST_PAUSE_S)
 
@@ -300,7 +442,12 @@ def _wait_for_controller(remote: Remote, api: str) -> None:
         began = time.monotonic()
         again = remote.ask("state", role="controller")["restarts"]
         if again >= _MOST_RESTARTS or began > ends:
-            raise _failure(remote, "controller", again > 0, None)
+            raise _failure(
+                remote,
+                "controller",
+                again > 0,
+                None,
+            )
         time.sleep(max(_LEAST_PAUSE_S, _after(began) - time.monotonic()))
 
 
@@ -309,29 +456,44 @@ def _after(began: float) -> float:
     return now + _PAUSES * (now - began)
 
 
-def _failure(remote: Remote, role: Role, again: bool, hint: str | None) -> DidNotStart:
+def _failure(
+    remote: Remote,
+    role: Role,
+    again: bool,
+    hint: str | None,
+) -> DidNotStart:
     wrote = "".join(remote.logs(role, _LAST_LINES, follow=False)).splitlines()
     what = "is restarted again and again" if again else "does not answer"
     return DidNotStart(
-        f"the {role} of {remote.server} {what}; the last it wrote:\n    " + "\n    ".join(wrote),
+        f"the {role} of {remote.server} {what}; the last it wrote:\n    "
+        + "\n    ".join(wrote),
         hint=hint,
     )
 
 
 def _needed(
-    supply: Supply, settings: PushOptions, server: Server, remote: Remote, found: dict[str, Any]
+    supply: Supply,
+    settings: PushOptions,
+    server: Server,
+    remote: Remote,
+    found: dict[str, Any],
 ) -> tuple[list[Role], Part, list[BundleFile], list[BundleFile]]:
     """The roles of a server, the release for them, its files without those of a layer that is
     there, and image files that its engine lacks."""
     roles: list[Role] = ["agent"]
     chosen = settings.controller
-    if server.name == chosen or (chosen is None and "controller" in found["services"]):
+    if server.name == chosen or (
+        chosen is None and "controller" in found["services"]
+    ):
         roles.append("controller")
     # A controller's part has all that an agent needs.
     part = supply.part(remote.target, roles[-1])
     _check_fits(part, remote)
     file = settings.image_file
-    lacks = file is not None and not {file.sha256, *image_ids(file.path)} & set(found["image"])
+    lacks = file is not None and not {
+        file.sha256,
+        *image_ids(file.path),
+    } & set(found["image"])
     is_there = remote.ask("has_layer", layer=part.layer)
     files = part.own if is_there else part.files
     return roles, part, [*files.values()], [file] if file and lacks else []
@@ -343,14 +505,20 @@ def _hashes(files: Mapping[str, BundleFile]) -> dict[str, str]:
 
 def _check_fits(part: Part, remote: Remote) -> None:
     if part.glibc > remote.glibc:
-        needs, has = (".".join(map(str, each)) for each in (part.glibc, remote.glibc))
+        needs, has = (
+            ".".join(map(str, each)) for each in (part.glibc, remote.glibc)
+        )
         raise PatchlightError(
             f"{remote.server} has the C library {has}: the packages installed here need {needs}",
             hint=f"Deploy from a machine with a system as old as that of {remote.server}.",
         )
 
 
-def _copy(files: Iterable[BundleFile], found: dict[str, Any], remote: Remote) -> int:
+def _copy(
+    files: Iterable[BundleFile],
+    found: dict[str, Any],
+    remote: Remote,
+) -> int:
     """Send what is not there yet, from where an earlier push was cut; how many bytes that was."""
     copied = 0
 
@@ -363,12 +531,26 @@ def _copy(files: Iterable[BundleFile], found: dict[str, Any], remote: Remote) ->
     return copied
 
 
-def _missing(files: Iterable[BundleFile], found: dict[str, Any]) -> list[tuple[BundleFile, int]]:
+def _missing(
+    files: Iterable[BundleFile], found: dict[str, Any]
+) -> list[tuple[BundleFile, int]]:
     """The files that a server lacks, each with the bytes of it that are there already."""
-    here, partial = set(found["files"]), found["partial"]
-    return [(f, min(f.size, partial.get(f.sha256, 0))) for f in files if f.sha256 not in here]
+    here = set(found["files"])
+    partial = found["partial"]
+    return [
+        (f, min(f.size, partial.get(f.sha256, 0)))
+        for f in files
+        if f.sha256 not in here
+    ]
 
 
 def _credentials_in(folder: Path, name: str) -> dict[str, tuple[str, int]]:
-    modes = {tls_files.CA_FILE: 0o644, tls_files.CERTIFICATE_FILE: 0o644, tls_files.KEY_FILE: 0o600}
-    return {f"{name}/{file}": ((folder / file).read_text(), mode) for file, mode in modes.items()}
+    modes = {
+        tls_files.CA_FILE: 0o644,
+        tls_files.CERTIFICATE_FILE: 0o644,
+        tls_files.KEY_FILE: 0o600,
+    }
+    return {
+        f"{name}/{file}": ((folder / file).read_text(), mode)
+        for file, mode in modes.items()
+    }

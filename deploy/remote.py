@@ -37,7 +37,10 @@ class SudoRefused(PatchlightError):
 
 
 def as_root(
-    client: paramiko.SSHClient, command: str, server: str, password: str | None = None
+    client: paramiko.SSHClient,
+    command: str,
+    server: str,
+    password: str | None = None,
 ) -> tuple[ChannelStdinFile, ChannelFile, ChannelStderrFile]:
     """Start a shell command as root; its standard streams, as ``exec_command`` gives them.
 
@@ -49,7 +52,8 @@ def as_root(
     transport = client.get_transport()
     if transport is None:
         raise paramiko.SSHException("the connection is closed")
-    prompt, ready = f"sudo-{secrets.token_hex(8)}:", f"root-{secrets.token_hex(8)}"
+    prompt = f"sudo-{secrets.token_hex(8)}:"
+    ready = f"root-{secrets.token_hex(8)}"
     # On both streams: a greeting of the user's shell does not belong to the command either.
     run = quote(f"echo {ready}; echo {ready} >&2; {command}")
     channel = transport.open_session(timeout=_SUDO_PATIENCE_S)
@@ -58,20 +62,35 @@ def as_root(
         # The user's own shell may be one that knows no `if`.
         script = f'[ "$(id -u)" = 0 ] && exec sh -c {run}; exec sudo -S -p {prompt} -- sh -c {run}'
         channel.exec_command(f"env LC_ALL=C sh -c {quote(script)}")
-        _let_in(channel, prompt.encode(), f"{ready}\n".encode(), server, password)
+        _let_in(
+            channel,
+            prompt.encode(),
+            f"{ready}\n".encode(),
+            server,
+            password,
+        )
         channel.settimeout(None)
     except BaseException:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             channel.close()
         raise
-    return channel.makefile_stdin("wb"), channel.makefile("r"), channel.makefile_stderr("r")
+    return (
+        channel.makefile_stdin("wb"),
+        channel.makefile("r"),
+        channel.makefile_stderr("r"),
+    )
 
 
 def _let_in(
-    channel: paramiko.Channel, prompt: bytes, ready: bytes, server: str, password: str | None
+    channel: paramiko.Channel,
+    prompt: bytes,
+    ready: bytes,
+    server: str,
+    password: str | None,
 ) -> None:
     """Answer sudo's question, until the command is about to run."""
-    said, told = b"", False
+    said = b""
+    told = False
     while not said.endswith(ready):
         # Byte by byte: what comes after belongs to the command.
         try:
@@ -98,7 +117,8 @@ def _let_in(
             if told:
                 raise _refused(server, "it does not take the password")
             channel.sendall(f"{password}\n".encode())
-            told, said = True, b""
+            told = True
+            said = b""
     said = b""
     while not said.endswith(ready):
         byte = channel.recv(1)
@@ -158,19 +178,33 @@ class Remote:
     """The remote helper of ``lab`` on a server, over open SSH. Not for several threads."""
 
     def __init__(
-        self, client: paramiko.SSHClient, server: str, lab: str, sudo_password: str | None = None
+        self,
+        client: paramiko.SSHClient,
+        server: str,
+        lab: str,
+        sudo_password: str | None = None,
     ) -> None:
-        self.server, self._lab = server, lab
+        self.server = server
+        self._lab = lab
         with self._cut("starting"):
             command = f"exec python3 -IBc {quote(_BEGIN)} {lab}"
-            self._streams = as_root(client, command, server, sudo_password)
+            self._streams = as_root(
+                client,
+                command,
+                server,
+                sudo_password,
+            )
             self._channel = self._streams[0].channel
             self._channel.settimeout(_PATIENCE_S)
             transport = self._channel.get_transport()
             transport.set_keepalive(_KEEPALIVE_S)
-            if isinstance(transport.sock, socket.socket):  # no jump host's channel
+            if isinstance(
+                transport.sock, socket.socket
+            ):  # no jump host's channel
                 limit = socket.TCP_USER_TIMEOUT
-                transport.sock.setsockopt(socket.IPPROTO_TCP, limit, _UNACKNOWLEDGED_MS)
+                transport.sock.setsockopt(
+                    socket.IPPROTO_TCP, limit, _UNACKNOWLEDGED_MS
+                )
             self._output = self._channel.makefile("rb")
             program = _remote_helper()
             with contextlib.suppress(OSError):  # what it says is clearer
@@ -178,7 +212,9 @@ class Remote:
             if not (first := self._output.readline()):
                 self._has_no_python()
         told = json.loads(first)
-        self.target = Target(".".join(map(str, told["python"])), told["machine"])
+        self.target = Target(
+            ".".join(map(str, told["python"])), told["machine"]
+        )
         major, _, minor = told["glibc"].partition(".")
         self.glibc = (int(major or 0), int(minor or 0))
         self.has_systemd = bool(told["systemd"])
@@ -210,12 +246,24 @@ class Remote:
     def ask(self, request: str, **fields: Any) -> Any:
         """The answer to a request. ``ServerRefused`` or ``ConnectionCut`` where there is none."""
         with self._cut(request):
-            self._channel.sendall(json.dumps({"do": request, **fields}).encode() + b"\n")
+            self._channel.sendall(
+                json.dumps({"do": request, **fields}).encode() + b"\n"
+            )
             return self._answer(self._output.readline())
 
-    def send(self, file: BundleFile, offset: int, sent: Callable[[int], None]) -> None:
+    def send(
+        self,
+        file: BundleFile,
+        offset: int,
+        sent: Callable[[int], None],
+    ) -> None:
         """Send a file from ``offset`` on; ``sent`` hears of each piece."""
-        fields = {"do": "put", "sha256": file.sha256, "size": file.size, "offset": offset}
+        fields = {
+            "do": "put",
+            "sha256": file.sha256,
+            "size": file.size,
+            "offset": offset,
+        }
         with self._cut("copying files"), file.path.open("rb") as source:
             self._channel.sendall(json.dumps(fields).encode() + b"\n")
             source.seek(offset)
@@ -224,14 +272,27 @@ class Remote:
                 sent(len(piece))
             self._answer(self._output.readline())
 
-    def logs(self, role: str, lines: int, *, follow: bool) -> Iterator[str]:
+    def logs(
+        self,
+        role: str,
+        lines: int,
+        *,
+        follow: bool,
+    ) -> Iterator[str]:
         """What a service wrote, piece by piece."""
         with self._cut("reading the log"):
-            fields = {"do": "logs", "role": role, "lines": lines, "follow": follow}
+            fields = {
+                "do": "logs",
+                "role": role,
+                "lines": lines,
+                "follow": follow,
+            }
             self._channel.sendall(json.dumps(fields).encode() + b"\n")
             if follow:
                 self._channel.settimeout(None)
-            while "text" in (line := json.loads(self._output.readline() or "{}")):
+            while "text" in (
+                line := json.loads(self._output.readline() or "{}")
+            ):
                 yield line["text"]
             self._answer(json.dumps(line).encode())
 
@@ -239,13 +300,19 @@ class Remote:
         """A connection to ``host:port`` as the server reaches it, through SSH."""
         with self._cut("going through it"):
             transport = self._channel.get_transport()
-            channel = transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0))
+            channel = transport.open_channel(
+                "direct-tcpip", (host, port), ("127.0.0.1", 0)
+            )
         near, far = socket.socketpair()
         for carry in (
             lambda: _carry(channel.recv, far.sendall, far),
             lambda: _carry(far.recv, channel.sendall, channel),
         ):
-            threading.Thread(target=carry, name="way through SSH", daemon=True).start()
+            threading.Thread(
+                target=carry,
+                name="way through SSH",
+                daemon=True,
+            ).start()
         return near
 
     def _answer(self, line: bytes) -> Any:
@@ -253,13 +320,19 @@ class Remote:
             raise EOFError
         told = json.loads(line)
         if "error" in told:
-            raise ServerRefused(f"{self.server}: {told['error']}", hint=told["hint"] or None)
+            raise ServerRefused(
+                f"{self.server}: {told['error']}", hint=told["hint"] or None
+            )
         return told["answer"]
 
     def _has_no_python(self) -> NoReturn:
         """``NoPython`` with what the server says; ``EOFError`` if it says nothing."""
         words = self._streams[2].read(_MOST_ERROR_BYTES)
-        text = words.decode(errors="replace") if isinstance(words, bytes) else words
+        text = (
+            words.decode(errors="replace")
+            if isinstance(words, bytes)
+            else words
+        )
         if not (said := text.strip().splitlines()[-1:]):
             raise EOFError
         raise NoPython(
@@ -271,7 +344,13 @@ class Remote:
     def _cut(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, EOFError, ValueError, KeyError, paramiko.SSHException) as error:
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            KeyError,
+            paramiko.SSHException,
+        ) as error:
             raise ConnectionCut(
                 f"the connection to {self.server} broke off ({what}): {reason(error)}",
                 hint="Run the command again: it goes on where it was.",
@@ -294,15 +373,24 @@ def _carry(
 @functools.cache
 def _remote_helper() -> bytes:
     """The remote helper as a zip file, with bytecode for servers that have our Python."""
-    packed, here = io.BytesIO(), Path(__file__).resolve().parent
-    modules = [*here.glob("remote_helper/*.py"), here.parent / "testbed/linux/docker_engine.py"]
+    packed = io.BytesIO()
+    here = Path(__file__).resolve().parent
+    modules = [
+        *here.glob("remote_helper/*.py"),
+        here.parent / "testbed/linux/docker_engine.py",
+    ]
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in ("", "deploy/", "testbed/", "testbed/linux/"):
             archive.writestr(f"patchlight/{package}__init__.py", b"")
         for path in sorted(modules):
             name = f"patchlight/{path.relative_to(here.parent).as_posix()}"
             source = path.read_bytes()
-            code = compile(source, name, "exec", dont_inherit=True)
+            code = compile(
+                source,
+                name,
+                "exec",
+                dont_inherit=True,
+            )
             archive.writestr(name, source)
             archive.writestr(f"{name}c", unchecked_bytecode(source, code))
     return packed.getvalue()
@@ -311,7 +399,10 @@ def _remote_helper() -> bytes:
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class ServerResult(Generic[R]):
     """The result on one server, or the error."""
 
@@ -341,7 +432,12 @@ def on_all_servers(
                 try:
                     if over:
                         client.close()
-                    with Remote(client, server.name, lab.name, passwords.sudo) as remote:
+                    with Remote(
+                        client,
+                        server.name,
+                        lab.name,
+                        passwords.sudo,
+                    ) as remote:
                         return ServerResult(server.name, work(server, remote))
                 finally:
                     open_now.discard(client)
@@ -349,15 +445,23 @@ def on_all_servers(
             return ServerResult(server.name, error=error)
 
     outcomes: dict[str, ServerResult[R]] = {}
-    with Connections(passwords) as connections, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with (
+        Connections(passwords) as connections,
+        ThreadPoolExecutor(_AT_ONCE) as pool,
+    ):
         try:
-            for future in as_completed([pool.submit(do, server) for server in servers]):
+            for future in as_completed(
+                [pool.submit(do, server) for server in servers]
+            ):
                 outcome = future.result()
                 outcomes[outcome.server] = outcome
                 progress(len(outcomes), len(servers))
         except BaseException:
             over = True
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(
+                wait=False,
+                cancel_futures=True,
+            )
             for client in list(open_now):
                 client.close()
             raise

@@ -14,7 +14,12 @@ from typing import Any
 import paramiko
 from paramiko.pkey import UnknownKeyType
 
-from patchlight.deploy.host_keys import OnlyVouchedFor, OtherKeyOffered, other_key, read_known_hosts
+from patchlight.deploy.host_keys import (
+    OnlyVouchedFor,
+    OtherKeyOffered,
+    other_key,
+    read_known_hosts,
+)
 from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.host_keys import (
     KnownHosts,
@@ -27,7 +32,8 @@ from patchlight.testbed.lab.model import Server
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.sockets import split_address
 
-_KEEPALIVE_S, _SILENT_S = 15, 60
+_KEEPALIVE_S = 15
+_SILENT_S = 60
 _PATIENCE_S = 15.0
 # A name that no host can have is no OSError.
 _BROKEN = (OSError, EOFError, UnicodeError, paramiko.SSHException)
@@ -43,12 +49,21 @@ class SshLoginRefused(PatchlightError):
     """The server let nobody in with the keys and passwords that there are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Passwords:
     """What users type and no file of a lab has: the password to log in with, and that of sudo."""
 
-    login: str | None = field(default=None, repr=False)
-    sudo: str | None = field(default=None, repr=False)
+    login: str | None = field(
+        default=None,
+        repr=False,
+    )
+    sudo: str | None = field(
+        default=None,
+        repr=False,
+    )
 
 
 def ssh_place(server: Server) -> tuple[str, int]:
@@ -63,7 +78,10 @@ def ssh_place(server: Server) -> tuple[str, int]:
     return split_address(server.management)[0], server.ssh.port
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SshHost:
     """A host to log in to, a server or the one before it, with the key that the lab file has."""
 
@@ -81,23 +99,36 @@ class SshHost:
         """A server itself; ``Unreachable`` where the lab file names no host."""
         ssh = server.ssh
         login = ssh.user, ssh.identity, ssh.host_key
-        return cls(server.name, *ssh_place(server), *login, ssh.legacy)
+        return cls(
+            server.name,
+            *ssh_place(server),
+            *login,
+            ssh.legacy,
+        )
 
     @classmethod
     def before(cls, server: Server) -> "SshHost | None":
         """The host that connections to a server go through, if there is one."""
-        ssh, jump = server.ssh, server.ssh.jump_host
+        ssh = server.ssh
+        jump = server.ssh.jump_host
         if jump is None:
             return None
         user = jump.user or ssh.user
         name = f"jump host {jump.host}"
         login = user, ssh.identity, ssh.jump_host_key
-        return cls(name, jump.host, jump.port, *login, is_server=False)
+        return cls(
+            name,
+            jump.host,
+            jump.port,
+            *login,
+            is_server=False,
+        )
 
 
 def openssh_words(server: Server, known_hosts: Path) -> list[str]:
     """How OpenSSH's client logs in to a server; ``known_hosts`` has the key in the lab file."""
-    place, words = SshHost.of(server), ["ssh", "-t"]
+    place = SshHost.of(server)
+    words = ["ssh", "-t"]
     for option, value in (
         ("-o", place.host_key and f"UserKnownHostsFile={known_hosts}"),
         ("-i", place.identity),
@@ -114,7 +145,8 @@ class Connections:
     def __init__(self, passwords: Passwords | None = None) -> None:
         self.passwords = passwords or Passwords()
         self._jumps: dict[SshHost, paramiko.Transport | PatchlightError] = {}
-        self._lock, self._open = threading.Lock(), ExitStack()
+        self._lock = threading.Lock()
+        self._open = ExitStack()
 
     def __enter__(self) -> "Connections":
         return self
@@ -136,19 +168,30 @@ class Connections:
         """
         place = SshHost.of(server)
         with paramiko.SSHClient() as client:
-            self._connect(client, place, self.passwords.login, lambda: self.channel(server))
+            self._connect(
+                client,
+                place,
+                self.passwords.login,
+                lambda: self.channel(server),
+            )
             yield client
 
     def channel(self, server: Server) -> paramiko.Channel | None:
         """A way to a server's SSH port through its jump host, if there is one; raises as ``to``."""
-        place, before = SshHost.of(server), SshHost.before(server)
+        place = SshHost.of(server)
+        before = SshHost.before(server)
         if before is None:
             return None
         transport = self._jump(before)
         try:
             target = (place.host, place.port)
             nowhere = ("127.0.0.1", 0)
-            return transport.open_channel("direct-tcpip", target, nowhere, timeout=_PATIENCE_S)
+            return transport.open_channel(
+                "direct-tcpip",
+                target,
+                nowhere,
+                timeout=_PATIENCE_S,
+            )
         except _BROKEN as error:
             raise Unreachable(
                 f"connecting to {place.name} at {place.host} port {place.port} through "
@@ -159,9 +202,15 @@ class Connections:
 
     def known_keys(self, place: SshHost) -> list[paramiko.PKey]:
         """What ``known_hosts`` has of a host, where the lab file has nothing."""
-        return self._known.of(place.host, place.port) if place.host_key is None else []
+        return (
+            self._known.of(place.host, place.port)
+            if place.host_key is None
+            else []
+        )
 
-    def shown_key(self, place: SshHost, server: Server | None = None) -> paramiko.PKey:
+    def shown_key(
+        self, place: SshHost, server: Server | None = None
+    ) -> paramiko.PKey:
         """The key that a host presents, through ``server``'s jump host: a known one, if it has
         any. Without a login."""
 
@@ -177,24 +226,42 @@ class Connections:
         if place.host_key is None or key.fingerprint == place.host_key:
             return key
         keys = offered_keys(connect, key, _PATIENCE_S)
-        return next((each for each in keys if each.fingerprint == place.host_key), key)
+        return next(
+            (each for each in keys if each.fingerprint == place.host_key), key
+        )
 
-    def _asking(self, place: SshHost, sock: Any = None, **options: Any) -> paramiko.Transport:
+    def _asking(
+        self,
+        place: SshHost,
+        sock: Any = None,
+        **options: Any,
+    ) -> paramiko.Transport:
         """A connection that prefers keys of known types; may raise ``OSError``."""
-        sock = sock or socket.create_connection((place.host, place.port), _PATIENCE_S)
+        sock = sock or socket.create_connection(
+            (place.host, place.port), _PATIENCE_S
+        )
         transport = _transport(sock, place, **options)
         transport.banner_timeout = _PATIENCE_S
-        prefer_key_types(transport, types_of(self.known_keys(place), place.host_key))
+        prefer_key_types(
+            transport, types_of(self.known_keys(place), place.host_key)
+        )
         return transport
 
     def _jump(self, place: SshHost) -> paramiko.Transport:
         with self._lock:
             known = self._jumps.get(place)
-            if known is None or (isinstance(known, paramiko.Transport) and not known.is_active()):
+            if known is None or (
+                isinstance(known, paramiko.Transport) and not known.is_active()
+            ):
                 client = self._open.enter_context(paramiko.SSHClient())
                 try:
                     # Keys alone: the password is the servers', and this host is none of them.
-                    self._connect(client, place, None, lambda: None)
+                    self._connect(
+                        client,
+                        place,
+                        None,
+                        lambda: None,
+                    )
                     transport = client.get_transport()
                     assert transport is not None
                     self._jumps[place] = transport
@@ -215,7 +282,12 @@ class Connections:
     ) -> None:
         known = self.known_keys(place)
         try:
-            self._log_in(client, place, password, channel())
+            self._log_in(
+                client,
+                place,
+                password,
+                channel(),
+            )
             return
         except OtherKeyOffered as other:
             client.close()
@@ -225,9 +297,19 @@ class Connections:
 
             offered = offered_keys(connect, other.key, _PATIENCE_S)
             if place.host_key is None or not has_key(offered, place.host_key):
-                raise other_key(place.name, offered, known, place.host_key) from None
+                raise other_key(
+                    place.name,
+                    offered,
+                    known,
+                    place.host_key,
+                ) from None
         # Now the type of the key in the lab file is known.
-        self._log_in(client, place, password, channel())
+        self._log_in(
+            client,
+            place,
+            password,
+            channel(),
+        )
 
     def _log_in(
         self,
@@ -237,8 +319,15 @@ class Connections:
         sock: paramiko.Channel | None,
     ) -> None:
         known = self.known_keys(place)
-        revoked = self._known.revoked if place.host_key is None else set[bytes]()
-        only = OnlyVouchedFor(place.name, known, place.host_key, revoked)
+        revoked = (
+            self._known.revoked if place.host_key is None else set[bytes]()
+        )
+        only = OnlyVouchedFor(
+            place.name,
+            known,
+            place.host_key,
+            revoked,
+        )
         client.set_missing_host_key_policy(only)
         try:
             with _own_keys(place) as keys:
@@ -255,7 +344,9 @@ class Connections:
                     **keys,
                 )
         except paramiko.AuthenticationException as error:
-            raise _refused(place, error, may_ask=password is None and place.is_server) from error
+            raise _refused(
+                place, error, may_ask=password is None and place.is_server
+            ) from error
         except _BROKEN as error:
             transport = client.get_transport()
             if transport is None or not transport.is_active():
@@ -263,10 +354,16 @@ class Connections:
             if not transport.initial_kex_done:
                 slow = TimeoutError(f"no answer within {_PATIENCE_S:g} s")
                 raise _unreachable(place, slow) from error
-            raise _refused(place, error, may_ask=password is None and place.is_server) from error
+            raise _refused(
+                place, error, may_ask=password is None and place.is_server
+            ) from error
 
 
-def _transport(sock: Any, place: SshHost, **options: Any) -> paramiko.Transport:
+def _transport(
+    sock: Any,
+    place: SshHost,
+    **options: Any,
+) -> paramiko.Transport:
     """paramiko's, with the ciphers first that processors compute fastest: AES-GCM needs no hash."""
     transport = paramiko.Transport(sock, **options)
     if place.legacy:
@@ -274,16 +371,25 @@ def _transport(sock: Any, place: SshHost, **options: Any) -> paramiko.Transport:
     # A server that loses its power says no more, and nothing may be on the way to it.
     transport.set_keepalive(_KEEPALIVE_S)
     if isinstance(sock, socket.socket):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S)
+        sock.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S
+        )
     security = transport.get_security_options()
-    security.ciphers = sorted(security.ciphers, key=lambda cipher: "-gcm@" not in cipher)
+    security.ciphers = sorted(
+        security.ciphers, key=lambda cipher: "-gcm@" not in cipher
+    )
     return transport
 
 
 @contextmanager
-def logged_in(server: Server, passwords: Passwords | None = None) -> Iterator[paramiko.SSHClient]:
+def logged_in(
+    server: Server, passwords: Passwords | None = None
+) -> Iterator[paramiko.SSHClient]:
     """A connection to one server; see ``Connections.to``."""
-    with Connections(passwords) as connections, connections.to(server) as client:
+    with (
+        Connections(passwords) as connections,
+        connections.to(server) as client,
+    ):
         yield client
 
 
@@ -303,7 +409,12 @@ def _unread() -> str:
     return " ~/.ssh/config is not read: what it says of the host goes under 'ssh' of the server."
 
 
-def _refused(place: SshHost, error: Exception, *, may_ask: bool) -> SshLoginRefused:
+def _refused(
+    place: SshHost,
+    error: Exception,
+    *,
+    may_ask: bool,
+) -> SshLoginRefused:
     hint = (
         "Give user and identity under 'ssh' of the server in the lab file, and put "
         "the public key into the user's ~/.ssh/authorized_keys there."
@@ -312,7 +423,8 @@ def _refused(place: SshHost, error: Exception, *, may_ask: bool) -> SshLoginRefu
         hint += " Or give its password: --ask-password."
     hint += _unread()
     return SshLoginRefused(
-        f"logging in to {place.name} as {place.user or 'yourself'}: {error}", hint=hint
+        f"logging in to {place.name} as {place.user or 'yourself'}: {error}",
+        hint=hint,
     )
 
 
@@ -327,7 +439,9 @@ def _own_keys(place: SshHost) -> Iterator[dict[str, Any]]:
     agent = paramiko.Agent()
     try:
         public = _public_part(identity)
-        held = next((key for key in agent.get_keys() if key.asbytes() == public), None)
+        held = next(
+            (key for key in agent.get_keys() if key.asbytes() == public), None
+        )
         yield {**alone, "pkey": held or _private_key(identity, place)}
     finally:
         agent.close()
@@ -336,7 +450,9 @@ def _own_keys(place: SshHost) -> Iterator[dict[str, Any]]:
 def _public_part(identity: Path) -> bytes | None:
     """The public key that lies beside a private one."""
     try:
-        text = identity.with_name(f"{identity.name}.pub").read_text(encoding="utf-8")
+        text = identity.with_name(f"{identity.name}.pub").read_text(
+            encoding="utf-8"
+        )
         return base64.b64decode(text.split()[1], validate=True)
     except (OSError, ValueError, IndexError):
         return None
@@ -344,7 +460,9 @@ def _public_part(identity: Path) -> bytes | None:
 
 def _private_key(identity: Path, place: SshHost) -> paramiko.PKey:
     def failed(reason: str, hint: str) -> SshLoginRefused:
-        return SshLoginRefused(f"reading the key {identity} for {place.name}: {reason}", hint=hint)
+        return SshLoginRefused(
+            f"reading the key {identity} for {place.name}: {reason}", hint=hint
+        )
 
     other = "name another one as 'identity' in the lab file."
     try:
@@ -356,4 +474,6 @@ def _private_key(identity: Path, place: SshHost) -> paramiko.PKey:
         hint = f"Have your SSH agent hold it, with {identity}.pub beside it: ssh-add {identity}"
         raise failed("it has a passphrase", hint) from error
     except (ValueError, paramiko.SSHException, UnknownKeyType) as error:
-        raise failed("it is not a private key", f"Make one with ssh-keygen, or {other}") from error
+        raise failed(
+            "it is not a private key", f"Make one with ssh-keygen, or {other}"
+        ) from error

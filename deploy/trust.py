@@ -13,14 +13,23 @@ import yaml
 
 from patchlight.deploy.host_keys import USER_FILE
 from patchlight.deploy.ssh import Connections, SshHost
-from patchlight.testbed.errors import BadInput, FileError, PatchlightError, reason
+from patchlight.testbed.errors import (
+    BadInput,
+    FileError,
+    PatchlightError,
+    reason,
+)
 from patchlight.testbed.host_keys import is_named, known_name
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import parse_lab, text_of
 from patchlight.testbed.labfile.writer import Change, values_of, with_changes
 
 
-def with_host_keys(text: str, servers: Mapping[str, str], jumps: Mapping[str, str]) -> str:
+def with_host_keys(
+    text: str,
+    servers: Mapping[str, str],
+    jumps: Mapping[str, str],
+) -> str:
     """A lab file's text with fingerprints by server and by ``jump``; ``BadInput`` without room."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     changes: list[Change] = []
@@ -32,22 +41,31 @@ def with_host_keys(text: str, servers: Mapping[str, str], jumps: Mapping[str, st
             if isinstance(ssh, yaml.MappingNode):
                 changes.append(_put(ssh, "host_key", fingerprint))
             else:
-                changes.append(_put(server, "ssh", f"{{host_key: {fingerprint}}}"))
-    for owner in (values_of(root).get("defaults"), *_items(values_of(root).get("servers"))):
+                changes.append(
+                    _put(server, "ssh", f"{{host_key: {fingerprint}}}")
+                )
+    for owner in (
+        values_of(root).get("defaults"),
+        *_items(values_of(root).get("servers")),
+    ):
         ssh = values_of(owner).get("ssh")
         fingerprint = jumps.get(text_of(values_of(ssh).get("jump")))
         if isinstance(ssh, yaml.MappingNode) and fingerprint is not None:
             changes.append(_put(ssh, "jump_host_key", fingerprint))
     written = with_changes(text, changes)
     before = parse_lab(text)
-    expected = tuple(_vouched_for(server, servers, jumps) for server in before.servers)
+    expected = tuple(
+        _vouched_for(server, servers, jumps) for server in before.servers
+    )
     try:
         is_right = parse_lab(written) == before.with_changes(servers=expected)
     except FileError:
         is_right = False
     if not is_right:
         lines = [f"{name}: host_key: {key}" for name, key in servers.items()]
-        lines += [f"jump {name}: jump_host_key: {key}" for name, key in jumps.items()]
+        lines += [
+            f"jump {name}: jump_host_key: {key}" for name, key in jumps.items()
+        ]
         raise BadInput(
             "the lab file leaves no place for what belongs under 'ssh' of one server:\n    "
             + "\n    ".join(lines),
@@ -57,13 +75,28 @@ def with_host_keys(text: str, servers: Mapping[str, str], jumps: Mapping[str, st
     return written
 
 
-def _vouched_for(server: Server, servers: Mapping[str, str], jumps: Mapping[str, str]) -> Server:
+def _vouched_for(
+    server: Server,
+    servers: Mapping[str, str],
+    jumps: Mapping[str, str],
+) -> Server:
     host_key = servers.get(server.name, server.ssh.host_key)
     jump_host_key = jumps.get(server.ssh.jump or "", server.ssh.jump_host_key)
-    return replace(server, ssh=replace(server.ssh, host_key=host_key, jump_host_key=jump_host_key))
+    return replace(
+        server,
+        ssh=replace(
+            server.ssh,
+            host_key=host_key,
+            jump_host_key=jump_host_key,
+        ),
+    )
 
 
-def _put(group: yaml.MappingNode, key: str, value: str) -> Change:
+def _put(
+    group: yaml.MappingNode,
+    key: str,
+    value: str,
+) -> Change:
     """What to change so that a group that has at least one key says this."""
     there = values_of(group).get(key)
     if there is not None:
@@ -116,7 +149,12 @@ def looks_at_servers(lab: Lab) -> Looks:
     """The keys of the lab's servers. Jump hosts are logged in to, so theirs have to be known."""
 
     def look(server: Server) -> Callable[[Connections], Shown]:
-        return lambda connections: _look(connections, server.name, SshHost.of(server), server)
+        return lambda connections: _look(
+            connections,
+            server.name,
+            SshHost.of(server),
+            server,
+        )
 
     return {server.name: look(server) for server in lab.servers}
 
@@ -124,12 +162,25 @@ def looks_at_servers(lab: Lab) -> Looks:
 def looks_at_jump_hosts(lab: Lab) -> Looks:
     """The keys of the hosts that connections to the lab's servers go through."""
 
-    def look(name: str, place: SshHost, jump: str | None) -> Callable[[Connections], Shown]:
-        return lambda connections: _look(connections, name, place, jump=jump)
+    def look(
+        name: str,
+        place: SshHost,
+        jump: str | None,
+    ) -> Callable[[Connections], Shown]:
+        return lambda connections: _look(
+            connections,
+            name,
+            place,
+            jump=jump,
+        )
 
-    found = [(s.ssh.jump, s.ssh.jump_host, SshHost.before(s)) for s in lab.servers]
+    found = [
+        (s.ssh.jump, s.ssh.jump_host, SshHost.before(s)) for s in lab.servers
+    ]
     return {
-        host.host: look(host.host, place, jump) for jump, host, place in found if host and place
+        host.host: look(host.host, place, jump)
+        for jump, host, place in found
+        if host and place
     }
 
 
@@ -166,7 +217,15 @@ def _look(
     else:
         state = "changed" if known else "new"
     before = known if state == "changed" else ()
-    return Shown(name, place, key, state, before, place.host_key is not None, jump)
+    return Shown(
+        name,
+        place,
+        key,
+        state,
+        before,
+        place.host_key is not None,
+        jump,
+    )
 
 
 def read_fingerprints(file: Path) -> dict[str, set[str]]:
@@ -178,7 +237,9 @@ def read_fingerprints(file: Path) -> dict[str, set[str]]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read the fingerprints in {file}: {reason(error)}") from error
+        raise BadInput(
+            f"cannot read the fingerprints in {file}: {reason(error)}"
+        ) from error
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -199,8 +260,14 @@ def vouch_in_lab_file(file: Path, shown: Iterable[Shown]) -> None:
     shown = list(shown)
     try:
         text = file.read_bytes().decode()
-        servers = {each.name: each.fingerprint for each in shown if each.jump is None}
-        jumps = {each.jump: each.fingerprint for each in shown if each.jump is not None}
+        servers = {
+            each.name: each.fingerprint for each in shown if each.jump is None
+        }
+        jumps = {
+            each.jump: each.fingerprint
+            for each in shown
+            if each.jump is not None
+        }
         _write_anew(file, with_host_keys(text, servers, jumps))
     except OSError as error:
         raise PatchlightError(
@@ -209,22 +276,38 @@ def vouch_in_lab_file(file: Path, shown: Iterable[Shown]) -> None:
         ) from error
 
 
-def vouch_in_known_hosts(shown: Iterable[Shown], file: Path = USER_FILE) -> None:
+def vouch_in_known_hosts(
+    shown: Iterable[Shown], file: Path = USER_FILE
+) -> None:
     """Write the keys into a ``known_hosts`` file, in place of other ones of the same hosts."""
     file = file.expanduser().resolve()
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = file.read_bytes().decode(errors="surrogateescape") if file.exists() else ""
+        file.parent.mkdir(
+            mode=0o700,
+            parents=True,
+            exist_ok=True,
+        )
+        text = (
+            file.read_bytes().decode(errors="surrogateescape")
+            if file.exists()
+            else ""
+        )
         lines = text.splitlines()
         for each in shown:
-            name, key = known_name(each.place.host, each.place.port), each.key
+            name = known_name(each.place.host, each.place.port)
+            key = each.key
             if each.state == "changed":
-                lines = [left for line in lines if (left := _without(line, name)) is not None]
+                lines = [
+                    left
+                    for line in lines
+                    if (left := _without(line, name)) is not None
+                ]
             lines.append(f"{name} {key.get_name()} {key.get_base64()}")
         _write_anew(file, "".join(f"{line}\n" for line in lines))
     except OSError as error:
         raise PatchlightError(
-            f"writing host keys into {file}: {error.strerror}", hint="See whose file it is: ls -l"
+            f"writing host keys into {file}: {error.strerror}",
+            hint="See whose file it is: ls -l",
         ) from error
 
 
@@ -243,12 +326,17 @@ def _write_anew(file: Path, text: str) -> None:
     """In one go: who reads it sees the old text or the new one, whole. Mode and owner stay."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     there = file.stat() if file.exists() else None
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+    )
     try:
         with os.fdopen(fd, "wb") as opened:
             opened.write(text.encode(errors="surrogateescape"))
             if there is not None:
-                if (there.st_uid, there.st_gid) != (os.geteuid(), os.getegid()):
+                if (there.st_uid, there.st_gid) != (
+                    os.geteuid(),
+                    os.getegid(),
+                ):
                     os.fchown(fd, there.st_uid, there.st_gid)
                 os.fchmod(fd, there.st_mode & 0o7777)
             opened.flush()

@@ -53,10 +53,17 @@ NoNewPrivileges=yes
 SystemCallArchitectures=native
 SystemCallFilter=@system-service
 """
-_LIMITS = {"agent": _AGENT_LIMITS, "controller": _CONTROLLER_LIMITS, "gpus": _CONTROLLER_LIMITS}
+_LIMITS = {
+    "agent": _AGENT_LIMITS,
+    "controller": _CONTROLLER_LIMITS,
+    "gpus": _CONTROLLER_LIMITS,
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Run:
     """A program of a lab on a server: its role (agent, controller, gpus) and its command."""
 
@@ -126,7 +133,13 @@ done
 
 
 def agent_command(
-    lab: str, server: str, listen: str, *, workers: str, gpus: str, image: str
+    lab: str,
+    server: str,
+    listen: str,
+    *,
+    workers: str,
+    gpus: str,
+    image: str,
 ) -> list[str]:
     """The command of an agent that finds its files where a deployment puts them."""
     home = f"{HOME}/{lab}"
@@ -141,14 +154,31 @@ def agent_command(
         "--image": image,
     }
     words = [word for option in options.items() for word in option]
-    return [f"{home}/current/bin/patchlight", "agent", "run", *words]
+    return [
+        f"{home}/current/bin/patchlight",
+        "agent",
+        "run",
+        *words,
+    ]
 
 
 def gpus_command(lab: str, server: str) -> tuple[list[str], str]:
     """The command that emulates a server's GPUs, and the folder of their sockets."""
-    home, folder = f"{HOME}/{lab}", f"/run/patchlight-services/{lab}/gpus"
-    command = [f"{home}/current/bin/python", "-m", "patchlight.emulation.lab.gpus"]
-    command += ["--lab", f"{home}/configuration/lab.yaml", "--server", server, "--dir", folder]
+    home = f"{HOME}/{lab}"
+    folder = f"/run/patchlight-services/{lab}/gpus"
+    command = [
+        f"{home}/current/bin/python",
+        "-m",
+        "patchlight.emulation.lab.gpus",
+    ]
+    command += [
+        "--lab",
+        f"{home}/configuration/lab.yaml",
+        "--server",
+        server,
+        "--dir",
+        folder,
+    ]
     return command, folder
 
 
@@ -162,10 +192,20 @@ def controller_command(lab: str, api: str) -> list[str]:
         "--api": api,
     }
     words = [word for option in options.items() for word in option]
-    return [f"{home}/current/bin/patchlight", "controller", "run", *words]
+    return [
+        f"{home}/current/bin/patchlight",
+        "controller",
+        "run",
+        *words,
+    ]
 
 
 def _for_systemd(word: str) -> str:
     """A word of a command as a unit has it: ``%`` and ``$`` mean nothing there."""
-    quoted = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    quoted = (
+        word.replace("\\", "\\\\")
+        .replace('"', '\\"')
+        .replace("%", "%%")
+        .replace("$", "$$")
+    )
     return f'"{quoted}"' if quoted != word or " " in word else word

@@ -62,34 +62,55 @@ def needed(names: Iterable[str]) -> dict[str, Distribution]:
             ) from error
         requirements = map(Requirement, found[name].requires or ())
         waiting += [
-            r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})
+            r.name
+            for r in requirements
+            if r.marker is None or r.marker.evaluate({"extra": ""})
         ]
     return dict(sorted(found.items()))
 
 
-def wheel_of(installed: Distribution, cache: Path, *, of_agent: bool = False) -> Path:
+def wheel_of(
+    installed: Distribution,
+    cache: Path,
+    *,
+    of_agent: bool = False,
+) -> Path:
     """The wheel of a distribution, from ``cache`` where the same was packed before; ``of_agent``:
     ours without what only a controller reads."""
-    name, build = re.sub(r"[-_.]+", "_", installed.name), ""
+    name = re.sub(r"[-_.]+", "_", installed.name)
+    build = ""
     ours: dict[str, Path | bytes] | None = None
     digest = hashlib.sha256()
     if canonicalize_name(installed.name) == _OURS:
-        ours, tags = dict(_our_files(installed)), ["py3-none-any"]
+        ours = dict(_our_files(installed))
+        tags = ["py3-none-any"]
         if of_agent:
             build = "0agent-"
-            ours = {path: ours[path] for path in ours if not path.endswith(_FOR_CONTROLLERS)}
+            ours = {
+                path: ours[path]
+                for path in ours
+                if not path.endswith(_FOR_CONTROLLERS)
+            }
         for path, source in ours.items():
             digest.update(f"{path}\0".encode() + _content(source))
     else:
         tags = _tags(installed)
-        digest.update(f"{_RECIPE}\n{installed.read_text('RECORD') or ''}".encode())
+        digest.update(
+            f"{_RECIPE}\n{installed.read_text('RECORD') or ''}".encode()
+        )
     python, abi, _ = tags[0].split("-")
     platforms = ".".join(dict.fromkeys(tag.split("-")[2] for tag in tags))
     file = f"{name}-{installed.version}-{build}{python}-{abi}-{platforms}.whl"
     target = cache / digest.hexdigest()[:16] / file
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as part:
+        target.parent.mkdir(
+            parents=True,
+            exist_ok=True,
+        )
+        with tempfile.NamedTemporaryFile(
+            dir=target.parent,
+            delete=False,
+        ) as part:
             try:
                 files = ours or _installed_files(installed)
                 _pack(files, part)
@@ -101,22 +122,41 @@ def wheel_of(installed: Distribution, cache: Path, *, of_agent: bool = False) ->
 
 
 def _pack(files: dict[str, Path | bytes], target: IO[bytes]) -> None:
-    info = next(path for path in files if path.endswith(".dist-info/WHEEL")).rpartition("/")[0]
+    info = next(
+        path for path in files if path.endswith(".dist-info/WHEEL")
+    ).rpartition("/")[0]
     record = []
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
         for path, source in files.items():
             content = _content(source)
             _add(wheel, path, content)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode()
+            digest = base64.urlsafe_b64encode(
+                hashlib.sha256(content).digest()
+            ).decode()
             quoted = f'"{path}"' if "," in path else path
-            record.append(f"{quoted},sha256={digest.rstrip('=')},{len(content)}\n")
-        _add(wheel, f"{info}/RECORD", "".join([*record, f"{info}/RECORD,,\n"]).encode())
+            record.append(
+                f"{quoted},sha256={digest.rstrip('=')},{len(content)}\n"
+            )
+        _add(
+            wheel,
+            f"{info}/RECORD",
+            "".join([*record, f"{info}/RECORD,,\n"]).encode(),
+        )
 
 
-def _add(wheel: zipfile.ZipFile, path: str, content: bytes) -> None:
+def _add(
+    wheel: zipfile.ZipFile,
+    path: str,
+    content: bytes,
+) -> None:
     entry = zipfile.ZipInfo(path, _EPOCH)
     entry.external_attr = 0o644 << 16
-    wheel.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=1)
+    wheel.writestr(
+        entry,
+        content,
+        zipfile.ZIP_DEFLATED,
+        compresslevel=1,
+    )
 
 
 def _content(source: Path | bytes) -> bytes:
@@ -127,11 +167,16 @@ def _installed_files(installed: Distribution) -> dict[str, Path | bytes]:
     """What runs of the packages' folder; programs are made again from the entry points."""
     files: dict[str, Path | bytes] = {}
     for path in installed.files or ():
-        runs = path.suffix not in {".pyc", *_FOR_DEVELOPERS} and _TESTS not in path.parts
+        runs = (
+            path.suffix not in {".pyc", *_FOR_DEVELOPERS}
+            and _TESTS not in path.parts
+        )
         if (
             runs
             and path.parts[0] != ".."
-            and not (path.parts[0].endswith(".dist-info") and path.name in _NOT_OURS)
+            and not (
+                path.parts[0].endswith(".dist-info") and path.name in _NOT_OURS
+            )
         ):
             files[path.as_posix()] = Path(str(path.locate()))
     return files
@@ -139,7 +184,11 @@ def _installed_files(installed: Distribution) -> dict[str, Path | bytes]:
 
 def _tags(installed: Distribution) -> list[str]:
     lines = (installed.read_text("WHEEL") or "").splitlines()
-    if tags := [line.partition(":")[2].strip() for line in lines if line.startswith("Tag:")]:
+    if tags := [
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("Tag:")
+    ]:
         return tags
     raise PatchlightError(
         f"making a bundle: {installed.name} was not installed from a wheel",
@@ -154,13 +203,22 @@ def _our_files(installed: Distribution) -> Iterator[tuple[str, Path | bytes]]:
     for path in sorted(_below(folder)):
         yield f"{_OURS}/{path.relative_to(folder).as_posix()}", path
     info = f"{_OURS}-{installed.version}.dist-info"
-    metadata = (installed.read_text("METADATA") or installed.read_text("PKG-INFO") or "").encode()
+    metadata = (
+        installed.read_text("METADATA")
+        or installed.read_text("PKG-INFO")
+        or ""
+    ).encode()
     yield f"{info}/METADATA", metadata
     yield (
         f"{info}/WHEEL",
-        (b"Wheel-Version: 1.0\nGenerator: patchlight\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+        (
+            b"Wheel-Version: 1.0\nGenerator: patchlight\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
     )
-    yield f"{info}/entry_points.txt", (installed.read_text("entry_points.txt") or "").encode()
+    yield (
+        f"{info}/entry_points.txt",
+        (installed.read_text("entry_points.txt") or "").encode(),
+    )
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -195,13 +253,29 @@ _FORMAT = 2
 _UNCHECKED = (1).to_bytes(4, "little")
 
 
-def bytecode_of(release: str, wheels: Sequence[Path], cache: Path) -> Path:
+def bytecode_of(
+    release: str,
+    wheels: Sequence[Path],
+    cache: Path,
+) -> Path:
     """A zip of ``.pyc`` files to be unpacked over ``wheels``, from ``cache`` if made before."""
     path = cache / f"bytecode-{release}-{sys.implementation.cache_tag}.zip"
     if not path.exists():
         part = path.with_name(f".{path.name}.part")
-        command = [sys.executable, "-P", "-m", __name__, str(part), *map(str, wheels)]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            __name__,
+            str(part),
+            *map(str, wheels),
+        ]
+        done = subprocess.run(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise PatchlightError(
                 f"compiling what an agent imports: {done.stderr.strip()[-600:]}",
@@ -213,7 +287,11 @@ def bytecode_of(release: str, wheels: Sequence[Path], cache: Path) -> Path:
 
 def unchecked_bytecode(source: bytes, code: CodeType) -> bytes:
     """What a ``.pyc`` file has; Python takes it whatever the source beside it is or is dated."""
-    start = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source)
+    start = (
+        importlib.util.MAGIC_NUMBER
+        + _UNCHECKED
+        + importlib.util.source_hash(source)
+    )
     return start + marshal.dumps(code, _FORMAT)
 
 
@@ -231,7 +309,11 @@ def _write(output: Path, sources: Iterable[tuple[str, bytes]]) -> None:
     """Write the bytecode of those of these modules (their paths in a wheel) that are imported."""
     with zipfile.ZipFile(output, "w") as file:
         for path, source in sources:
-            name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            name = (
+                path.removesuffix(".py")
+                .removesuffix("/__init__")
+                .replace("/", ".")
+            )
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if spec is None or not isinstance(spec.loader, InspectLoader):
                 continue
@@ -244,8 +326,14 @@ def _write(output: Path, sources: Iterable[tuple[str, bytes]]) -> None:
 
 def _named(code: CodeType, path: str) -> CodeType:
     """The same code, wherever it lies here."""
-    constants = [_named(c, path) if isinstance(c, CodeType) else c for c in code.co_consts]
-    return code.replace(co_filename=path, co_consts=tuple(constants))
+    constants = [
+        _named(c, path) if isinstance(c, CodeType) else c
+        for c in code.co_consts
+    ]
+    return code.replace(
+        co_filename=path,
+        co_consts=tuple(constants),
+    )
 
 
 def _sources(wheels: Iterable[str]) -> Iterable[tuple[str, bytes]]:

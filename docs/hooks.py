@@ -28,7 +28,11 @@ _ROOT = click.Context(cli, info_name="patchlight")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each group of commands, like reference/ocs.md for 'patchlight ocs'."""
-    reference = next(section["Reference"] for section in config.nav or () if "Reference" in section)
+    reference = next(
+        section["Reference"]
+        for section in config.nav or ()
+        if "Reference" in section
+    )
     commands = next(entry for entry in reference if "Commands" in entry)
     commands["Commands"] = [commands["Commands"]]
     for name, command, context in _subcommands(cli, _ROOT):
@@ -51,7 +55,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Refuse a page that would fetch something from another machine: the site works offline."""
     if fetched := FETCHED.search(output):
-        raise PluginError(f"{page.file.src_path} fetches from another machine: {fetched[0]}")
+        raise PluginError(
+            f"{page.file.src_path} fetches from another machine: {fetched[0]}"
+        )
     return output
 
 
@@ -61,7 +67,9 @@ def commands() -> str:
     for name, command, context in _subcommands(cli, _ROOT):
         group = isinstance(command, click.Group)
         link = f"{name}.md" if group else f"#patchlight-{name}"
-        rows.append(f"| [{name}]({link}) | {_escaped(command.get_short_help_str(200))} |")
+        rows.append(
+            f"| [{name}]({link}) | {_escaped(command.get_short_help_str(200))} |"
+        )
         alone += () if group else _command(command, context)
     return "\n\n".join(["\n".join(rows), *_options(cli, _ROOT), *alone])
 
@@ -72,7 +80,11 @@ def _subcommands(
     for name in sorted(group.list_commands(context)):
         command = group.get_command(context, name)
         assert command is not None
-        yield name, command, click.Context(command, info_name=name, parent=context)
+        yield (
+            name,
+            command,
+            click.Context(command, info_name=name, parent=context),
+        )
 
 
 def _command(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -93,7 +105,11 @@ def _paragraphs(text: str | None) -> Iterator[str]:
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         # Click prints as it is what follows a backspace.
         literal = paragraph.removeprefix("\b\n")
-        yield _escaped(paragraph) if literal == paragraph else f"```\n{literal}\n```"
+        yield (
+            _escaped(paragraph)
+            if literal == paragraph
+            else f"```\n{literal}\n```"
+        )
 
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -101,12 +117,17 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
     records = [
         record
         for param in command.get_params(context)
-        if not help_ & set(param.opts) and (record := param.get_help_record(context))
+        if not help_ & set(param.opts)
+        and (record := param.get_help_record(context))
     ]
     if isinstance(command, click.Group):
         records += described(context)
     # An argument without a help text is in the usage already.
-    cells = [_cells(name, text) for name, text in records if text or name.startswith("-")]
+    cells = [
+        _cells(name, text)
+        for name, text in records
+        if text or name.startswith("-")
+    ]
     if rows := [f"| `{name}` | {text} |" for name, text in cells]:
         yield "\n".join(["| option | meaning |", "|---|---|", *rows])
 
@@ -118,7 +139,10 @@ def _cells(*record: str) -> tuple[str, str]:
 
 def _escaped(text: str) -> str:
     return (
-        html.escape(text, quote=False).replace("*", r"\*").replace("_", r"\_").replace("[", r"\[")
+        html.escape(text, quote=False)
+        .replace("*", r"\*")
+        .replace("_", r"\_")
+        .replace("[", r"\[")
     )
 
 

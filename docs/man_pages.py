@@ -17,7 +17,11 @@ def _prepare(ctx: click.Context) -> None:
     ctx.command.short_help = ctx.command.get_short_help_str(200)
     for option in ctx.command.params:
         if isinstance(option, click.Option):
-            setattr(option, "get_help_record", partial(click.Option.get_help_record, option))  # noqa: B010
+            setattr(  # noqa: B010
+                option,
+                "get_help_record",
+                partial(click.Option.get_help_record, option),
+            )
     if isinstance(ctx.command, click.Group):
         for name in ctx.command.list_commands(ctx):
             command = ctx.command.get_command(ctx, name)
@@ -28,14 +32,32 @@ def _prepare(ctx: click.Context) -> None:
 
 def _mended(page: str) -> str:
     """A page without what roff would misread: quotes at the start of a line, and click's marks."""
-    page = re.sub(r"^'", r"\\&'", page, flags=re.MULTILINE)
-    return re.sub(r"^\x08$(.*?)(?=^\.)", r".nf\1.fi\n", page, flags=re.MULTILINE | re.DOTALL)
+    page = re.sub(
+        r"^'",
+        r"\\&'",
+        page,
+        flags=re.MULTILINE,
+    )
+    return re.sub(
+        r"^\x08$(.*?)(?=^\.)",
+        r".nf\1.fi\n",
+        page,
+        flags=re.MULTILINE | re.DOTALL,
+    )
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(
+        parents=True,
+        exist_ok=True,
+    )
     _prepare(click.Context(cli, info_name="patchlight"))
-    write_man_pages("patchlight", cli, version=version("patchlight"), target_dir=str(folder))
+    write_man_pages(
+        "patchlight",
+        cli,
+        version=version("patchlight"),
+        target_dir=str(folder),
+    )
     for file in folder.glob("*.1"):
         file.write_text(_mended(file.read_text()))

@@ -18,11 +18,24 @@ if TYPE_CHECKING:
         TopologyPolicy,
     )
     from patchlight.emulation.lab.emulated_lab import EmulatedLab
-    from patchlight.emulation.simulator.cluster import Policies, TwoLevel, queue_jobs, simulate
+    from patchlight.emulation.simulator.cluster import (
+        Policies,
+        TwoLevel,
+        queue_jobs,
+        simulate,
+    )
     from patchlight.emulation.simulator.traces.files import read_trace
-    from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+    from patchlight.testbed.errors import (
+        BadInput,
+        OutcomeUnknown,
+        PatchlightError,
+    )
     from patchlight.testbed.generate.builder import LabBuilder
-    from patchlight.testbed.graphs import ComputationGraph, builtin_graph, read_graph
+    from patchlight.testbed.graphs import (
+        ComputationGraph,
+        builtin_graph,
+        read_graph,
+    )
     from patchlight.testbed.jobs import JobSpec
     from patchlight.testbed.lab.model import Lab
     from patchlight.testbed.lab.portmap import CrossConnect, PortMap
@@ -47,14 +60,39 @@ _NAMES_IN = {
     "testbed.labfile.writer": "write_lab",
     "testbed.lab.portmap": "CrossConnect PortMap",
 }
-_PUBLIC = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
+_PUBLIC = {
+    name: module
+    for module, names in _NAMES_IN.items()
+    for name in names.split()
+}
 
 __all__ = ["BadInput", "ComputationGraph", "ControllerClient", "CrossConnect"]
 __all__ += ["ElasticityPolicy", "EmulatedLab"]
-__all__ += ["JobSpec", "Lab", "LabBuilder", "OrderPolicy", "OutcomeUnknown", "PartitionPolicy"]
+__all__ += [
+    "JobSpec",
+    "Lab",
+    "LabBuilder",
+    "OrderPolicy",
+    "OutcomeUnknown",
+    "PartitionPolicy",
+]
 __all__ += ["PatchlightError"]
-__all__ += ["PlacementPolicy", "Policies", "PortMap", "TopologyPolicy", "TwoLevel", "builtin_graph"]
-__all__ += ["builtin_lab", "queue_jobs", "read_graph", "read_lab", "read_trace", "simulate"]
+__all__ += [
+    "PlacementPolicy",
+    "Policies",
+    "PortMap",
+    "TopologyPolicy",
+    "TwoLevel",
+    "builtin_graph",
+]
+__all__ += [
+    "builtin_lab",
+    "queue_jobs",
+    "read_graph",
+    "read_lab",
+    "read_trace",
+    "simulate",
+]
 __all__ += ["write_lab"]
 
 

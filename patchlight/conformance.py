@@ -70,8 +70,22 @@ from patchlight.testbed.lab.spectrum import Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.units import parse_time
 
-__all__ = ["CHECKS", "INITIAL", "PORTS", "Check", "CheckFailed", "CheckResult", "NewDriver"]
-__all__ += ["WAVELENGTH_CHECKS", "RaiseAlarm", "alarms_arrive", "run_check", "run_checks"]
+__all__ = [
+    "CHECKS",
+    "INITIAL",
+    "PORTS",
+    "Check",
+    "CheckFailed",
+    "CheckResult",
+    "NewDriver",
+]
+__all__ += [
+    "WAVELENGTH_CHECKS",
+    "RaiseAlarm",
+    "alarms_arrive",
+    "run_check",
+    "run_checks",
+]
 
 
 @click.command(
@@ -94,23 +108,63 @@ __all__ += ["WAVELENGTH_CHECKS", "RaiseAlarm", "alarms_arrive", "run_check", "ru
     metavar="COUNT",
     help="Use the driver in COUNT simulated histories instead, which need Patchlight's source.",
 )
-@click.option("--ports", type=click.IntRange(PORTS), default=32, help="On each side.")
-@click.option("--inputs", type=click.IntRange(1), help="Of a wavelength switch.")
-@click.option("--outputs", type=click.IntRange(1), help="Of a wavelength switch.")
-@click.option("--grid", metavar="GRID", help="Of a wavelength switch: 50GHz if it says none.")
-@click.option("--user", default="admin", help="Whom to log in as.")
-@click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
-@click.option("--switching-time", default="25ms", metavar="TIME")
 @click.option(
-    "--datapath-id", type=int, metavar="N", help="Of a switch that connects to Patchlight."
+    "--ports",
+    type=click.IntRange(PORTS),
+    default=32,
+    help="On each side.",
+)
+@click.option(
+    "--inputs",
+    type=click.IntRange(1),
+    help="Of a wavelength switch.",
+)
+@click.option(
+    "--outputs",
+    type=click.IntRange(1),
+    help="Of a wavelength switch.",
+)
+@click.option(
+    "--grid",
+    metavar="GRID",
+    help="Of a wavelength switch: 50GHz if it says none.",
+)
+@click.option(
+    "--user",
+    default="admin",
+    help="Whom to log in as.",
+)
+@click.option(
+    "--password-env",
+    metavar="VARIABLE",
+    help="Environment variable of the password.",
+)
+@click.option(
+    "--switching-time",
+    default="25ms",
+    metavar="TIME",
+)
+@click.option(
+    "--datapath-id",
+    type=int,
+    metavar="N",
+    help="Of a switch that connects to Patchlight.",
 )
 @click.option(
     "--initial",
     metavar="CIRCUITS",
     help="What the device carries and may lose for as long as this takes.",
 )
-@click.option("--any-map", is_flag=True, help="Interrupt whatever circuits there are.")
-@click.option("--check-timeout", default="2min", metavar="TIME")
+@click.option(
+    "--any-map",
+    is_flag=True,
+    help="Interrupt whatever circuits there are.",
+)
+@click.option(
+    "--check-timeout",
+    default="2min",
+    metavar="TIME",
+)
 @click.option(
     "--control",
     type=click.Path(path_type=Path),
@@ -136,13 +190,17 @@ def conformance(
     if histories is not None:
         return _play_histories(driver, address, histories)
     if address is None:
-        raise BadInput("--device is missing: where the device answers, HOST:PORT")
+        raise BadInput(
+            "--device is missing: where the device answers, HOST:PORT"
+        )
     options["address"] = address
     switch = _switch(driver, parse_time(switching_time), options)
     factory = _factory(driver) if ":" in driver else open_driver
     password = password_of(switch)
     texts = [text for text in (initial or "").split(",") if text.strip()]
-    expected = (PortMap if isinstance(switch, CircuitSwitch) else SpectrumMap).parse(texts)
+    expected = (
+        PortMap if isinstance(switch, CircuitSwitch) else SpectrumMap
+    ).parse(texts)
     longest_s = parse_time(check_timeout)
 
     async def run() -> list[CheckResult]:
@@ -153,20 +211,34 @@ def conformance(
             any_map=any_map,
             longest_s=longest_s,
             password=password,
-            raise_alarm=None if control is None else functools.partial(_raise_alarm, control),
+            raise_alarm=None
+            if control is None
+            else functools.partial(_raise_alarm, control),
         )
         async with contextlib.aclosing(checks):
             async for result in checks:
-                click.echo("F" if result.failure else ".", nl=False, err=True)
+                click.echo(
+                    "F" if result.failure else ".",
+                    nl=False,
+                    err=True,
+                )
                 results.append(result)
         click.echo(err=True)
         return results
 
     with device_lock([switch], "the conformance suite"):
         results = asyncio.run(run())
-    table = Table(Column("check", whole=True), "result", "what it asks for, or why it failed")
+    table = Table(
+        Column("check", whole=True),
+        "result",
+        "what it asks for, or why it failed",
+    )
     for result in results:
-        outcome = Coloured("failed", "bad") if result.failure else Coloured("passed", "good")
+        outcome = (
+            Coloured("failed", "bad")
+            if result.failure
+            else Coloured("passed", "good")
+        )
         about = result.failure or result.about.replace("``", "")
         table.add_row(result.name.replace("_", " "), outcome, about)
     table.print()
@@ -175,17 +247,36 @@ def conformance(
     return int(failed > 0)
 
 
-def _switch(driver: str, switching_time_s: float, options: dict[str, Any]) -> Any:
+def _switch(
+    driver: str,
+    switching_time_s: float,
+    options: dict[str, Any],
+) -> Any:
     """The device, as a lab file describes it."""
     shape = {key: options.pop(key) for key in ("inputs", "outputs", "grid")}
-    rest = {"name": "device", "driver": driver, "switching_time_s": switching_time_s, **options}
+    rest = {
+        "name": "device",
+        "driver": driver,
+        "switching_time_s": switching_time_s,
+        **options,
+    }
     if not any(shape.values()):
-        return CircuitSwitch(**rest, initial=INITIAL)
+        return CircuitSwitch(
+            **rest,
+            initial=INITIAL,
+        )
     del rest["ports"], rest["datapath_id"]
     if shape["inputs"] is None or shape["outputs"] is None:
-        raise BadInput("a wavelength switch has --inputs and --outputs, say both")
+        raise BadInput(
+            "a wavelength switch has --inputs and --outputs, say both"
+        )
     grid = Grid.parse(shape["grid"]) if shape["grid"] else Grid()
-    return WavelengthSwitch(**rest, inputs=shape["inputs"], outputs=shape["outputs"], grid=grid)
+    return WavelengthSwitch(
+        **rest,
+        inputs=shape["inputs"],
+        outputs=shape["outputs"],
+        grid=grid,
+    )
 
 
 async def _raise_alarm(control: Path) -> None:
@@ -195,7 +286,9 @@ async def _raise_alarm(control: Path) -> None:
     try:
         await asyncio.to_thread(send_fault, control, request)
     except BadInput as error:
-        raise CheckFailed(f"the emulated device raises no alarm: {error.message}") from error
+        raise CheckFailed(
+            f"the emulated device raises no alarm: {error.message}"
+        ) from error
 
 
 def _factory(path: str) -> DriverFactory:
@@ -207,7 +300,11 @@ def _factory(path: str) -> DriverFactory:
         raise BadInput(f"loading the driver {path}: {error}") from error
 
 
-def _play_histories(driver: str, device: str | None, count: int) -> int:
+def _play_histories(
+    driver: str,
+    device: str | None,
+    count: int,
+) -> int:
     """Play histories of labs whose circuit switches all have this driver; the exit code."""
     source = Path(patchlight.__file__).parents[1]
     if not (source / "tests" / "simulation").is_dir():
@@ -219,22 +316,50 @@ def _play_histories(driver: str, device: str | None, count: int) -> int:
         name = driver
         if ":" in driver:
             name = "driver-under-test"
-            _install(Path(folder), name, driver, device)
+            _install(
+                Path(folder),
+                name,
+                driver,
+                device,
+            )
         paths = (folder, os.getcwd(), os.environ.get("PYTHONPATH", ""))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        command = [sys.executable, "-m", "tests.simulation", "--driver", name]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "tests.simulation",
+            "--driver",
+            name,
+        ]
         command += ["--seeds", f"1-{count}"]
-        return subprocess.run(command, cwd=source, env=environment, check=False).returncode
+        return subprocess.run(
+            command,
+            cwd=source,
+            env=environment,
+            check=False,
+        ).returncode
 
 
-def _install(folder: Path, name: str, driver: str, device: str | None) -> None:
+def _install(
+    folder: Path,
+    name: str,
+    driver: str,
+    device: str | None,
+) -> None:
     """Register a driver and its emulated device, as an installed package would."""
     from patchlight.emulation.optical.protocols import server
 
     factory = _factory(driver)
     classes = factory.__mro__ if isinstance(factory, type) else ()
     places = [f"{each.__module__}:{each.__qualname__}" for each in classes]
-    derived = (row.name for row in OCS_DRIVERS.values() if row.device and row.place in places)
+    derived = (
+        row.name
+        for row in OCS_DRIVERS.values()
+        if row.device and row.place in places
+    )
     spoken = device or next(derived, None)
     if spoken is None:
         raise BadInput(
@@ -257,7 +382,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 all passed, 1 some failed, 2 nothing was done."""
     try:
         code = conformance.main(
-            arguments, "python -m patchlight.conformance", standalone_mode=False
+            arguments,
+            "python -m patchlight.conformance",
+            standalone_mode=False,
         )
     except BaseException as error:
         code = report(error, CrashReport())

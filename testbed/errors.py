@@ -22,7 +22,10 @@ def harmless(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(
-        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+        c
+        if c.isprintable() or c in keep
+        else c.encode("unicode_escape").decode()
+        for c in text
     )
 
 
@@ -78,11 +81,16 @@ class PackageMissing(PatchlightError):
     """
 
     def __init__(self, what: str, *modules: str | ImportError) -> None:
-        names, broken = dict.fromkeys(map(_package_of, modules)), ""
+        names = dict.fromkeys(map(_package_of, modules))
+        broken = ""
         for error in modules:
-            if isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError):
+            if isinstance(error, ImportError) and not isinstance(
+                error, ModuleNotFoundError
+            ):
                 broken = f"cannot be imported: {error}"
-        packages, are = ("packages", "are") if len(names) > 1 else ("package", "is")
+        packages, are = (
+            ("packages", "are") if len(names) > 1 else ("package", "is")
+        )
         super().__init__(
             f"{what} needs the Python {packages} {', '.join(names)}, which "
             f"{broken or f'{are} not installed'}",
@@ -104,7 +112,9 @@ def _installed_by(package: str) -> str:
 
     with suppress(PackageNotFoundError):
         for requirement in requires("patchlight") or ():
-            found = re.match(rf"{re.escape(package)}\b.*extra == ['\"](\w+)", requirement)
+            found = re.match(
+                rf"{re.escape(package)}\b.*extra == ['\"](\w+)", requirement
+            )
             if found:
                 return f"'patchlight[{found[1]}]'"
     return package
@@ -118,7 +128,10 @@ def require_packages(what: str, *modules: str) -> None:
         raise PackageMissing(what, *missing)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class FileIssue:
     """One mistake in a file: where, what, and what was expected."""
 
@@ -135,7 +148,9 @@ class FileError(BadInput):
     """A file has mistakes. ``issues`` has all of them, in file order."""
 
     def __init__(self, issues: Iterable[FileIssue]) -> None:
-        self.issues = tuple(sorted(issues, key=lambda issue: (issue.line, issue.column)))
+        self.issues = tuple(
+            sorted(issues, key=lambda issue: (issue.line, issue.column))
+        )
         super().__init__("\n".join(str(issue) for issue in self.issues))
 
 
@@ -145,13 +160,18 @@ def in_words(error: BaseException) -> str:
         return error.message
     said = reason(error)
     name = type(error).__name__
-    return f"unexpected {name}" if said == name else f"unexpected {name}: {said}"
+    return (
+        f"unexpected {name}" if said == name else f"unexpected {name}: {said}"
+    )
 
 
 def reason(error: BaseException) -> str:
     """Why something failed, never empty: the text of a time-out, a cancelled call or a closed
     connection often is, and then its type says it."""
-    if (said := str(error).strip()) not in ("", "()"):  # that of an SSLError without a text
+    if (said := str(error).strip()) not in (
+        "",
+        "()",
+    ):  # that of an SSLError without a text
         return said
     return getattr(error, "strerror", None) or type(error).__name__
 
@@ -163,7 +183,10 @@ Outcome = Literal["nothing-done", "failed", "unknown"]
 
 
 def problem(
-    status: int, detail: str, hint: str | None = None, outcome: Outcome = "nothing-done"
+    status: int,
+    detail: str,
+    hint: str | None = None,
+    outcome: Outcome = "nothing-done",
 ) -> dict[str, Any]:
     """The body of a response with that HTTP status."""
     return {
@@ -176,10 +199,19 @@ def problem(
     }
 
 
-def nearest(name: str, known: Iterable[str], what: str = "expected one of") -> str:
+def nearest(
+    name: str,
+    known: Iterable[str],
+    what: str = "expected one of",
+) -> str:
     """``did you mean 'fibres'?`` if a known name is similar, else the known names."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(
+        name,
+        names,
+        n=1,
+        cutoff=0.6,
+    )
     if near:
         return f"did you mean {near[0]!r}?"
     listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
@@ -228,7 +260,9 @@ _KINDS = {
 
 def mistakes_in_words(error: "ValidationError") -> str:
     """All mistakes, like ``iterations: 12000000 is more than 10000000``, in one line."""
-    return joined(mistake_in_words(each, each["loc"]) for each in error.errors())
+    return joined(
+        mistake_in_words(each, each["loc"]) for each in error.errors()
+    )
 
 
 def joined(mistakes: Iterable[str]) -> str:
@@ -239,7 +273,9 @@ def joined(mistakes: Iterable[str]) -> str:
 
 
 def mistake_in_words(
-    mistake: Mapping[str, Any], place: Sequence[str | int], whole: str = ""
+    mistake: Mapping[str, Any],
+    place: Sequence[str | int],
+    whole: str = "",
 ) -> str:
     """One of pydantic's ``errors()`` as text; ``whole`` replaces an empty ``place``."""
     if mistake["type"] == "json_invalid":
@@ -249,17 +285,34 @@ def mistake_in_words(
 
 
 def _what(mistake: Mapping[str, Any]) -> str:
-    kind, found = mistake["type"], _shown(mistake.get("input"))
+    kind = mistake["type"]
+    found = _shown(mistake.get("input"))
     if (words := _WORDS.get(kind)) is not None:
-        limits = {key: _whole(limit) for key, limit in mistake.get("ctx", {}).items()}
-        return words.format(**limits, found=found)
-    expected = next((words for start, words in _KINDS.items() if kind.startswith(start)), None)
+        limits = {
+            key: _whole(limit) for key, limit in mistake.get("ctx", {}).items()
+        }
+        return words.format(
+            **limits,
+            found=found,
+        )
+    expected = next(
+        (words for start, words in _KINDS.items() if kind.startswith(start)),
+        None,
+    )
     # All known types are covered; a later pydantic may have new ones.
-    return f"expected {expected}, found {found}" if expected else str(mistake["msg"])
+    return (
+        f"expected {expected}, found {found}"
+        if expected
+        else str(mistake["msg"])
+    )
 
 
 def _whole(limit: object) -> object:
-    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+    return (
+        int(limit)
+        if isinstance(limit, float) and limit.is_integer()
+        else limit
+    )
 
 
 def _shown(value: object) -> str:
@@ -269,7 +322,9 @@ def _shown(value: object) -> str:
         case bool():
             return str(value).lower()
         case str():
-            return short(value if value.lstrip("+-").isdecimal() else repr(value))
+            return short(
+                value if value.lstrip("+-").isdecimal() else repr(value)
+            )
         case int() | float():
             return _number(value)
         case Mapping():
@@ -282,5 +337,7 @@ def _shown(value: object) -> str:
 def _number(value: float) -> str:
     try:
         return short(str(value))
-    except ValueError:  # Python does not print numbers with thousands of digits.
+    except (
+        ValueError
+    ):  # Python does not print numbers with thousands of digits.
         return "a number of thousands of digits"

@@ -29,7 +29,9 @@ class KnownHosts:
     ``unread`` has names with the type of a key that cannot be read or used here.
     """
 
-    entries: list[tuple[tuple[str, ...], paramiko.PKey]] = field(default_factory=list)
+    entries: list[tuple[tuple[str, ...], paramiko.PKey]] = field(
+        default_factory=list
+    )
     revoked: set[bytes] = field(default_factory=set)
     unread: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
 
@@ -39,7 +41,10 @@ class KnownHosts:
         known = cls()
         for file in files:
             with suppress(FileNotFoundError):
-                for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                for line in file.read_text(
+                    encoding="utf-8",
+                    errors="replace",
+                ).splitlines():
                     known._add(line.strip())
         return known
 
@@ -64,18 +69,32 @@ class KnownHosts:
 
     def of(self, host: str, port: int) -> list[paramiko.PKey]:
         """The keys that are known of an SSH server, and not revoked."""
-        return [key for key in self._all(host, port) if key.asbytes() not in self.revoked]
+        return [
+            key
+            for key in self._all(host, port)
+            if key.asbytes() not in self.revoked
+        ]
 
     def types(self, host: str, port: int) -> set[str]:
         """The types of all its keys, also of those that are revoked or cannot be read here."""
-        unread = {kind for written, kind in self.unread if _is_of(host, port, written)}
+        unread = {
+            kind
+            for written, kind in self.unread
+            if _is_of(host, port, written)
+        }
         return types_of(self._all(host, port)) | unread
 
     def _all(self, host: str, port: int) -> list[paramiko.PKey]:
-        return [key for written, key in self.entries if _is_of(host, port, written)]
+        return [
+            key for written, key in self.entries if _is_of(host, port, written)
+        ]
 
 
-def _is_of(host: str, port: int, written: Iterable[str]) -> bool:
+def _is_of(
+    host: str,
+    port: int,
+    written: Iterable[str],
+) -> bool:
     # OpenSSH omits the port if it is the default; Patchlight's own pins have it.
     names = {known_name(host, port), f"[{host}]:{port}"}
     is_there = False
@@ -90,7 +109,9 @@ def _is_of(host: str, port: int, written: Iterable[str]) -> bool:
 def _fits(name: str, written: str) -> bool:
     """Whether this is the name, or a pattern with ``*`` or ``?`` that it fits."""
     pattern = re.escape(written).replace(r"\*", ".*").replace(r"\?", ".")
-    return is_named(name, written) or bool(re.fullmatch(pattern, name, re.IGNORECASE))
+    return is_named(name, written) or bool(
+        re.fullmatch(pattern, name, re.IGNORECASE)
+    )
 
 
 def known_name(host: str, port: int) -> str:
@@ -101,22 +122,33 @@ def known_name(host: str, port: int) -> str:
 def is_named(name: str, written: str) -> bool:
     """Whether ``written`` stands for that SSH server in ``known_hosts``, plain or hashed."""
     if _HASHED.fullmatch(written):
-        hashed = (paramiko.HostKeys.hash_host(each, written) for each in {name, name.lower()})
+        hashed = (
+            paramiko.HostKeys.hash_host(each, written)
+            for each in {name, name.lower()}
+        )
         return written in hashed
     return written.lower() == name.lower()
 
 
-def types_of(keys: Iterable[paramiko.PKey], fingerprint: str | None = None) -> set[str]:
+def types_of(
+    keys: Iterable[paramiko.PKey], fingerprint: str | None = None
+) -> set[str]:
     """The types of these keys, and that of the key with this fingerprint, if it was seen."""
     types = {key.get_name() for key in keys}
-    return types | {_type_of[fingerprint]} if fingerprint in _type_of else types
+    return (
+        types | {_type_of[fingerprint]} if fingerprint in _type_of else types
+    )
 
 
-def prefer_key_types(transport: paramiko.Transport, types: Iterable[str]) -> None:
+def prefer_key_types(
+    transport: paramiko.Transport, types: Iterable[str]
+) -> None:
     """Prefer host keys of these types in the handshake, which has not begun."""
     first = _algorithms(types)
     options = transport.get_security_options()
-    options.key_types = sorted(options.key_types, key=lambda algorithm: algorithm not in first)
+    options.key_types = sorted(
+        options.key_types, key=lambda algorithm: algorithm not in first
+    )
 
 
 def has_key(keys: Collection[paramiko.PKey], fingerprint: str) -> bool:
@@ -126,12 +158,19 @@ def has_key(keys: Collection[paramiko.PKey], fingerprint: str) -> bool:
 
 
 def offered_keys(
-    connect: Callable[[], paramiko.Transport], shown: paramiko.PKey, within_s: float
+    connect: Callable[[], paramiko.Transport],
+    shown: paramiko.PKey,
+    within_s: float,
 ) -> list[paramiko.PKey]:
     """All host keys of a server that has ``shown`` one of them, as far as it answers: it presents
     one in each new connection."""
     keys = [shown]
-    with suppress(OSError, EOFError, paramiko.SSHException, PatchlightError):
+    with suppress(
+        OSError,
+        EOFError,
+        paramiko.SSHException,
+        PatchlightError,
+    ):
         while len(keys) < _MOST_KEYS:
             with connect() as transport:
                 seen = _algorithms(types_of(keys))
@@ -146,4 +185,8 @@ def offered_keys(
 
 
 def _algorithms(types: Iterable[str]) -> set[str]:
-    return {algorithm for each in types for algorithm in _ALGORITHMS.get(each, (each,))}
+    return {
+        algorithm
+        for each in types
+        for algorithm in _ALGORITHMS.get(each, (each,))
+    }

@@ -10,14 +10,30 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import pydantic
 from pydantic import AfterValidator, ConfigDict, FailFast, Field
 
-from patchlight.testbed.errors import BadInput, joined, mistake_in_words, nearest, short
+from patchlight.testbed.errors import (
+    BadInput,
+    joined,
+    mistake_in_words,
+    nearest,
+    short,
+)
 
 RESERVED_VARIABLES = frozenset(
     [
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-        *("MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
-        *("NCCL_IB_HCA", "NCCL_IB_ADDR_RANGE", "UCX_NET_DEVICES"),
-        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_IB_ADDR_RANGE",
+        "UCX_NET_DEVICES",
+        "CUDA_VISIBLE_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES",
     ]
 )
 """Variables that an agent sets, in addition to those that begin with ``PATCHLIGHT_``."""
@@ -29,18 +45,67 @@ def is_reserved(variable: str) -> bool:
 
 
 LONGEST_TEXT = 4096
-MOST_WORDS, MOST_MOUNTS = 1000, 64
-AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]*$", max_length=LONGEST_TEXT)]
-Line = Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=LONGEST_TEXT)]
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=255)]
-Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$", max_length=255)]
-SharedMemory = Annotated[int, Field(ge=2**20, le=2**40)]  # bytes
-MemoryLimit = Annotated[int, Field(ge=16 * 2**20, le=2**44)]  # bytes
-CpuLimit = Annotated[float, Field(ge=0.01, le=4096, allow_inf_nan=False)]
+MOST_WORDS = 1000
+MOST_MOUNTS = 64
+AbsolutePath = Annotated[
+    str,
+    Field(
+        pattern=r"^/[^\x00]*$",
+        max_length=LONGEST_TEXT,
+    ),
+]
+Line = Annotated[
+    str,
+    Field(
+        pattern=r"^[^\x00]*$",
+        max_length=LONGEST_TEXT,
+    ),
+]
+Variable = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        max_length=255,
+    ),
+]
+Image = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$",
+        max_length=255,
+    ),
+]
+# Bytes.
+SharedMemory = Annotated[
+    int,
+    Field(
+        ge=2**20,
+        le=2**40,
+    ),
+]
+# Bytes.
+MemoryLimit = Annotated[
+    int,
+    Field(
+        ge=16 * 2**20,
+        le=2**44,
+    ),
+]
+CpuLimit = Annotated[
+    float,
+    Field(
+        ge=0.01,
+        le=4096,
+        allow_inf_nan=False,
+    ),
+]
 HowHeld = Literal["auto", "protocol", "freeze"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Mount:
     """A file or folder of the server, and where a container sees it."""
 
@@ -63,9 +128,17 @@ class CommandTask(pydantic.BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     trainer: Literal["command"]
-    command: Annotated[list[Line], Field(min_length=1, max_length=MOST_WORDS)]
+    command: Annotated[
+        list[Line],
+        Field(
+            min_length=1,
+            max_length=MOST_WORDS,
+        ),
+    ]
     image: Image | None = None
-    environment: Annotated[dict[Variable, Line], Field(max_length=MOST_WORDS)] = {}
+    environment: Annotated[
+        dict[Variable, Line], Field(max_length=MOST_WORDS)
+    ] = {}
     mounts: Annotated[list[Mount], Field(max_length=MOST_MOUNTS)] = []
     shared_memory_bytes: SharedMemory | None = None
     working_directory: AbsolutePath | None = None
@@ -75,8 +148,12 @@ class CommandTask(pydantic.BaseModel):
     @pydantic.field_validator("environment")
     @classmethod
     def _leaves_ours_alone(cls, environment: dict[str, str]) -> dict[str, str]:
-        if taken := ", ".join(name for name in environment if is_reserved(name)):
-            raise ValueError(f"{taken} cannot be set: Patchlight sets it for each rank")
+        if taken := ", ".join(
+            name for name in environment if is_reserved(name)
+        ):
+            raise ValueError(
+                f"{taken} cannot be set: Patchlight sets it for each rank"
+            )
         return environment
 
 
@@ -86,8 +163,16 @@ MOST_WORKERS = 65_536
 MOST_GPU_MODELS = 1000
 LONGEST_COMPUTE_S = 86_400.0
 LONGEST_DARK_S = 86_400.0
-STOP_GRACE_S, LONGEST_STOP_GRACE_S = 30.0, 3600.0
-StopGrace = Annotated[float, Field(ge=0, le=LONGEST_STOP_GRACE_S, allow_inf_nan=False)]
+STOP_GRACE_S = 30.0
+LONGEST_STOP_GRACE_S = 3600.0
+StopGrace = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=LONGEST_STOP_GRACE_S,
+        allow_inf_nan=False,
+    ),
+]
 LARGEST_SEED = 2**63 - 1
 LARGEST_BATCH = 1_000_000
 LARGEST_GRADIENT_BYTES = 10**15
@@ -97,7 +182,14 @@ _MOST_DEGREES = 100
 LONGEST_LIMIT_S = 10 * 366 * 86_400.0
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$"
 
-Seconds = Annotated[float, Field(gt=0, le=LONGEST_LIMIT_S, allow_inf_nan=False)]
+Seconds = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=LONGEST_LIMIT_S,
+        allow_inf_nan=False,
+    ),
+]
 Trainer = Literal["synthetic", "torch", "command"]
 Transport = Literal["tcp", "rdma"]
 
@@ -138,7 +230,10 @@ def _name(text: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class JobSpec:
     """Synchronous data-parallel training: what runs, on what, and how it is scheduled.
 
@@ -169,47 +264,150 @@ class JobSpec:
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", revalidate_instances="always"
+        extra="forbid",
+        revalidate_instances="always",
     )
 
-    name: Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": JOB_NAME})]
-    iterations: Annotated[int, Field(ge=0, le=MOST_ITERATIONS)] = 0
-    gradient_bytes: Annotated[int, Field(ge=0, le=LARGEST_GRADIENT_BYTES)] = 0
+    name: Annotated[
+        str,
+        AfterValidator(_name),
+        Field(json_schema_extra={"pattern": JOB_NAME}),
+    ]
+    iterations: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=MOST_ITERATIONS,
+        ),
+    ] = 0
+    gradient_bytes: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=LARGEST_GRADIENT_BYTES,
+        ),
+    ] = 0
     compute_s: Annotated[
-        Mapping[str, Annotated[float, Field(gt=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]],
+        Mapping[
+            str,
+            Annotated[
+                float,
+                Field(
+                    gt=0,
+                    le=LONGEST_COMPUTE_S,
+                    allow_inf_nan=False,
+                ),
+            ],
+        ],
         Field(max_length=MOST_GPU_MODELS),
     ] = field(default_factory=dict)
-    workers: Annotated[int, Field(ge=0, le=MOST_WORKERS)] = 0
-    hosts: Annotated[tuple[str, ...], FailFast(), Field(max_length=MOST_WORKERS)] = ()
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
-    dark_limit_s: Annotated[float, Field(gt=0, le=LONGEST_DARK_S, allow_inf_nan=False)] = 600.0
+    workers: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=MOST_WORKERS,
+        ),
+    ] = 0
+    hosts: Annotated[
+        tuple[str, ...], FailFast(), Field(max_length=MOST_WORKERS)
+    ] = ()
+    seed: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=LARGEST_SEED,
+        ),
+    ] = 0
+    dark_limit_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=LONGEST_DARK_S,
+            allow_inf_nan=False,
+        ),
+    ] = 600.0
     stop_grace_s: StopGrace = STOP_GRACE_S
     trainer: Trainer = "synthetic"
     model: Line | None = None
-    batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
+    batch: (
+        Annotated[
+            int,
+            Field(
+                ge=1,
+                le=LARGEST_BATCH,
+            ),
+        ]
+        | None
+    ) = None
     data: AbsolutePath | None = None
-    command: Annotated[tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)] = ()
+    command: Annotated[
+        tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)
+    ] = ()
     image: Image | None = None
-    environment: Annotated[Mapping[Variable, Line], Field(max_length=MOST_WORDS)] = field(
-        default_factory=dict
-    )
-    mounts: Annotated[tuple[Mount, ...], FailFast(), Field(max_length=MOST_MOUNTS)] = ()
+    environment: Annotated[
+        Mapping[Variable, Line], Field(max_length=MOST_WORDS)
+    ] = field(default_factory=dict)
+    mounts: Annotated[
+        tuple[Mount, ...], FailFast(), Field(max_length=MOST_MOUNTS)
+    ] = ()
     shared_memory_bytes: SharedMemory | None = None
     memory_bytes: MemoryLimit | None = None
     cpus: CpuLimit | None = None
     working_directory: AbsolutePath | None = None
     hold: HowHeld = "auto"
-    gpu_models: Annotated[tuple[str, ...], FailFast(), Field(max_length=MOST_GPU_MODELS)] = ()
+    gpu_models: Annotated[
+        tuple[str, ...], FailFast(), Field(max_length=MOST_GPU_MODELS)
+    ] = ()
     degrees: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MOST_WORKERS)], ...], Field(max_length=MOST_WORDS)
+        tuple[
+            Annotated[
+                int,
+                Field(
+                    ge=1,
+                    le=MOST_WORKERS,
+                ),
+            ],
+            ...,
+        ],
+        Field(max_length=MOST_WORDS),
     ] = ()
     deadline_s: Seconds | None = None
-    requirement: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    after: Annotated[tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)] = ()
-    retries: Annotated[int, Field(ge=0, le=MOST_RETRIES)] = 0
+    requirement: (
+        Annotated[
+            float,
+            Field(
+                gt=0,
+                le=1000,
+                allow_inf_nan=False,
+            ),
+        ]
+        | None
+    ) = None
+    priority: Annotated[
+        int,
+        Field(
+            ge=-1000,
+            le=1000,
+        ),
+    ] = 0
+    after: Annotated[
+        tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)
+    ] = ()
+    retries: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=MOST_RETRIES,
+        ),
+    ] = 0
     checkpoint: AbsolutePath | None = None
-    checkpoint_every: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)] = 100
+    checkpoint_every: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MOST_ITERATIONS,
+        ),
+    ] = 100
     graph: Annotated[str, Field(max_length=LONGEST_GRAPH)] | None = None
     topology: Line | None = None
     placement: Line | None = None
@@ -245,7 +443,10 @@ class Degree(NamedTuple):
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class JobStatus:
     """The present state of a job; ``message`` says why it failed or what it waits for.
 
@@ -283,10 +484,19 @@ class JobStatus:
 
     def with_hosts(self, hosts: tuple[str, ...], now_s: float) -> "JobStatus":
         """The job moved to these hosts."""
-        had, gpu_s = self.degrees, self.gpu_seconds(now_s)
+        had = self.degrees
+        gpu_s = self.gpu_seconds(now_s)
         if self.spec.is_split:
-            had = (*had, Degree(now_s, self.iterations_done, len(hosts)))[-_MOST_DEGREES:]
-        return replace(self, hosts=hosts, runs_since=now_s, gpu_s=gpu_s, degrees=had)
+            had = (*had, Degree(now_s, self.iterations_done, len(hosts)))[
+                -_MOST_DEGREES:
+            ]
+        return replace(
+            self,
+            hosts=hosts,
+            runs_since=now_s,
+            gpu_s=gpu_s,
+            degrees=had,
+        )
 
     def gpu_seconds(self, now_s: float) -> float:
         """What the job has used until now (Unix time), in GPU-seconds."""
@@ -323,7 +533,9 @@ class JobStatus:
             return cls.from_dict(json.loads(text))
 
 
-_SPECS = pydantic.TypeAdapter(Annotated[list[JobSpec], Field(max_length=MOST_JOBS)])
+_SPECS = pydantic.TypeAdapter(
+    Annotated[list[JobSpec], Field(max_length=MOST_JOBS)]
+)
 _STATUS = pydantic.TypeAdapter(JobStatus)
 
 
@@ -332,8 +544,14 @@ def checked_specs(given: object) -> list[JobSpec]:
     try:
         specs = _SPECS.validate_python(given)
     except pydantic.ValidationError as error:
-        raise BadInput(joined(_in_words(given, each) for each in error.errors())) from error
-    if mistakes := [f"job {spec.name}: {each}" for spec in specs for each in contradictions(spec)]:
+        raise BadInput(
+            joined(_in_words(given, each) for each in error.errors())
+        ) from error
+    if mistakes := [
+        f"job {spec.name}: {each}"
+        for spec in specs
+        for each in contradictions(spec)
+    ]:
         raise BadInput("; ".join(mistakes))
     return specs
 
@@ -349,7 +567,8 @@ _ONLY_FOR: Mapping[str, tuple[Trainer, ...]] = {
     "command": ("command",),
     "image": ("torch", "command"),
     **dict.fromkeys(
-        ("environment", "mounts", "shared_memory_bytes", "working_directory"), ("command",)
+        ("environment", "mounts", "shared_memory_bytes", "working_directory"),
+        ("command",),
     ),
 }
 
@@ -357,28 +576,48 @@ _ONLY_FOR: Mapping[str, tuple[Trainer, ...]] = {
 def contradictions(spec: JobSpec) -> list[str]:
     """Contradictions between a spec's fields, as text."""
     found = list[str]()
-    if lacking := [name for name in _NEEDS[spec.trainer] if not getattr(spec, name)]:
-        kind = "job with trainer command" if spec.trainer == "command" else f"{spec.trainer} job"
-        found.append(f"a {kind} needs {'a ' * (lacking == ['command'])}{', '.join(lacking)}")
+    if lacking := [
+        name for name in _NEEDS[spec.trainer] if not getattr(spec, name)
+    ]:
+        kind = (
+            "job with trainer command"
+            if spec.trainer == "command"
+            else f"{spec.trainer} job"
+        )
+        found.append(
+            f"a {kind} needs {'a ' * (lacking == ['command'])}{', '.join(lacking)}"
+        )
     elif spec.trainer == "synthetic" and spec.gradient_bytes < 4:
-        found.append(f"a gradient of {spec.gradient_bytes} bytes: expected 4 or more")
+        found.append(
+            f"a gradient of {spec.gradient_bytes} bytes: expected 4 or more"
+        )
     elif spec.model is not None and spec.trainer == "torch":
         from patchlight.testbed.graphs import BUILTIN_NAMES
 
         if spec.model not in BUILTIN_NAMES:
-            found.append(f"unknown model {spec.model!r}: {nearest(spec.model, BUILTIN_NAMES)}")
+            found.append(
+                f"unknown model {spec.model!r}: {nearest(spec.model, BUILTIN_NAMES)}"
+            )
     unused: dict[tuple[Trainer, ...], list[str]] = {}
     for name, trainers in _ONLY_FOR.items():
         if getattr(spec, name) and spec.trainer not in trainers:
             unused.setdefault(trainers, []).append(name)
     if spec.transport != "tcp" and spec.trainer != "synthetic":
-        found.append("transport: only for synthetic jobs; others choose their own (NCCL, UCX)")
+        found.append(
+            "transport: only for synthetic jobs; others choose their own (NCCL, UCX)"
+        )
     for trainers, names in unused.items():
-        found.append(f"{', '.join(names)}: only for jobs with trainer {' or '.join(trainers)}")
+        found.append(
+            f"{', '.join(names)}: only for jobs with trainer {' or '.join(trainers)}"
+        )
     if spec.hosts and spec.workers and len(spec.hosts) != spec.workers:
-        found.append(f"{spec.workers} workers on {len(spec.hosts)} hosts: expected one of the two")
+        found.append(
+            f"{spec.workers} workers on {len(spec.hosts)} hosts: expected one of the two"
+        )
     if spec.degrees and (spec.workers or spec.hosts):
-        found.append("degrees are only for jobs with workers chosen by a policy")
+        found.append(
+            "degrees are only for jobs with workers chosen by a policy"
+        )
     if spec.deadline_s is not None and spec.requirement is not None:
         found.append("expected a deadline or a requirement, not both")
     if spec.after and spec.name in spec.after:
@@ -391,5 +630,11 @@ def _in_words(given: Any, mistake: Mapping[str, Any]) -> str:
         return mistake_in_words(mistake, (), "jobs")
     number, *place = mistake["loc"]
     spec = given[number]
-    name = spec.get("name") if isinstance(spec, Mapping) else getattr(spec, "name", None)
-    return f"job {str(name or number)[:40]}: {mistake_in_words(mistake, place)}"
+    name = (
+        spec.get("name")
+        if isinstance(spec, Mapping)
+        else getattr(spec, "name", None)
+    )
+    return (
+        f"job {str(name or number)[:40]}: {mistake_in_words(mistake, place)}"
+    )

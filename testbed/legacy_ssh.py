@@ -12,7 +12,8 @@ _log = logging.getLogger("patchlight.ssh")
 
 
 class _Group14Sha1(KexGroup14SHA256):
-    name, hash_algo = "diffie-hellman-group14-sha1", sha1
+    name = "diffie-hellman-group14-sha1"
+    hash_algo = sha1
 
 
 class _Group1Sha1(_Group14Sha1):
@@ -31,14 +32,20 @@ class _Sha1RsaKey(paramiko.RSAKey):
     HASHES: ClassVar = {**paramiko.RSAKey.HASHES, "ssh-rsa": hashes.SHA1}  # type: ignore[misc]
 
 
-def allow_legacy(transport: paramiko.Transport, name: str) -> paramiko.Transport:
+def allow_legacy(
+    transport: paramiko.Transport, name: str
+) -> paramiko.Transport:
     """Accept old algorithms too, as the last choice, and log a warning."""
     exchanges = {each.name: each for each in (_Group14Sha1, _Group1Sha1)}
     inner: Any = transport
     inner._key_info = {"ssh-rsa": _Sha1RsaKey, **inner._key_info}
     inner._kex_info = {**exchanges, **inner._kex_info}
-    inner._preferred_keys = tuple(dict.fromkeys([*inner._preferred_keys, "ssh-rsa"]))
-    inner._preferred_kex = tuple(dict.fromkeys([*inner._preferred_kex, *exchanges]))
+    inner._preferred_keys = tuple(
+        dict.fromkeys([*inner._preferred_keys, "ssh-rsa"])
+    )
+    inner._preferred_kex = tuple(
+        dict.fromkeys([*inner._preferred_kex, *exchanges])
+    )
     _log.warning("%s: the lab file allows insecure SSH algorithms", name)
     return transport
 
@@ -46,7 +53,10 @@ def allow_legacy(transport: paramiko.Transport, name: str) -> paramiko.Transport
 def explained(error: Exception, key: str) -> str:
     """The error as text; if no algorithm is common, it names the ``key`` of the lab file."""
     causes = (error, error.__context__)  # libraries wrap it
-    if not any(isinstance(cause, paramiko.ssh_exception.IncompatiblePeer) for cause in causes):
+    if not any(
+        isinstance(cause, paramiko.ssh_exception.IncompatiblePeer)
+        for cause in causes
+    ):
         return str(error) or "it closed the connection"
     return (
         f"{error}: the device may support only insecure algorithms; update its firmware, or "

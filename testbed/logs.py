@@ -22,7 +22,10 @@ def log_to_stderr(level: int | str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Sparing())
     handler.setFormatter(_Harmless(form))
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(
+        level=level,
+        handlers=[handler],
+    )
 
 
 class _Harmless(logging.Formatter):
@@ -51,23 +54,36 @@ class Sparing(logging.Filter):
             self._began = self._clock()
             for kind, count in self._seen.items():
                 if count > _MOST:
-                    self._left_out[kind] = self._left_out.get(kind, 0) + count - _MOST
+                    self._left_out[kind] = (
+                        self._left_out.get(kind, 0) + count - _MOST
+                    )
             self._seen.clear()
         kind = record.pathname, record.lineno
         self._seen[kind] += 1
         if missing := self._left_out.pop(kind, 0):
-            record.msg = f"{record.msg} ({missing} similar messages were suppressed)"
+            record.msg = (
+                f"{record.msg} ({missing} similar messages were suppressed)"
+            )
         if self._seen[kind] == _MOST:
-            record.msg = f"{record.msg} (similar messages are suppressed for a minute)"
+            record.msg = (
+                f"{record.msg} (similar messages are suppressed for a minute)"
+            )
         return self._seen[kind] <= _MOST
 
 
-def log_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def log_trouble(
+    loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+) -> None:
     """An event loop's exception handler that ignores a harmless error of anyio.
 
     A read from a Unix socket that is woken and cancelled in one turn raises ``InvalidStateError``.
     """
-    woken = getattr(getattr(context.get("handle"), "_callback", None), "__self__", None)
+    woken = getattr(
+        getattr(context.get("handle"), "_callback", None), "__self__", None
+    )
     is_late = isinstance(woken, asyncio.Future) and woken.cancelled()
-    if not (is_late and isinstance(context.get("exception"), asyncio.InvalidStateError)):
+    if not (
+        is_late
+        and isinstance(context.get("exception"), asyncio.InvalidStateError)
+    ):
         loop.default_exception_handler(context)

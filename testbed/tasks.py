@@ -19,7 +19,9 @@ class EndRequested(Exception):
     """Work was interrupted, because its end was requested."""
 
 
-async def run_unless(ordered: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+async def run_unless(
+    ordered: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
     """The result of ``work``; ``EndRequested`` if ``ordered`` is set before it is done.
 
     In each case ``work`` is over. It may never have begun, as a task that is cancelled before its

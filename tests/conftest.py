@@ -29,7 +29,12 @@ from patchlight.emulation.fabric.lab_state import DISK_ROOT
 from patchlight.emulation.fabric.processes import close_nurseries
 from patchlight.emulation.servers.server import GROUPS, OURS
 from patchlight.testbed.linux import docker_engine
-from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
+from patchlight.testbed.linux.processes import (
+    ancestors,
+    command_line,
+    environment,
+    process_ids,
+)
 from tests.support.data import data_set, without
 from tests.support.house import ROOT, absent_wings, wings_used_by
 
@@ -52,8 +57,16 @@ def _no_root() -> str | None:
 
 @functools.cache
 def _no_ovs() -> str | None:
-    missing = [n for n in ("ovs-vswitchd", "ovsdb-server", "ovs-vsctl") if not shutil.which(n)]
-    return f"no {', '.join(missing)}: apt install openvswitch-switch" if missing else None
+    missing = [
+        n
+        for n in ("ovs-vswitchd", "ovsdb-server", "ovs-vsctl")
+        if not shutil.which(n)
+    ]
+    return (
+        f"no {', '.join(missing)}: apt install openvswitch-switch"
+        if missing
+        else None
+    )
 
 
 @functools.cache
@@ -67,24 +80,46 @@ def _no_docker() -> str | None:
 
 @functools.cache
 def _no_prometheus() -> str | None:
-    missing = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
-    return f"no {', '.join(missing)}: apt install prometheus" if missing else None
+    missing = [
+        name for name in ("prometheus", "promtool") if not shutil.which(name)
+    ]
+    return (
+        f"no {', '.join(missing)}: apt install prometheus" if missing else None
+    )
 
 
 @functools.cache
 def _no_browser() -> str | None:
-    return None if shutil.which("chromium") else "no chromium: apt install chromium"
+    return (
+        None
+        if shutil.which("chromium")
+        else "no chromium: apt install chromium"
+    )
 
 
 @functools.cache
 def _no_snmp() -> str | None:
-    missing = [name for name in ("snmpd", "lldpd") if not shutil.which(f"/usr/sbin/{name}")]
-    return f"no {', '.join(missing)}: apt install {' '.join(missing)}" if missing else None
+    missing = [
+        name
+        for name in ("snmpd", "lldpd")
+        if not shutil.which(f"/usr/sbin/{name}")
+    ]
+    return (
+        f"no {', '.join(missing)}: apt install {' '.join(missing)}"
+        if missing
+        else None
+    )
 
 
 def _no_way_in() -> str | None:
-    closed = [folder for folder in ROOT.parents if not folder.stat().st_mode & 0o001]
-    return f"other users cannot enter {closed[-1]}: clone elsewhere" if closed else None
+    closed = [
+        folder for folder in ROOT.parents if not folder.stat().st_mode & 0o001
+    ]
+    return (
+        f"other users cannot enter {closed[-1]}: clone elsewhere"
+        if closed
+        else None
+    )
 
 
 NEEDS: dict[str, Callable[[], str | None]] = {
@@ -100,9 +135,16 @@ NEEDS: dict[str, Callable[[], str | None]] = {
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Where a wing of the source is not there, neither are the tests that import it."""
-    ours = collection_path.suffix == ".py" and collection_path.is_relative_to(ROOT)
-    absent = absent_wings()  # most often none: then no test has to be read for what it imports
-    return True if ours and absent and absent & wings_used_by(collection_path) else None
+    ours = collection_path.suffix == ".py" and collection_path.is_relative_to(
+        ROOT
+    )
+    # Most often none: then no test has to be read for what it imports.
+    absent = absent_wings()
+    return (
+        True
+        if ours and absent and absent & wings_used_by(collection_path)
+        else None
+    )
 
 
 def _under_ci() -> bool:
@@ -143,21 +185,30 @@ class GroupsStayTogether(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         return self._groups.get(nodeid, nodeid)
 
-    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+    def mark_test_complete(
+        self, node: Any, item_index: int, duration: float = 0
+    ) -> None:
         super().mark_test_complete(node, item_index, duration)
         # xdist would look through all that was ever done at the end of each test.
-        scope = self._split_scope(self.registered_collections[node][item_index])
+        scope = self._split_scope(
+            self.registered_collections[node][item_index]
+        )
         if all(self.assigned_work[node][scope].values()):
             del self.assigned_work[node][scope]
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Any
+) -> LoadScopeScheduling:
     return GroupsStayTogether(config, log)
 
 
 def _groups_file() -> Path:
-    return Path(tempfile.gettempdir()) / f"patchlight-groups-{os.environ[MARK]}.json"
+    return (
+        Path(tempfile.gettempdir())
+        / f"patchlight-groups-{os.environ[MARK]}.json"
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -169,7 +220,8 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()  # nor is it looked through again and again while the tests run
-        gc.set_threshold(20_000, 20, 20)  # nor for what 700 new objects may have left behind
+        # Nor for what 700 new objects may have left behind.
+        gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist says that this process is ready
@@ -177,7 +229,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Tell the process that shares the tests out which of them stay together."""
     if not _is_worker(session.config):
         return
-    groups = {item.nodeid: group for item in session.items if (group := _group_of(item))}
+    groups = {
+        item.nodeid: group
+        for item in session.items
+        if (group := _group_of(item))
+    }
     written = _groups_file().with_suffix(f".{os.getpid()}")
     written.write_text(json.dumps(groups))
     written.replace(_groups_file())
@@ -185,7 +241,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _group_of(item: pytest.Item) -> str:
     if any(item.get_closest_marker(name) for name in NEEDS):
-        named = (group for group, parts in _GROUPS.items() if item.nodeid.startswith(parts))
+        named = (
+            group
+            for group, parts in _GROUPS.items()
+            if item.nodeid.startswith(parts)
+        )
         return next(named, "machine")
     marker = item.get_closest_marker("xdist_group")
     return str(marker.args[0]) if marker else ""
@@ -198,7 +258,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if item.get_closest_marker(marker) and (reason := need())
     ]
     if lacking and _under_ci():
-        pytest.fail(f"CI must be able to run this: {'; '.join(lacking)}", pytrace=False)
+        pytest.fail(
+            f"CI must be able to run this: {'; '.join(lacking)}", pytrace=False
+        )
     if lacking:
         pytest.skip("; ".join(lacking))
 
@@ -237,7 +299,8 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what looks at no plot: its files are there, but empty. Drawing is most of a short run."""
     monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda self, file, **_: Path(file).touch()
+        "matplotlib.figure.Figure.savefig",
+        lambda self, file, **_: Path(file).touch(),
     )
 
 
@@ -250,16 +313,23 @@ def _labs_made() -> set[str]:
     return made | {f"folder {path}" for path in (*folders, *disks, *groups)}
 
 
-def _is_strangers(made: str, strangers: list[int], commands: list[str]) -> bool:
+def _is_strangers(
+    made: str, strangers: list[int], commands: list[str]
+) -> bool:
     """Whether a lab is one that somebody else is running meanwhile."""
     if any(int(number) in strangers for number in re.findall(r"\d+", made)):
         return True  # named after a process that is not ours
     name = made.rpartition("/")[2] if "/" in made else made.split(".")[1]
-    return any(f"/{name}/" in command or f"pl.{name}." in command for command in commands)
+    return any(
+        f"/{name}/" in command or f"pl.{name}." in command
+        for command in commands
+    )
 
 
 def _left_behind(before: set[str]) -> list[str]:
-    strangers, commands, left = [], [], []
+    strangers = []
+    commands = []
+    left = []
     mark = f"{MARK}={os.environ[MARK]}"
     for pid in set(process_ids()) - ancestors():
         if not (command := command_line(pid)):
@@ -270,7 +340,9 @@ def _left_behind(before: set[str]) -> list[str]:
             strangers.append(pid)
             commands.append(command)
     made = sorted(_labs_made() - before)
-    return left + [each for each in made if not _is_strangers(each, strangers, commands)]
+    return left + [
+        each for each in made if not _is_strangers(each, strangers, commands)
+    ]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -288,14 +360,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     _groups_file().unlink(missing_ok=True)
     deadline = time.monotonic() + GRACE_S
-    while (left := _left_behind(session.config.stash[BEFORE])) and time.monotonic() < deadline:
+    while (
+        left := _left_behind(session.config.stash[BEFORE])
+    ) and time.monotonic() < deadline:
         time.sleep(0.1)  # namespaces and killed processes go asynchronously
     if left := [*forgotten, *left]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         session.config.hook.pytest_runtest_logreport(
             report=pytest.TestReport(
                 nodeid="tests/conftest.py::pytest_sessionfinish",
-                location=("tests/conftest.py", None, "what the tests left behind"),
+                location=(
+                    "tests/conftest.py",
+                    None,
+                    "what the tests left behind",
+                ),
                 keywords={},
                 outcome="failed",
                 longrepr="the tests left behind: " + "; ".join(left),
@@ -304,10 +382,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int
+) -> None:
     """Under CI, name each failed test on a line, for ``tests/run_parts.py --again``."""
     if not _under_ci() or exitstatus != pytest.ExitCode.TESTS_FAILED:
         return
     for kind in ("failed", "error"):
         for report in terminalreporter.stats.get(kind, ()):
-            terminalreporter.write_line(f"failed-test: {report.when} {report.nodeid}")
+            terminalreporter.write_line(
+                f"failed-test: {report.when} {report.nodeid}"
+            )

@@ -28,10 +28,13 @@ _TERM_TO_KILL_S = 10.0
 _MARK = f"PATCHLIGHT_PARTS={os.getpid()}"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # What tests/conftest.py prints under CI.
-_FAILED = re.compile(r"^failed-test: (?P<when>\w+) (?P<test>.+)$", re.MULTILINE)
+_FAILED = re.compile(
+    r"^failed-test: (?P<when>\w+) (?P<test>.+)$", re.MULTILINE
+)
 _COUNT = r"\d+ (?:passed|failed|errors?|skipped|deselected|xfailed|xpassed|warnings?)"
 _CLOSING = re.compile(
-    rf"^=* ?(?P<counts>{_COUNT}(?:, {_COUNT})*|no tests ran) in (?P<rest>[0-9.]+s.*)$", re.MULTILINE
+    rf"^=* ?(?P<counts>{_COUNT}(?:, {_COUNT})*|no tests ran) in (?P<rest>[0-9.]+s.*)$",
+    re.MULTILINE,
 )
 
 
@@ -48,7 +51,8 @@ class Done:
     def failed(self) -> dict[str, str]:
         """Failed tests, each with the first phase that failed."""
         return {
-            found["test"]: found["when"] for found in reversed([*_FAILED.finditer(self.output)])
+            found["test"]: found["when"]
+            for found in reversed([*_FAILED.finditer(self.output)])
         }
 
     @property
@@ -61,7 +65,8 @@ class Done:
         name = re.escape(test.partition("::")[2].replace("::", "."))
         title = rf"^_{{3,}} (?:ERROR at \w+ of )?{name} _{{3,}}$"
         found = re.findall(
-            rf"(?ms){title}.*?(?=^_{{3,}} .* _{{3,}}$|^={{3,}} |^failed-test: )", self.output
+            rf"(?ms){title}.*?(?=^_{{3,}} .* _{{3,}}$|^={{3,}} |^failed-test: )",
+            self.output,
         )
         return "".join(found) or "(pytest printed nothing of it)\n"
 
@@ -78,17 +83,29 @@ def processes() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         # It may end meanwhile, and what other users run cannot be read.
         with contextlib.suppress(OSError):
-            state, parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent = (
+                folder.joinpath("stat")
+                .read_text()
+                .rpartition(")")[2]
+                .split()[:2]
+            )
             if state == "Z" or os.geteuid() not in (0, folder.stat().st_uid):
                 continue
             children.setdefault(int(parent), []).append(int(folder.name))
-            if _MARK.encode() in folder.joinpath("environ").read_bytes().split(b"\0"):
+            if _MARK.encode() in folder.joinpath("environ").read_bytes().split(
+                b"\0"
+            ):
                 marked.append(int(folder.name))
     found: dict[int, None] = {}
     generation = [*children.get(os.getpid(), ()), *marked]
     while generation:
         found |= dict.fromkeys(generation)
-        generation = [n for each in generation for n in children.get(each, ()) if n not in found]
+        generation = [
+            n
+            for each in generation
+            for n in children.get(each, ())
+            if n not in found
+        ]
     return [*found]
 
 
@@ -101,7 +118,13 @@ def signal_all(number: int) -> None:
 
 def run(part: str, *arguments: str, keep: bool) -> Done:
     """Run the targets of a part; ``keep`` its output while it is printed."""
-    command = ["make", "--no-print-directory", "--keep-going", "--jobs=2", *arguments]
+    command = [
+        "make",
+        "--no-print-directory",
+        "--keep-going",
+        "--jobs=2",
+        *arguments,
+    ]
     begin = time.monotonic()
     received: list[int] = []
     process = subprocess.Popen(
@@ -116,7 +139,9 @@ def run(part: str, *arguments: str, keep: bool) -> Done:
             signal_all(signal.SIGKILL)
             return
         received.append(number)
-        if number == signal.SIGTERM:  # Ctrl-C reaches the whole process group by itself
+        if (
+            number == signal.SIGTERM
+        ):  # Ctrl-C reaches the whole process group by itself
             signal_all(signal.SIGTERM)
             signal.setitimer(signal.ITIMER_REAL, _TERM_TO_KILL_S, 1.0)
 
@@ -124,7 +149,9 @@ def run(part: str, *arguments: str, keep: bool) -> Done:
     before = {each: signal.signal(each, end) for each in signals}
     try:
         pieces = []
-        while process.stdout is not None and (piece := os.read(process.stdout.fileno(), 1 << 16)):
+        while process.stdout is not None and (
+            piece := os.read(process.stdout.fileno(), 1 << 16)
+        ):
             pieces.append(piece)
             sys.stdout.buffer.write(piece)
             sys.stdout.flush()
@@ -147,19 +174,34 @@ def closing_line(done: Done, by_chance: int) -> str:
         return f"{done.part} ended with {done.code} before pytest had finished"
     if not by_chance:
         return found[0]
-    counts = {what: int(count) for count, what in re.findall(r"(\d+) (\w+)", found["counts"])}
+    counts = {
+        what: int(count)
+        for count, what in re.findall(r"(\d+) (\w+)", found["counts"])
+    }
     # A test that failed after it had passed is counted twice.
     new = sum(when != "teardown" for when in done.failed.values())
-    counts = {"passed": counts.pop("passed", 0) + new, **counts, "rerun": by_chance}
-    listed = [f"{n} {what}" for what, n in counts.items() if not re.match("failed|error", what)]
+    counts = {
+        "passed": counts.pop("passed", 0) + new,
+        **counts,
+        "rerun": by_chance,
+    }
+    listed = [
+        f"{n} {what}"
+        for what, n in counts.items()
+        if not re.match("failed|error", what)
+    ]
     return f"=== {', '.join(listed)} in {found['rest'].rstrip(' =')} ==="
 
 
 def again(parts: list[Done]) -> set[str]:
     """Run failed tests once more; the parts in which all of them passed, if they are so few."""
-    failed = [(done, test) for done in parts if done.code for test in done.failed]
+    failed = [
+        (done, test) for done in parts if done.code for test in done.failed
+    ]
     if len(failed) > _MOST_AGAIN:
-        print(f"{len(failed)} tests failed: too many to run each of them once more")
+        print(
+            f"{len(failed)} tests failed: too many to run each of them once more"
+        )
         return set()
     passed = []
     for done, test in failed:
@@ -169,25 +211,34 @@ def again(parts: list[Done]) -> set[str]:
         if second.code == 0:
             passed.append((done, test, second.output))
     for done, test, output in passed:
-        print(f"\n=== by chance: {test} failed in {done.part} and passed alone; the first run:")
+        print(
+            f"\n=== by chance: {test} failed in {done.part} and passed alone; the first run:"
+        )
         print(f"{done.about(test)}--- the second run:\n{output}")
     if len(passed) > MOST_BY_CHANCE:
-        print(f"{len(passed)} tests failed by chance, more than {MOST_BY_CHANCE}")
+        print(
+            f"{len(passed)} tests failed by chance, more than {MOST_BY_CHANCE}"
+        )
         return set()
     good = {(done.part, test) for done, test, _ in passed}
     return {
         done.part
         for done in parts
-        if done.failed and all((done.part, test) in good for test in done.failed)
+        if done.failed
+        and all((done.part, test) in good for test in done.failed)
     }
 
 
 def main() -> int:
     """Run the parts; 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="+", metavar="PART", help="targets of the Makefile")
     parser.add_argument(
-        "--again", action="store_true", help="run failed tests once more, and end as pytest does"
+        "parts", nargs="+", metavar="PART", help="targets of the Makefile"
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="run failed tests once more, and end as pytest does",
     )
     options = parser.parse_args()
     ended: list[Done] = []
@@ -201,11 +252,19 @@ def main() -> int:
         return 130
     for done in ended:
         how = f"FAILED ({done.code})" if done.code else "passed"
-        how = "passed but for tests that failed by chance" if done.part in forgiven else how
+        how = (
+            "passed but for tests that failed by chance"
+            if done.part in forgiven
+            else how
+        )
         print(f"{done.part}: {how} in {done.took_s:.0f} s")
     last = ended[-1]
     if options.again:
-        print(closing_line(last, len(last.failed) if last.part in forgiven else 0))
+        print(
+            closing_line(
+                last, len(last.failed) if last.part in forgiven else 0
+            )
+        )
     return int(any(done.code and done.part not in forgiven for done in ended))
 
 

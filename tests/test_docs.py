@@ -32,7 +32,9 @@ FOLDERS = "agents|benchmarks|controller|deploy|docs|emulation|examples|patchligh
 
 
 def _commands(text: str) -> list[str]:
-    blocks = re.findall(r"^```(?:sh|console|)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```(?:sh|console|)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+    )
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     starts = r"^(?:[$#] )?(?:sudo |\w+=\S+ )*(?:\.venv/bin/)?patchlight (.*)"
     return [match[1] for line in lines if (match := re.match(starts, line))]
@@ -41,10 +43,17 @@ def _commands(text: str) -> list[str]:
 @functools.cache
 def _options(command: click.Command) -> set[str]:
     """The options of a command; of a group, those of its commands."""
-    found = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    found = {
+        name
+        for option in command.params
+        for name in (*option.opts, *option.secondary_opts)
+    }
     if isinstance(command, click.Group):
         context = click.Context(command)
-        below = [command.get_command(context, name) for name in command.list_commands(context)]
+        below = [
+            command.get_command(context, name)
+            for name in command.list_commands(context)
+        ]
         found = found.union(*(_options(each) for each in below if each))
     return {*found, "--help"}
 
@@ -52,20 +61,29 @@ def _options(command: click.Command) -> set[str]:
 def _command(words: Sequence[str]) -> tuple[click.Command, Sequence[str]]:
     """The command that these words begin with, and the words after it; ``KeyError`` if none."""
     command: click.Command = cli
-    while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][\w-]*", words[0]):
+    while (
+        isinstance(command, click.Group)
+        and words
+        and re.fullmatch(r"[a-z][\w-]*", words[0])
+    ):
         found = command.get_command(click.Context(command), words[0])
         if found is None:
             raise KeyError(words[0])
-        command, words = found, words[1:]
+        command = found
+        words = words[1:]
     return command, words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_there_with_their_options(page: Path) -> None:
     for line in _commands(page.read_text(encoding="utf-8")):
-        arguments = shlex.split(re.split(r"\s{2,}| \| | -- ", line)[0], comments=True)
+        arguments = shlex.split(
+            re.split(r"\s{2,}| \| | -- ", line)[0], comments=True
+        )
         command, rest = _command(arguments)
-        options = {text.partition("=")[0] for text in rest if text.startswith("--")}
+        options = {
+            text.partition("=")[0] for text in rest if text.startswith("--")
+        }
         assert options <= _options(command), line
 
 
@@ -74,13 +92,18 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     names = re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", text)
     # What is to be written is called acme; Gymnasium's environments end in -v0.
-    there = [name for name in names if "acme" not in name and not name.endswith("-v0")]
+    there = [
+        name
+        for name in names
+        if "acme" not in name and not name.endswith("-v0")
+    ]
     assert [name for name in there if not (ROOT / name).exists()] == []
 
 
 # Texts with options of other programs than ours.
 _OTHERS = (
-    r"pip install|python3? -m|useradd|nvidia-ctk|setpriv|ip netns|ray start|\.sh\b|^… -|^--pl-|{"
+    r"pip install|python3? -m|useradd|nvidia-ctk|setpriv|ip netns|"
+    r"ray start|\.sh\b|^… -|^--pl-|{"
 )
 
 
@@ -93,12 +116,16 @@ def _texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
             parts = [
                 part.value
                 if isinstance(part, ast.Constant)
-                else ("patchlight" if "own_program" in ast.unparse(part) else "…")
+                else (
+                    "patchlight" if "own_program" in ast.unparse(part) else "…"
+                )
                 for part in node.values
             ]
             yield node.lineno, _in_one_line("".join(map(str, parts)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from [(node.lineno, _in_one_line(node.value))] * (id(node) not in inside)
+            yield from [(node.lineno, _in_one_line(node.value))] * (
+                id(node) not in inside
+            )
 
 
 def _in_one_line(text: str) -> str:
@@ -109,9 +136,17 @@ def _in_one_line(text: str) -> str:
 def _missing(text: str) -> Iterator[str]:
     """What a message, a hint or a help text names and is not there."""
     # 'ocs show' is a command too.
-    quoted = [each for each in re.findall(r"'([a-z]+(?: [a-z-]+)+)", text) if _is_command(each)]
-    text = re.sub(r" -- .*?(?= patchlight |$)", "", text)  # the user's own program
-    for words in [*re.findall(r"(?<![\w/])patchlight ([\w… -]+)", text), *quoted]:
+    quoted = [
+        each
+        for each in re.findall(r"'([a-z]+(?: [a-z-]+)+)", text)
+        if _is_command(each)
+    ]
+    # The user's own program.
+    text = re.sub(r" -- .*?(?= patchlight |$)", "", text)
+    for words in [
+        *re.findall(r"(?<![\w/])patchlight ([\w… -]+)", text),
+        *quoted,
+    ]:
         try:
             command, rest = _command(words.split())
         except KeyError as error:
@@ -119,13 +154,21 @@ def _missing(text: str) -> Iterator[str]:
             continue
         if command is not cli:
             given = {word for word in rest if word.startswith("--")}
-            yield from (f"patchlight {words}: no {word}" for word in given - _options(command))
+            yield from (
+                f"patchlight {words}: no {word}"
+                for word in given - _options(command)
+            )
     if " " in text and not re.search(_OTHERS, text):
         known = _options(cli) | _options(conformance)
-        messages = re.sub(r"``.*?``", "", text)  # the others tell programmers of code
-        given = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w…-]|\.\w)", messages))
+        # The others tell programmers of code.
+        messages = re.sub(r"``.*?``", "", text)
+        given = set(
+            re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w…-]|\.\w)", messages)
+        )
         yield from (f"no option {word}" for word in given - known)
-    for name in re.findall(rf"(?<![\w/.…-])(?!patchlight)((?:{FOLDERS})/[\w./-]*\w\.\w+)", text):
+    for name in re.findall(
+        rf"(?<![\w/.…-])(?!patchlight)((?:{FOLDERS})/[\w./-]*\w\.\w+)", text
+    ):
         if not (ROOT / name).exists():
             yield f"no file {name}"
     for target in re.findall(r"(?:^|['`])make ([a-z-]+)(?:['`]|$)", text):
@@ -138,7 +181,9 @@ def _missing(text: str) -> Iterator[str]:
 
 @functools.cache
 def _targets() -> list[str]:
-    return re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return re.findall(
+        r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
 
 
 @functools.cache
@@ -149,12 +194,19 @@ def _extras() -> set[str]:
 
 
 def _is_command(words: str) -> bool:
-    return cli.get_command(click.Context(cli), words.partition(" ")[0]) is not None
+    return (
+        cli.get_command(click.Context(cli), words.partition(" ")[0])
+        is not None
+    )
 
 
 def test_what_a_message_names_is_found_missing() -> None:
     def found(line: str) -> list[str]:
-        return [each for _, text in _texts(ast.parse(line)) for each in _missing(text)]
+        return [
+            each
+            for _, text in _texts(ast.parse(line))
+            for each in _missing(text)
+        ]
 
     assert found("f'run: {own_program()} job cancel {id}'") == [
         "patchlight job cancel …: no command 'cancel'"
@@ -190,31 +242,46 @@ def test_what_scripts_say_is_there() -> None:
     missing = [
         f"{script.relative_to(ROOT)}: {what}"
         for folder in ("deploy", "emulation", "tests", ".ci")
-        for script in [*(ROOT / folder).rglob("*.sh"), *(ROOT / folder).glob("run")]
+        for script in [
+            *(ROOT / folder).rglob("*.sh"),
+            *(ROOT / folder).glob("run"),
+        ]
         for line in script.read_text().splitlines()
         for what in _missing(line.replace("$", "…"))
         # They run many programs, and have the names of folders and entry points in them.
-        if not what.startswith("no option") and not what.endswith("no command 'testbed'")
+        if not what.startswith("no option")
+        and not what.endswith("no command 'testbed'")
     ]
     assert missing == []
 
 
 def test_every_driver_is_in_a_table() -> None:
-    text = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in DRIVER_PAGES)
+    text = "".join(
+        (ROOT / "docs" / f"{page}.md").read_text() for page in DRIVER_PAGES
+    )
     rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert {*OCS_DRIVERS, *WSS_DRIVERS} <= named
 
 
 def test_the_python_page_has_every_public_name() -> None:
-    text = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^::: patchlight\.(\w+)$", text, re.MULTILINE)) == patchlight.__all__
+    text = (ROOT / "docs" / "reference" / "python.md").read_text(
+        encoding="utf-8"
+    )
+    assert (
+        sorted(re.findall(r"^::: patchlight\.(\w+)$", text, re.MULTILINE))
+        == patchlight.__all__
+    )
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=[pytest.mark.root, pytest.mark.ovs] * (path.stem in NEEDS_ROOT))
+        pytest.param(
+            path,
+            marks=[pytest.mark.root, pytest.mark.ovs]
+            * (path.stem in NEEDS_ROOT),
+        )
         for path in sorted((ROOT / "examples").glob("*.py"))
     ],
     ids=lambda path: path.stem,
@@ -225,11 +292,19 @@ def test_example_prints_what_it_says(path: Path) -> None:
     shown = re.search(r"^\$ (.*)\n((?:.*\n)*?)\"\"\"", text, re.MULTILINE)
     assert shown, "an example's docstring shows the command and its output"
     program, *arguments = shlex.split(shown[1])
-    command = [sys.executable] if program == "python" else [sys.executable, "-m", program]
+    command = (
+        [sys.executable]
+        if program == "python"
+        else [sys.executable, "-m", program]
+    )
     done = subprocess.run(
         [*command, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"},
+        env={
+            **os.environ,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -33,7 +33,13 @@ RUNS = (
     "--trace pai --jobs 3 --network ramp:groups=2,racks=2,channels=2",
 )
 # Of the run, and not of the result.
-OF_THIS_RUN = {"provenance", "duration_s", "latency_p50_s", "latency_p99_s", "cpu_s"}
+OF_THIS_RUN = {
+    "provenance",
+    "duration_s",
+    "latency_p50_s",
+    "latency_p99_s",
+    "cpu_s",
+}
 OF_THIS_RUN |= {"jobs_per_cpu_s", "machine"}
 
 
@@ -42,10 +48,14 @@ def compare(name: str, text: str) -> None:
     if os.environ.get("PATCHLIGHT_GOLDEN") == "write":
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8"), f"{name} changes: see the module's docstring"
+    assert text == file.read_text(encoding="utf-8"), (
+        f"{name} changes: see the module's docstring"
+    )
 
 
-def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+def commands(
+    command: click.Command, path: str
+) -> Iterator[tuple[str, click.Command]]:
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command, info_name=path)
@@ -59,7 +69,9 @@ def help_of_all() -> str:
     texts = []
     for path, command in commands(cli, "patchlight"):
         words = path.split()[1:]
-        result = CliRunner().invoke(cli, [*words, "--help"], prog_name="patchlight")
+        result = CliRunner().invoke(
+            cli, [*words, "--help"], prog_name="patchlight"
+        )
         assert result.exit_code == 0, path
         texts.append(f"$ {path} --help\n{result.output}")
         assert command.help, f"{path} has no help"
@@ -70,7 +82,12 @@ def help_of_all() -> str:
 def test_the_help_of_every_command() -> None:
     # In a process of its own: click keeps in each command how it was first asked for help.
     program = "from tests.test_golden import help_of_all; print(help_of_all(), end='')"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
     compare("help.txt", done.stdout)
 
@@ -84,8 +101,13 @@ def test_the_schemas(what: str) -> None:
 
 def test_the_rest_api(tmp_path: Path) -> None:
     with controller_process(tmp_path) as controller:
-        answer = httpx.get(f"http://{controller.api}/openapi.json", trust_env=False)
-    compare("openapi.json", json.dumps(answer.json(), indent=1, sort_keys=True) + "\n")
+        answer = httpx.get(
+            f"http://{controller.api}/openapi.json", trust_env=False
+        )
+    compare(
+        "openapi.json",
+        json.dumps(answer.json(), indent=1, sort_keys=True) + "\n",
+    )
 
 
 def rounded(value: Any) -> Any:
@@ -93,8 +115,14 @@ def rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.9g}")
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items() if key not in OF_THIS_RUN}
-    return [rounded(each) for each in value] if isinstance(value, list) else value
+        return {
+            key: rounded(each)
+            for key, each in value.items()
+            if key not in OF_THIS_RUN
+        }
+    return (
+        [rounded(each) for each in value] if isinstance(value, list) else value
+    )
 
 
 @pytest.mark.wings
@@ -104,7 +132,15 @@ def test_the_results_of_six_seeds(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["simulate", *RUNS[seed].split(), "--seed", str(seed), "--processes", "1", "--json"]
+    words = [
+        "simulate",
+        *RUNS[seed].split(),
+        "--seed",
+        str(seed),
+        "--processes",
+        "1",
+        "--json",
+    ]
     result = CliRunner().invoke(cli, [*words, "--output", "out"])
     assert result.exit_code == 0, result.output
     found = rounded(json.loads(result.stdout))

@@ -13,9 +13,15 @@ CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg")
 EXTRAS = CONFIG["options.extras_require"]
 SECTIONS = dict(
-    re.findall(r"^# --- (\S+)\n(.*?)(?=^# --- |\Z)", LOCK, flags=re.MULTILINE | re.DOTALL)
+    re.findall(
+        r"^# --- (\S+)\n(.*?)(?=^# --- |\Z)",
+        LOCK,
+        flags=re.MULTILINE | re.DOTALL,
+    )
 )
-ENTRY = re.compile(r"(?P<name>\S+)==(?P<version>\S+)(?P<hashes>( \\\n    --hash=sha256:\w{64})+)\n")
+ENTRY = re.compile(
+    r"(?P<name>\S+)==(?P<version>\S+)(?P<hashes>( \\\n    --hash=sha256:\w{64})+)\n"
+)
 
 
 def canonical(name: str) -> str:
@@ -37,10 +43,14 @@ def test_the_lock_has_what_setup_cfg_asks_for(section: str) -> None:
         if name != "build"
         for entry in ENTRY.finditer(entries)
     }
-    for line in filter(lambda line: line and not line.startswith("#"), asked.splitlines()):
+    for line in filter(
+        lambda line: line and not line.startswith("#"), asked.splitlines()
+    ):
         wanted = Requirement(line)
         if wanted.name == "torch":  # its build depends on the machine
             continue
         version = found.get(canonical(wanted.name))
         assert version is not None, f"{wanted} is missing: run deploy/lock.sh"
-        assert wanted.specifier.contains(version, prereleases=True), f"{wanted}: {version}"
+        assert wanted.specifier.contains(version, prereleases=True), (
+            f"{wanted}: {version}"
+        )

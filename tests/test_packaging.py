@@ -35,8 +35,12 @@ DATA = {
 
 def _modules() -> list[Path]:
     """Every module of the distribution, each once: ``patchlight`` has links to the folders."""
-    ours = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    rooms = [ROOT / "patchlight" / name for name in ("cli", "client", "console")]
+    ours = [
+        path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
+    ]
+    rooms = [
+        ROOT / "patchlight" / name for name in ("cli", "client", "console")
+    ]
     ours += [path for room in rooms for path in room.rglob("*.py")]
     return [*ours, *(ROOT / "patchlight").glob("*.py")]
 
@@ -53,14 +57,28 @@ def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in (*FOLDERS, "patchlight", "tests", "benchmarks"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+        shutil.copytree(
+            ROOT / name, source / name, symlinks=True, ignore=ignored
+        )
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     wheels = tmp_path_factory.mktemp("wheels")
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(wheels)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--quiet",
+        "--wheel-dir",
+        str(wheels),
+    ]
     if importlib.util.find_spec("setuptools") is not None:
-        pip.append("--no-build-isolation")  # an environment of its own takes longer than the wheel
-    done = subprocess.run([*pip, str(source)], capture_output=True, text=True, check=False)
+        # An environment of its own takes longer than the wheel.
+        pip.append("--no-build-isolation")
+    done = subprocess.run(
+        [*pip, str(source)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     (built,) = wheels.glob("patchlight-*.whl")
     return built
@@ -75,18 +93,35 @@ Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def elsewhere(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def elsewhere(
+    wheel_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
     """Runs Python in a user's folder, with the wheel installed beside other people's packages.
 
     There is an ``agents`` package, as ``openai-agents`` installs one, and in the folder are an
     ``agents``, a ``controller`` and more of the user's own. To import any of them is an error.
     """
-    site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("elsewhere")
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", str(site)]
+    site = tmp_path_factory.mktemp("site")
+    folder = tmp_path_factory.mktemp("elsewhere")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--quiet",
+        "--target",
+        str(site),
+    ]
     subprocess.run([*pip, str(wheel_file)], check=True, capture_output=True)
-    for package in (site / "agents", *(folder / name for name in (*FOLDERS, "tests"))):
+    for package in (
+        site / "agents",
+        *(folder / name for name in (*FOLDERS, "tests")),
+    ):
         package.mkdir()
-        (package / "__init__.py").write_text("raise ImportError('this is not Patchlight')\n")
+        (package / "__init__.py").write_text(
+            "raise ImportError('this is not Patchlight')\n"
+        )
     environment = {**os.environ, "PYTHONPATH": str(site)}
 
     def run(*arguments: str) -> str:
@@ -103,7 +138,10 @@ def elsewhere(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
         return done.stdout
 
     program = "import patchlight.testbed.linux as p; print(p.deploy_file('docker-engine.sh'))"
-    assert run("-c", program).strip() == f"{site}/patchlight/deploy/docker-engine.sh"
+    assert (
+        run("-c", program).strip()
+        == f"{site}/patchlight/deploy/docker-engine.sh"
+    )
     return run
 
 
@@ -115,7 +153,11 @@ def elsewhere(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
         ("-m", "patchlight.agents", "--help"),
         ("-m", "patchlight.agents.training", "--help"),
         ("-m", "patchlight", "controller", "run", "--help"),
-        ("-m", "patchlight.controller.packet_switches.openflow.speaker", "--help"),
+        (
+            "-m",
+            "patchlight.controller.packet_switches.openflow.speaker",
+            "--help",
+        ),
         ("-m", "patchlight.emulation.lab.gpus", "--help"),
         ("-m", "patchlight.emulation.optical", "--help"),
     ],
@@ -139,18 +181,48 @@ def test_its_scripts_find_what_they_run(elsewhere: Run) -> None:
 @pytest.mark.root
 @pytest.mark.ovs
 def test_a_job_trains_in_an_emulated_lab(elsewhere: Run) -> None:
-    patchlight, name = ("-m", "patchlight"), f"wheel{os.getpid()}"
-    up = ("emulate", "up", "ofc2022", "--name", name, "--scale", "1000", "--worker-kind", "process")
+    patchlight = ("-m", "patchlight")
+    name = f"wheel{os.getpid()}"
+    up = (
+        "emulate",
+        "up",
+        "ofc2022",
+        "--name",
+        name,
+        "--scale",
+        "1000",
+        "--worker-kind",
+        "process",
+    )
     elsewhere(*patchlight, *up)
     try:
-        job = ("--workers", "2", "--iterations", "3", "--gradient", "4MB", "--compute")
-        submit = ("job", "submit", "away", "--lab", name, *job, "Tesla M40=10ms", "--follow")
+        job = (
+            "--workers",
+            "2",
+            "--iterations",
+            "3",
+            "--gradient",
+            "4MB",
+            "--compute",
+        )
+        submit = (
+            "job",
+            "submit",
+            "away",
+            "--lab",
+            name,
+            *job,
+            "Tesla M40=10ms",
+            "--follow",
+        )
         assert "done in" in elsewhere(*patchlight, *submit)
     finally:
         elsewhere(*patchlight, "emulate", "down", name)
 
 
-def test_every_module_and_data_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+def test_every_module_and_data_file_is_in_the_wheel(
+    wheel: zipfile.ZipFile,
+) -> None:
     modules = {_in_wheel(path) for path in _modules()}
     data = {
         _in_wheel(path)
@@ -159,7 +231,10 @@ def test_every_module_and_data_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> N
         for path in (ROOT / folder).glob(kind)
     } | {"patchlight/py.typed"}
     assert "patchlight/testbed/labs/ofc2022.yaml" in data
-    assert "patchlight/controller/policies/models/learned-block-choice.onnx" in data
+    assert (
+        "patchlight/controller/policies/models/learned-block-choice.onnx"
+        in data
+    )
     assert "patchlight/deploy/worker-image.sh" in data
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == modules | data
@@ -167,23 +242,35 @@ def test_every_module_and_data_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> N
 
 def test_every_folder_with_modules_is_a_package() -> None:
     folders = {path.parent for path in _modules()}
-    without = [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()]
+    without = [
+        str(f.relative_to(ROOT))
+        for f in folders
+        if not (f / "__init__.py").exists()
+    ]
     assert without == []
 
 
 def test_the_wheel_has_a_licence_and_a_command(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert any(name.endswith("LICENSE") for name in names)
-    (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+    (entry_points,) = (
+        name for name in names if name.endswith("entry_points.txt")
+    )
     scripts = configparser.ConfigParser()
     scripts.read_string(wheel.read(entry_points).decode())
-    module, _, function = scripts["console_scripts"]["patchlight"].partition(":")
+    module, _, function = scripts["console_scripts"]["patchlight"].partition(
+        ":"
+    )
     assert f"{module.replace('.', '/')}.py" in names
     assert function == "main"
 
 
-def test_a_plain_install_asks_for_os_ken_and_not_for_ryu(wheel: zipfile.ZipFile) -> None:
-    (metadata,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+def test_a_plain_install_asks_for_os_ken_and_not_for_ryu(
+    wheel: zipfile.ZipFile,
+) -> None:
+    (metadata,) = (
+        name for name in wheel.namelist() if name.endswith("METADATA")
+    )
     required = [
         line.partition(":")[2].strip()
         for line in wheel.read(metadata).decode().splitlines()

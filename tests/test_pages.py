@@ -23,12 +23,17 @@ def test_files_are_short_and_commands_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if page == "environments":
-        pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+        pytest.importorskip(
+            "gymnasium", reason="Gymnasium is not installed: extra 'learn'"
+        )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    commands, classes = list[str](), list[str]()
-    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+    commands = list[str]()
+    classes = list[str]()
+    for language, block in re.findall(
+        r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+    ):
         if language == "sh":
             commands += block.splitlines()
         elif name := re.match(r"# (\S+)\n", block):
@@ -42,12 +47,18 @@ def test_files_are_short_and_commands_run(
         program, *arguments = shlex.split(line)
         assert program == "patchlight"
         few = ["--seeds", "1"] if "pac-ml" in arguments else []
-        result = CliRunner().invoke(cli, [*arguments, *few], catch_exceptions=False)
+        result = CliRunner().invoke(
+            cli, [*arguments, *few], catch_exceptions=False
+        )
         assert result.exit_code == 0, f"{line}\n{result.output}"
         assert "fault" not in result.stderr, line
     if page == "topology":
         # All four lit the same rings: each job has all its links to itself.
-        rows = [row for row in result.output.splitlines() if "first-fit" in row and ":" not in row]
+        rows = [
+            row
+            for row in result.output.splitlines()
+            if "first-fit" in row and ":" not in row
+        ]
         assert len(rows) == 4
         assert len({tuple(row.split()[-12:]) for row in rows}) == 1
 
@@ -60,7 +71,9 @@ def test_the_page_on_policies_names_every_built_in() -> None:
 
 
 def test_every_environment_and_its_heuristics_are_on_their_page() -> None:
-    pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+    pytest.importorskip(
+        "gymnasium", reason="Gymnasium is not installed: extra 'learn'"
+    )
     from patchlight.emulation.learning.envs.registry import (
         ENVIRONMENTS,
         find_environment,

@@ -25,7 +25,15 @@ def run_session(
     shutil.copy(ROOT / "pyproject.toml", folder)
     (folder / "test_it.py").write_text(test)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_it.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            *options,
+            "test_it.py",
+        ],
         cwd=folder,
         env={**os.environ, "CI": "", "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
@@ -46,7 +54,9 @@ def test_what_cannot_run_is_skipped_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_what_cannot_run_under_ci_fails(tmp_path: Path) -> None:
-    done = run_session(tmp_path, NEEDS_DOCKER, DOCKER_HOST=NO_ENGINE, CI="true")
+    done = run_session(
+        tmp_path, NEEDS_DOCKER, DOCKER_HOST=NO_ENGINE, CI="true"
+    )
     assert done.returncode == 1
     assert "CI must be able to run this: no Docker engine at" in done.stdout
 
@@ -70,7 +80,9 @@ def test_one_process_runs_all_that_need_the_machine(tmp_path: Path) -> None:
     assert list(tmp_path.glob("other-*"))
 
 
-def test_a_process_that_outlives_the_tests_fails_the_session(tmp_path: Path) -> None:
+def test_a_process_that_outlives_the_tests_fails_the_session(
+    tmp_path: Path,
+) -> None:
     # A daemon: in a session of its own, its parent gone.
     test = (
         "import subprocess\n"
@@ -78,7 +90,9 @@ def test_a_process_that_outlives_the_tests_fails_the_session(tmp_path: Path) -> 
         "    subprocess.run('setsid sleep 4711 >/dev/null 2>&1 & sleep 0.2', shell=True)\n"
     )
     done = run_session(tmp_path, test, PATCHLIGHT_TEST_GRACE_S="0.5")
-    found = re.search(r"the tests left behind: process (\d+): .*sleep 4711", done.stdout)
+    found = re.search(
+        r"the tests left behind: process (\d+): .*sleep 4711", done.stdout
+    )
     if found:
         os.kill(int(found[1]), signal.SIGKILL)
     assert found, done.stdout
@@ -90,7 +104,9 @@ def test_a_quiet_session_passes(tmp_path: Path) -> None:
     assert run_session(tmp_path, test).returncode == 0
 
 
-def run_parts(folder: Path, *arguments: str, test: str = "") -> subprocess.Popen[str]:
+def run_parts(
+    folder: Path, *arguments: str, test: str = ""
+) -> subprocess.Popen[str]:
     """Start parts of a Makefile in ``folder``; ``suite`` is a run of pytest."""
     for name in ("tests/conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
@@ -108,7 +124,12 @@ def run_parts(folder: Path, *arguments: str, test: str = "") -> subprocess.Popen
     return subprocess.Popen(
         [sys.executable, ROOT / "tests/run_parts.py", *arguments],
         cwd=folder,
-        env={**os.environ, "CI": "true", "PYTHONPATH": str(ROOT), "MAKEFLAGS": ""},
+        env={
+            **os.environ,
+            "CI": "true",
+            "PYTHONPATH": str(ROOT),
+            "MAKEFLAGS": "",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -128,36 +149,53 @@ def test_it(price, often):
 
 
 def test_a_part_that_fails_keeps_no_other_from_running(tmp_path: Path) -> None:
-    parts = run_parts(tmp_path, "bad,good", "suite", "good", test="def test_it(): pass")
+    parts = run_parts(
+        tmp_path, "bad,good", "suite", "good", test="def test_it(): pass"
+    )
     output, _ = parts.communicate()
     assert parts.returncode == 1
     assert "1 passed" in output
     assert output.count("\ngood ran") == 2
     assert re.search(
-        r"bad,good: FAILED \(2\) in \d s\nsuite: passed in \d+ s\ngood: passed in \d s\n$", output
+        r"bad,good: FAILED \(2\) in \d s\nsuite: passed in \d+ s\ngood: passed in \d s\n$",
+        output,
     )
 
 
-def test_a_test_that_fails_by_chance_is_named_with_both_runs(tmp_path: Path) -> None:
+def test_a_test_that_fails_by_chance_is_named_with_both_runs(
+    tmp_path: Path,
+) -> None:
     test = FAILING.format(often=[("5 $HOME - 'a' \"b\" #c", 1), ("good", 0)])
     parts = run_parts(tmp_path, "--again", "suite", test=test)
     output, _ = parts.communicate()
     assert parts.returncode == 0, output
-    named = output.partition("=== by chance: test_it.py::test_it[5 $HOME - 'a' \"b\" #c-1] ")[2]
-    assert "AssertionError: run number 1" in named.partition("--- the second run:")[0]
+    named = output.partition(
+        "=== by chance: test_it.py::test_it[5 $HOME - 'a' \"b\" #c-1] "
+    )[2]
+    assert (
+        "AssertionError: run number 1"
+        in named.partition("--- the second run:")[0]
+    )
     assert "1 passed in" in named.partition("--- the second run:")[2]
-    assert re.fullmatch(r"=== 2 passed, 1 rerun in [0-9.]+s ===", output.splitlines()[-1])
+    assert re.fullmatch(
+        r"=== 2 passed, 1 rerun in [0-9.]+s ===", output.splitlines()[-1]
+    )
 
 
 @pytest.mark.parametrize(
     ("often", "said"),
-    [([("a", 2), ("b", 1)], "2 failed"), ([("a", 1), ("b", 1), ("c", 1)], "3 failed")],
+    [
+        ([("a", 2), ("b", 1)], "2 failed"),
+        ([("a", 1), ("b", 1), ("c", 1)], "3 failed"),
+    ],
     ids=["one-that-fails-again", "three-by-chance"],
 )
 def test_a_test_that_fails_again_or_a_third_by_chance_fails_the_run(
     tmp_path: Path, often: list[tuple[str, int]], said: str
 ) -> None:
-    parts = run_parts(tmp_path, "--again", "good", "suite", test=FAILING.format(often=often))
+    parts = run_parts(
+        tmp_path, "--again", "good", "suite", test=FAILING.format(often=often)
+    )
     output, _ = parts.communicate()
     assert parts.returncode == 1, output
     assert "by chance: test_it.py::test_it[b-1]" in output
@@ -186,7 +224,9 @@ def test_parts_can_be_stopped_wholly(tmp_path: Path, to_all: bool) -> None:
     assert "good" not in output
 
 
-def test_all_processes_of_a_part_that_is_terminated_end(tmp_path: Path) -> None:
+def test_all_processes_of_a_part_that_is_terminated_end(
+    tmp_path: Path,
+) -> None:
     parts = run_parts(tmp_path, "deep")
     assert parts.stdout is not None
     while "begun" not in (line := parts.stdout.readline()) or "echo" in line:
@@ -207,15 +247,26 @@ def running(folder: Path) -> set[str]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if process.joinpath("cwd").readlink() == folder:
-                found.add(process.joinpath("cmdline").read_text().replace("\0", " ").strip())
+                found.add(
+                    process.joinpath("cmdline")
+                    .read_text()
+                    .replace("\0", " ")
+                    .strip()
+                )
     return found
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("folder", ["/tmp", "/run", "/dev/shm", "/var/lib/patchlight"])
-def test_the_virtual_machine_has_the_checkout_wherever_it_is(folder: str) -> None:
+@pytest.mark.parametrize(
+    "folder", ["/tmp", "/run", "/dev/shm", "/var/lib/patchlight"]
+)
+def test_the_virtual_machine_has_the_checkout_wherever_it_is(
+    folder: str,
+) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="a checkout ", dir=folder) as checkout:
+    with tempfile.TemporaryDirectory(
+        prefix="a checkout ", dir=folder
+    ) as checkout:
         script = Path(checkout, "tests", "in-vm.sh")
         script.parent.mkdir()
         shutil.copy(ROOT / "tests/in-vm.sh", script)

@@ -75,7 +75,9 @@ def test_a_broken_wall_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_a_circle_is_found_between_files_and_between_folders(tmp_path: Path) -> None:
+def test_a_circle_is_found_between_files_and_between_folders(
+    tmp_path: Path,
+) -> None:
     files = {
         "testbed/lab.py": "def f():\n    from patchlight.testbed.wiring import links\n",
         "testbed/wiring.py": "from patchlight.testbed.lab import Lab\n",
@@ -88,7 +90,10 @@ def test_a_circle_is_found_between_files_and_between_folders(tmp_path: Path) -> 
     }
     _write(tmp_path, files)
     found = House(tmp_path).circles()
-    assert [line.split(":")[0] for line in found] == ["patchlight.controller", "patchlight.testbed"]
+    assert [line.split(":")[0] for line in found] == [
+        "patchlight.controller",
+        "patchlight.testbed",
+    ]
     assert "lab → wiring (testbed/lab.py:2)" in found[1]
 
 
@@ -106,10 +111,17 @@ def test_measures_of_a_small_house(tmp_path: Path) -> None:
     assert {room: house.tokens(room) for room in sizes} == sizes
     assert house.density("controller") == 11 / 5
     assert house.import_share() == 100 * 3 / 7
-    assert house.imported_once() == ["patchlight.deploy.push", "patchlight.testbed.lab"]
-    twice = {"Lab": ["patchlight.controller.service", "patchlight.testbed.lab"]}
+    assert house.imported_once() == [
+        "patchlight.deploy.push",
+        "patchlight.testbed.lab",
+    ]
+    twice = {
+        "Lab": ["patchlight.controller.service", "patchlight.testbed.lab"]
+    }
     assert house.names_of_several_classes() == twice
-    assert [line.split(": ")[0] for line in house.violations()] == ["controller/service.py:2"]
+    assert [line.split(": ")[0] for line in house.violations()] == [
+        "controller/service.py:2"
+    ]
 
 
 def test_an_f_string_is_one_token() -> None:
@@ -119,7 +131,10 @@ def test_an_f_string_is_one_token() -> None:
 
 def test_what_is_over_its_limit_only_falls() -> None:
     def judged(**now: float) -> list[str]:
-        return [": ".join(line.split(": ")[:2]) for line in worse_than(record, rows(**now))]
+        return [
+            ": ".join(line.split(": ")[:2])
+            for line in worse_than(record, rows(**now))
+        ]
 
     limits = {"size": 1_000, "density": 5.6, "modules": 30}
 
@@ -155,7 +170,9 @@ def test_each_room_has_a_budget_on_the_page(house: House) -> None:
 
 
 def test_a_command_that_does_not_start_shows_what_it_said() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)--nonsense ended with 2: .*no such option"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)--nonsense ended with 2: .*no such option"
+    ):
         start_s("--nonsense")
 
 
@@ -167,10 +184,13 @@ def test_the_modules_that_a_call_passes(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     spaces: list[dict[str, object]] = []
     for name in ("first.py", "second.py"):
-        code = compile((tmp_path / name).read_text(), str(tmp_path / name), "exec")
+        code = compile(
+            (tmp_path / name).read_text(), str(tmp_path / name), "exec"
+        )
         spaces.append({})
         exec(code, spaces[-1])
-    run, twice = spaces[0]["run"], spaces[1]["twice"]
+    run = spaces[0]["run"]
+    twice = spaces[1]["twice"]
     way = way_of(lambda: run(twice), tmp_path)  # type: ignore[operator]
     assert way.modules == {"first.py": 1, "second.py": 3}
     assert way.changes == 3

@@ -17,16 +17,20 @@ from patchlight.agents.nics.status import NicPlace
 from patchlight.testbed.linux import namespaces
 
 # The second EtherType for local experiments (IEEE 802); the first is that of fibre probes.
-_ETHERTYPE, _ETHERTYPE_ARP = 0x88B6, 0x0806
+_ETHERTYPE = 0x88B6
+_ETHERTYPE_ARP = 0x0806
 _BROADCAST = b"\xff" * 6
 # Ethernet and IPv4 addresses, their lengths, and a request.
 _ARP_REQUEST = bytes.fromhex("0001080006040001")
 # Reserved addresses (RFC 1112): no host answers.
 _UNUSED = bytes((240,))
 _MAGIC = b"patchlight-greeting\0"
-_HEADER_BYTES, _LEAST_BYTES, _LARGEST_FRAME = 14, 60, 1 << 16
+_HEADER_BYTES = 14
+_LEAST_BYTES = 60
+_LARGEST_FRAME = 1 << 16
 # Other workers begin a little later, and a port of a switch may need a moment.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.1
 _LAST_WAIT_S = 0.2
 Neighbours = Mapping[str, str]
 """The addresses of a job's other workers, by MAC in lower case."""
@@ -34,12 +38,18 @@ Neighbours = Mapping[str, str]
 
 def announce_once(place: NicPlace) -> None:
     """Announce a worker's NIC, whatever the others hear."""
-    with namespaces.inside(place.namespace, lambda: _opened(place.inside)) as line:
+    with namespaces.inside(
+        place.namespace, lambda: _opened(place.inside)
+    ) as line:
         _announce(line, place.address)
 
 
 async def announce(
-    place: NicPlace, neighbours: Neighbours, token: str, wait_s: float, mtu: int | None = None
+    place: NicPlace,
+    neighbours: Neighbours,
+    token: str,
+    wait_s: float,
+    mtu: int | None = None,
 ) -> list[str]:
     """Announce a worker's NIC, and exchange greetings of this ``token`` with all ``neighbours``.
 
@@ -48,12 +58,21 @@ async def announce(
     """
 
     def opened() -> socket.socket:
-        return namespaces.inside(place.namespace, lambda: _opened(place.inside))
+        return namespaces.inside(
+            place.namespace, lambda: _opened(place.inside)
+        )
 
     with await asyncio.to_thread(opened) as line:
-        greetings = _Greetings(line, neighbours, token, mtu or 0)
+        greetings = _Greetings(
+            line,
+            neighbours,
+            token,
+            mtu or 0,
+        )
         await greetings.exchange(place.address, wait_s)
-        return sorted(neighbours[mac] for mac in neighbours.keys() - greetings.heard)
+        return sorted(
+            neighbours[mac] for mac in neighbours.keys() - greetings.heard
+        )
 
 
 def _opened(interface: str) -> socket.socket:
@@ -75,14 +94,23 @@ def _announce(line: socket.socket, address: IPv4Address) -> None:
     for asked in (address.packed, _UNUSED + secrets.token_bytes(3)):
         frame = head + mac + address.packed + bytes(6) + asked
         with suppress(OSError):  # the NIC is down, or its queue is full
-            line.sendto(frame.ljust(_LEAST_BYTES, b"\0"), (interface, _ETHERTYPE_ARP))
+            line.sendto(
+                frame.ljust(_LEAST_BYTES, b"\0"), (interface, _ETHERTYPE_ARP)
+            )
 
 
 class _Greetings:
     """The greetings of one worker; ``heard``: the MACs whose greetings arrived."""
 
-    def __init__(self, line: socket.socket, peers: Neighbours, token: str, mtu: int) -> None:
-        self._line, self._peers = line, peers
+    def __init__(
+        self,
+        line: socket.socket,
+        peers: Neighbours,
+        token: str,
+        mtu: int,
+    ) -> None:
+        self._line = line
+        self._peers = peers
         self._mac: bytes = line.getsockname()[4]
         self._mark = _MAGIC + token.encode() + b"\0"
         self._frame_bytes = max(_LEAST_BYTES, _HEADER_BYTES + mtu)
@@ -93,7 +121,8 @@ class _Greetings:
     async def exchange(self, address: IPv4Address, wait_s: float) -> None:
         """Announce and greet until all have heard each other, for at most ``wait_s``."""
         loop = asyncio.get_running_loop()
-        now, pause_s = loop.time(), _FIRST_PAUSE_S
+        now = loop.time()
+        pause_s = _FIRST_PAUSE_S
         end = now + wait_s
         loop.add_reader(self._line, self._receive)
         try:
@@ -108,7 +137,8 @@ class _Greetings:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(pause_s, end - now)):
                         await self._is_settled.wait()
-                now, pause_s = loop.time(), min(1.3 * pause_s, _LONGEST_PAUSE_S)
+                now = loop.time()
+                pause_s = min(1.3 * pause_s, _LONGEST_PAUSE_S)
                 if now >= end or self._answered == self._peers.keys():
                     return
         finally:
@@ -127,7 +157,8 @@ class _Greetings:
                 frame = self._line.recv(_LARGEST_FRAME)
             except OSError:  # nothing more, or the NIC went down
                 return
-            mac, text = frame[6:12].hex(":"), frame[_HEADER_BYTES:]
+            mac = frame[6:12].hex(":")
+            text = frame[_HEADER_BYTES:]
             if mac not in self._peers or not text.startswith(self._mark):
                 continue
             was_heard = text.removeprefix(self._mark).startswith(b"heard")

@@ -33,10 +33,17 @@ class NicBackend:
         """The present settings of a NIC, which ``take_back`` restores."""
         return namespaces.inside(self.home, lambda: moving.read_nic(access))
 
-    def give(self, state: NicState, namespace: str, network: WorkerNetwork) -> None:
+    def give(
+        self,
+        state: NicState,
+        namespace: str,
+        network: WorkerNetwork,
+    ) -> None:
         """Move a NIC into a worker's namespace and set it up; on ``NicError`` it stays at home."""
         path = namespaces.namespace_path(namespace)
-        namespaces.inside(self.home, lambda: moving.give_nic(state, path, network))
+        namespaces.inside(
+            self.home, lambda: moving.give_nic(state, path, network)
+        )
 
     def take_back(self, state: NicState, namespace: str) -> str:
         """End a worker's processes, move its NIC home and delete its namespace. Returns what was
@@ -86,7 +93,14 @@ class NicBackend:
         problem: status.NicProblem | None,
     ) -> NicStatus:
         """The status of a NIC that a worker has; ``place`` is ``None`` before it has moved."""
-        return status.leased_status(nic, self.home, worker, place, rdma, problem)
+        return status.leased_status(
+            nic,
+            self.home,
+            worker,
+            place,
+            rdma,
+            problem,
+        )
 
     def announce_once(self, place: status.NicPlace) -> None:
         """Announce a worker's NIC to the switches; ``OSError`` if that fails."""
@@ -101,10 +115,21 @@ class NicBackend:
         mtu: int | None,
     ) -> list[str]:
         """Announce a NIC; the addresses of the neighbours that nothing was received from."""
-        return await announcing.announce(place, neighbours, token, wait_s, mtu)
+        return await announcing.announce(
+            place,
+            neighbours,
+            token,
+            wait_s,
+            mtu,
+        )
 
     def probe(
-        self, names: Mapping[str, str], token: str, listen_s: float
+        self,
+        names: Mapping[str, str],
+        token: str,
+        listen_s: float,
     ) -> Mapping[str, status.Ear]:
         """What idle NICs receive while all of them send probes with this token."""
-        return namespaces.inside(self.home, lambda: status.probe(names, token, listen_s))
+        return namespaces.inside(
+            self.home, lambda: status.probe(names, token, listen_s)
+        )

@@ -27,32 +27,79 @@ _NUD_PERMANENT = 0x80
 SYSCTLS = {"accept_local": "1", "rp_filter": "2"}
 
 
-def give(ip: Any, index: int, state: NicState, namespace: Path, mtu: int) -> None:
+def give(
+    ip: Any,
+    index: int,
+    state: NicState,
+    namespace: Path,
+    mtu: int,
+) -> None:
     """Make the veth of a NIC that is set up, and pass frames to it; ``NicError`` if the NIC has
     traffic control filters already."""
     peer = _PEER.format(index)
     with namespace.open("rb") as opened:
-        inside = {"ifname": state.interface, "net_ns_fd": opened.fileno(), "mtu": mtu}
-        ip.link("add", ifname=peer, kind="veth", mtu=mtu, peer=inside)
+        inside = {
+            "ifname": state.interface,
+            "net_ns_fd": opened.fileno(),
+            "mtu": mtu,
+        }
+        ip.link(
+            "add",
+            ifname=peer,
+            kind="veth",
+            mtu=mtu,
+            peer=inside,
+        )
     other = index_of(ip, peer)
-    ip.link("set", index=other, state="up")
+    ip.link(
+        "set",
+        index=other,
+        state="up",
+    )
     for each in (index, other):
         ip.tc("add", "clsact", each)
     for prio, (protocol, keys) in enumerate(_ROCE_V2.items(), 1):
-        roce = {"prio": prio, "protocol": protocol, "keys": keys, "target": _ACCEPTED}
-        ip.tc("add-filter", "u32", index, parent=_INGRESS, **roce)
+        roce = {
+            "prio": prio,
+            "protocol": protocol,
+            "keys": keys,
+            "target": _ACCEPTED,
+        }
+        ip.tc(
+            "add-filter",
+            "u32",
+            index,
+            parent=_INGRESS,
+            **roce,
+        )
     for source, target in ((index, other), (other, index)):
-        pass_on = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": target}
+        pass_on = {
+            "kind": "mirred",
+            "direction": "egress",
+            "action": "redirect",
+            "ifindex": target,
+        }
         every = {
             "prio": 1 + len(_ROCE_V2),
             "protocol": _ANY_PROTOCOL,
             "keys": _EVERY_FRAME,
             "action": pass_on,
         }
-        ip.tc("add-filter", "u32", source, parent=_INGRESS, target=_ACCEPTED, **every)
+        ip.tc(
+            "add-filter",
+            "u32",
+            source,
+            parent=_INGRESS,
+            target=_ACCEPTED,
+            **every,
+        )
 
 
-def check_free(ip: Any, index: int, interface: str) -> None:
+def check_free(
+    ip: Any,
+    index: int,
+    interface: str,
+) -> None:
     """``NicError`` if the NIC has filters of another program, which a worker would lose."""
     if _has_filters(ip, index):
         raise NicError(
@@ -62,20 +109,41 @@ def check_free(ip: Any, index: int, interface: str) -> None:
         )
 
 
-def take_back(ip: Any, index: int, state: NicState) -> None:
+def take_back(
+    ip: Any,
+    index: int,
+    state: NicState,
+) -> None:
     """Remove from the NIC what it got for a worker. Idempotent."""
     if _has_filters(ip, index):
         ip.tc("del", "clsact", index)
-    for message in ip.get_addr(index=index, family=2):
+    for message in ip.get_addr(
+        index=index,
+        family=2,
+    ):
         address = message.get_attr("IFA_LOCAL"), message["prefixlen"]
         if address not in state.addresses:
-            ip.addr("del", index=index, address=address[0], prefixlen=address[1])
+            ip.addr(
+                "del",
+                index=index,
+                address=address[0],
+                prefixlen=address[1],
+            )
     known = {address for address, _ in state.neighbours}
-    for message in ip.get_neighbours(ifindex=index, family=2):
+    for message in ip.get_neighbours(
+        ifindex=index,
+        family=2,
+    ):
         address = message.get_attr("NDA_DST")
         if message["state"] & _NUD_PERMANENT and address not in known:
-            ip.neigh("del", ifindex=index, dst=address)
+            ip.neigh(
+                "del",
+                ifindex=index,
+                dst=address,
+            )
 
 
 def _has_filters(ip: Any, index: int) -> bool:
-    return any(each.get_attr("TCA_KIND") in _FILTERED for each in ip.get_qdiscs(index))
+    return any(
+        each.get_attr("TCA_KIND") in _FILTERED for each in ip.get_qdiscs(index)
+    )

@@ -21,14 +21,21 @@ from patchlight.testbed.linux import devices
 from patchlight.testbed.linux.devices import NamespaceMode, NoSysfs, RdmaError
 from patchlight.testbed.linux.netlink import KernelRefused
 from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit
-from patchlight.testbed.wire.worker_api import GidStatus, SyntheticTask, WorkerSpec
+from patchlight.testbed.wire.worker_api import (
+    GidStatus,
+    SyntheticTask,
+    WorkerSpec,
+)
 
 SYSFS = Path("/sys")
 _CLASS = Path("class/infiniband")
 _RDMA_CM = "/dev/infiniband/rdma_cm"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class RdmaDevice:
     """An RDMA device: its name, its port (from 1), and the device files that programs open;
     ``is_soft``: it is in software (``rxe``)."""
@@ -44,7 +51,9 @@ def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
     nic = root / "class/net" / interface
     for device in sorted((root / _CLASS).glob("*")):
         both = [each / "device" for each in (nic, device)]
-        on_same = all(each.exists() for each in both) and both[0].samefile(both[1])
+        on_same = all(each.exists() for each in both) and both[0].samefile(
+            both[1]
+        )
         is_soft = _read(device / "parent") == interface
         if on_same or is_soft:
             port = int(_read(nic / "dev_port") or 0) + 1
@@ -52,10 +61,17 @@ def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
                 port = 1  # one device per port, as with ConnectX-5 and newer
             verbs = [
                 f"/dev/infiniband/{each.name}"
-                for each in sorted((root / "class/infiniband_verbs").glob("uverbs*"))
+                for each in sorted(
+                    (root / "class/infiniband_verbs").glob("uverbs*")
+                )
                 if _read(each / "ibdev") == device.name
             ]
-            return RdmaDevice(device.name, port, (*verbs, _RDMA_CM) if verbs else (), is_soft)
+            return RdmaDevice(
+                device.name,
+                port,
+                (*verbs, _RDMA_CM) if verbs else (),
+                is_soft,
+            )
     return None
 
 
@@ -66,22 +82,42 @@ def has_rdma_device(name: str, root: Path = SYSFS) -> bool:
 
 def is_rdma_active(device: RdmaDevice, root: Path = SYSFS) -> bool:
     """Whether the device's port is in the kernel's state ``4: ACTIVE``."""
-    state = _read(root / _CLASS / device.name / "ports" / str(device.port) / "state")
+    state = _read(
+        root / _CLASS / device.name / "ports" / str(device.port) / "state"
+    )
     return state is not None and state.endswith("ACTIVE")
 
 
 def rdma_counters(device: RdmaDevice, root: Path = SYSFS) -> dict[str, int]:
     """The counters of a device's port, as its driver calls them."""
-    folder = root / _CLASS / device.name / "ports" / str(device.port) / "hw_counters"
+    folder = (
+        root
+        / _CLASS
+        / device.name
+        / "ports"
+        / str(device.port)
+        / "hw_counters"
+    )
     found = {each.name: _read(each) for each in sorted(folder.glob("*"))}
     found.pop("lifespan", None)  # how long they are cached
-    return {name: int(text) for name, text in found.items() if text and text.isdecimal()}
+    return {
+        name: int(text)
+        for name, text in found.items()
+        if text and text.isdecimal()
+    }
 
 
-def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> GidStatus | None:
+def gid_of(
+    interface: str,
+    address: IPv4Address,
+    root: Path = SYSFS,
+) -> GidStatus | None:
     """The RoCEv2 GID of an interface and its IPv4 address, or ``None``."""
     wanted = IPv6Address(f"::ffff:{address}")
-    for entry in sorted((root / _CLASS).glob("*/ports/*/gids/*"), key=lambda each: int(each.name)):
+    for entry in sorted(
+        (root / _CLASS).glob("*/ports/*/gids/*"),
+        key=lambda each: int(each.name),
+    ):
         port = entry.parents[1]
         kind = _read(port / "gid_attrs" / "types" / entry.name)
         place = _read(port / "gid_attrs" / "ndevs" / entry.name)
@@ -89,9 +125,13 @@ def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> GidStatu
             continue
         with suppress(AddressValueError):
             if IPv6Address(_read(entry) or "") == wanted:
-                device, index = port.parents[1].name, int(entry.name)
+                device = port.parents[1].name
+                index = int(entry.name)
                 return GidStatus(
-                    device=device, port=int(port.name), index=index, gid=f"::ffff:{address}"
+                    device=device,
+                    port=int(port.name),
+                    index=index,
+                    gid=f"::ffff:{address}",
                 )
     return None
 
@@ -99,7 +139,10 @@ def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> GidStatu
 def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):  # the kernel returns EINVAL for an empty slot
+    except (
+        OSError,
+        UnicodeDecodeError,
+    ):  # the kernel returns EINVAL for an empty slot
         return None
 
 
@@ -114,7 +157,10 @@ RENDEZVOUS = "rdv0"
 """The name of a worker's second interface, if it has one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class FunctionState:
     """A virtual function of the interface ``port``, and its settings at the port."""
 
@@ -124,7 +170,10 @@ class FunctionState:
     vlan: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class NicState:
     """All settings that a NIC may lose when it moves. ``interface`` is the device that moves, or
     the parent of the worker's macvlan; ``rdma`` moves too if ``rdma_moves``."""
@@ -150,7 +199,10 @@ class NicState:
         return self.rdma is not None and self.rdma.is_soft
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class NicAccess:
     """What a worker gets: ``interface`` or a macvlan on it, and the RDMA device; with
     ``rdma_moves`` it has that device exclusively."""
@@ -162,14 +214,25 @@ class NicAccess:
     rdma_moves: bool = False
 
 
-def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
+def access_of(
+    nic: Nic,
+    sys: Path,
+    sharing: NamespaceMode | None,
+) -> NicAccess:
     """How to give a worker the NIC, from the lab file, ``sys`` (its namespace's ``/sys``), and
     the system's RDMA sharing mode (``None``: no RDMA). ``NicError`` if the server does not
     support it."""
-    interface, mode = nic.interface or nic.name, nic.mode
+    interface = nic.interface or nic.name
+    mode = nic.mode
     if mode == "auto":
         virtual = not (sys / "class/net" / interface / "device").exists()
-        mode = "veth" if virtual else "sriov" if _functions(interface, sys) else "physical"
+        mode = (
+            "veth"
+            if virtual
+            else "sriov"
+            if _functions(interface, sys)
+            else "physical"
+        )
     function = None
     if mode == "sriov":
         # Free virtual functions, by number and interface: those still in this namespace.
@@ -189,18 +252,41 @@ def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
         interface = given
     device = None if nic.rdma == "none" else rdma_device_of(interface, sys)
     if device is not None and device.is_soft:
-        device = _soft(nic, mode, device, sharing)
-    moves = _moves(nic, mode, device, sharing)
+        device = _soft(
+            nic,
+            mode,
+            device,
+            sharing,
+        )
+    moves = _moves(
+        nic,
+        mode,
+        device,
+        sharing,
+    )
     if device is not None and mode == "macvlan" and sharing == "exclusive":
-        device = None  # A device can be in one namespace only: that of its NIC.
-    return NicAccess(mode, interface, function, device, moves)
+        device = (
+            None  # A device can be in one namespace only: that of its NIC.
+        )
+    return NicAccess(
+        mode,
+        interface,
+        function,
+        device,
+        moves,
+    )
 
 
 def _soft(
-    nic: Nic, mode: NicMode, device: RdmaDevice, sharing: NamespaceMode | None
+    nic: Nic,
+    mode: NicMode,
+    device: RdmaDevice,
+    sharing: NamespaceMode | None,
 ) -> RdmaDevice | None:
     """A soft RoCE device if a worker can use it; ``NicError`` if the lab file says it must."""
-    is_possible = mode == "physical" and nic.vlan is None and sharing == "shared"
+    is_possible = (
+        mode == "physical" and nic.vlan is None and sharing == "shared"
+    )
     if is_possible and nic.rdma != "exclusive":
         return device
     if nic.rdma in ("exclusive", "shared"):
@@ -213,7 +299,10 @@ def _soft(
 
 
 def _moves(
-    nic: Nic, mode: NicMode, device: RdmaDevice | None, sharing: NamespaceMode | None
+    nic: Nic,
+    mode: NicMode,
+    device: RdmaDevice | None,
+    sharing: NamespaceMode | None,
 ) -> bool:
     """Whether the RDMA device moves to the worker; ``NicError`` if that is not possible."""
     wanted = nic.rdma
@@ -239,10 +328,15 @@ def _moves(
 
 def _functions(port: str, sys: Path) -> list[tuple[int, Path]]:
     folders = (sys / "class/net" / port / "device").glob("virtfn*")
-    return sorted((int(each.name.removeprefix("virtfn")), each) for each in folders)
+    return sorted(
+        (int(each.name.removeprefix("virtfn")), each) for each in folders
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class WorkerNetwork:
     """Settings for a worker's NIC: ``mac`` and ``mtu`` (``None``: unchanged), static ``neighbours``
     (address, MAC), ``routes`` (network, gateway), and the TCP window in bytes."""
@@ -258,23 +352,38 @@ class WorkerNetwork:
     window_bytes: int | None = None
 
     @classmethod
-    def of(cls, lab: Lab, nic: Nic, spec: WorkerSpec) -> Self:
+    def of(
+        cls,
+        lab: Lab,
+        nic: Nic,
+        spec: WorkerSpec,
+    ) -> Self:
         """The lab file's settings combined with the worker's needs."""
-        is_ours = isinstance(spec.task, SyntheticTask)  # the trainer sets its window itself
+        # The trainer sets its window itself.
+        is_ours = isinstance(spec.task, SyntheticTask)
         return cls(
             address=str(nic.address),
             prefix=lab.network.prefixlen,
             mac=None if nic.keeps_mac else nic.mac,
-            neighbours=tuple((str(each.address), each.mac) for each in spec.neighbours),
+            neighbours=tuple(
+                (str(each.address), each.mac) for each in spec.neighbours
+            ),
             mtu=nic.mtu,
             vlan=nic.vlan,
-            routes=tuple((str(route.network), str(route.gateway)) for route in nic.routes),
+            routes=tuple(
+                (str(route.network), str(route.gateway))
+                for route in nic.routes
+            ),
             rendezvous=nic.rendezvous,
             window_bytes=None if is_ours else spec.task.window_bytes,
         )
 
 
-def name_inside(interface: str, mode: NicMode, vlan: int | None) -> str:
+def name_inside(
+    interface: str,
+    mode: NicMode,
+    vlan: int | None,
+) -> str:
     """The name of the worker's interface that has the address. Virtual functions are put into their
     VLAN by the port; others get a tagged interface."""
     return interface if vlan is None or mode == "sriov" else f"vlan{vlan}"
@@ -291,10 +400,18 @@ def rtnetlink(interface: str, doing: str) -> Iterator[Any]:
             yield ip
     except NetlinkError as exc:
         hint = "run it as root" if exc.code == errno.EPERM else None
-        raise NicError(f"{doing} {interface}: {os.strerror(exc.code)}", hint=hint) from exc
+        raise NicError(
+            f"{doing} {interface}: {os.strerror(exc.code)}", hint=hint
+        ) from exc
     except OSError as exc:
         raise NicError(f"{doing} {interface}: {reason(exc)}") from exc
-    except (KernelRefused, LimitNotKept, devices.OffloadNotSet, RdmaError, NoSysfs) as exc:
+    except (
+        KernelRefused,
+        LimitNotKept,
+        devices.OffloadNotSet,
+        RdmaError,
+        NoSysfs,
+    ) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
 
 

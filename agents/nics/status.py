@@ -15,18 +15,30 @@ from typing import Any
 
 from patchlight.agents.errors import NicError, NotHere
 from patchlight.agents.nics.moving import find_access
-from patchlight.agents.nics.state import NicState, gid_of, is_rdma_active, rdma_counters
+from patchlight.agents.nics.state import (
+    NicState,
+    gid_of,
+    is_rdma_active,
+    rdma_counters,
+)
 from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux import devices, namespaces
 from patchlight.testbed.wire import probe_frames
-from patchlight.testbed.wire.agent_status import NicCounters, NicStatus, RdmaStatus
+from patchlight.testbed.wire.agent_status import (
+    NicCounters,
+    NicStatus,
+    RdmaStatus,
+)
 
 GONE = "{} is gone: the server no longer has this interface"
 NO_CARRIER = "{} has no carrier"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class NicPlace:
     """Where a NIC is, at home if it stays there: ``inside`` is the name of the interface with the
     worker's ``address``."""
@@ -37,7 +49,10 @@ class NicPlace:
     address: IPv4Address
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class NicProblem:
     """A problem of a NIC, as text; ``is_dark``: the only cause may be a missing optical signal."""
 
@@ -47,7 +62,9 @@ class NicProblem:
 
 def nic_of(server: Server, name: str) -> Nic:
     """The server's NIC of that name, or ``NotHere``."""
-    if (nic := next((n for n in server.nics if n.name == name), None)) is not None:
+    if (
+        nic := next((n for n in server.nics if n.name == name), None)
+    ) is not None:
         return nic
     raise NotHere(f"server {server.name} has no NIC {name!r}")
 
@@ -58,10 +75,20 @@ def problem_of(namespace: Path, interface: str) -> NicProblem | None:
     if not namespaces.is_one(namespace):
         return gone
     try:
-        carrier = namespaces.inside(namespace, lambda: devices.settle_link(interface))
+        carrier = namespaces.inside(
+            namespace, lambda: devices.settle_link(interface)
+        )
     except OSError as exc:
-        return gone if exc.errno == errno.ENODEV else NicProblem(f"{interface}: {reason(exc)}")
-    return None if carrier else NicProblem(NO_CARRIER.format(interface), is_dark=True)
+        return (
+            gone
+            if exc.errno == errno.ENODEV
+            else NicProblem(f"{interface}: {reason(exc)}")
+        )
+    return (
+        None
+        if carrier
+        else NicProblem(NO_CARRIER.format(interface), is_dark=True)
+    )
 
 
 def rdma_status(place: NicPlace) -> RdmaStatus | None:
@@ -83,12 +110,16 @@ def rdma_status(place: NicPlace) -> RdmaStatus | None:
     return namespaces.inside(place.namespace, look)
 
 
-def rdma_problem(status: RdmaStatus | None, address: IPv4Address) -> NicProblem | None:
+def rdma_problem(
+    status: RdmaStatus | None, address: IPv4Address
+) -> NicProblem | None:
     """Why a worker's RDMA device is not usable yet."""
     if status is None:
         return None
     if not status.active:
-        words = f"port {status.port} of RDMA device {status.device} is not active"
+        words = (
+            f"port {status.port} of RDMA device {status.device} is not active"
+        )
         return NicProblem(words, is_dark=True)
     if status.gid is None:
         words = f"RDMA device {status.device} has no RoCEv2 GID of {address}"
@@ -96,7 +127,11 @@ def rdma_problem(status: RdmaStatus | None, address: IPv4Address) -> NicProblem 
     return None
 
 
-def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[str, Any]:
+def facts_of(
+    namespace: Path,
+    interface: str,
+    port: tuple[Path, str],
+) -> dict[str, Any]:
     """Fields of a ``NicStatus`` read from an interface; empty if it is gone. ``port``: namespace
     and interface of the NIC itself, which has the priority and pause counters."""
 
@@ -104,18 +139,29 @@ def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[st
         return devices.read_priorities(port[1]), devices.pause_frames(port[1])
 
     try:
-        reading = namespaces.inside(namespace, lambda: devices.read_link(interface))
+        reading = namespaces.inside(
+            namespace, lambda: devices.read_link(interface)
+        )
         priorities, pauses = namespaces.inside(port[0], of_port)
     except (OSError, PatchlightError):
         return {}
-    counted = {k: v for k, v in asdict(reading).items() if k in NicCounters.model_fields}
+    counted = {
+        k: v
+        for k, v in asdict(reading).items()
+        if k in NicCounters.model_fields
+    }
     return {
         "mac": reading.mac,
         "mtu": reading.mtu,
         "carrier_changes": reading.carrier_changes,
-        "counters": NicCounters(**counted, pause_frames=pauses),
+        "counters": NicCounters(
+            **counted,
+            pause_frames=pauses,
+        ),
         "pfc": None if priorities is None else list(priorities.paused),
-        "dscp_priorities": None if priorities is None else dict(priorities.of_dscp),
+        "dscp_priorities": None
+        if priorities is None
+        else dict(priorities.of_dscp),
     }
 
 
@@ -127,7 +173,9 @@ def idle_status(nic: Nic, home: Path) -> NicStatus:
     except NicError as exc:
         return status.model_copy(update={"problem": exc.message})
     port = access.function.port if access.function else access.interface
-    facts = facts_of(home, access.interface, (home, port)) | {"mode": access.mode}
+    facts = facts_of(home, access.interface, (home, port)) | {
+        "mode": access.mode
+    }
     if nic.mtu is not None:
         facts["mtu"] = nic.mtu
     if not nic.keeps_mac:
@@ -148,10 +196,17 @@ def leased_status(
     if place is None:
         return status
     state = place.state
-    port = (home, state.function.port) if state.function else (place.namespace, state.interface)
+    port = (
+        (home, state.function.port)
+        if state.function
+        else (place.namespace, state.interface)
+    )
     if state.mode == "macvlan":
         port = home, state.interface
-    facts = facts_of(place.namespace, state.interface, port) | {"mode": state.mode, "rdma": rdma}
+    facts = facts_of(place.namespace, state.interface, port) | {
+        "mode": state.mode,
+        "rdma": rdma,
+    }
     facts.pop("mac", None)
     if nic.keeps_mac:
         facts["mac"] = state.mac
@@ -168,7 +223,11 @@ def _status(nic: Nic, worker: str | None = None) -> NicStatus:
     )
 
 
-def _with(status: NicStatus, facts: dict[str, Any], problem: NicProblem | None) -> NicStatus:
+def _with(
+    status: NicStatus,
+    facts: dict[str, Any],
+    problem: NicProblem | None,
+) -> NicStatus:
     if problem is not None:
         facts |= {"problem": problem.words, "carrier": not problem.is_dark}
     return status.model_copy(update=facts)
@@ -176,7 +235,8 @@ def _with(status: NicStatus, facts: dict[str, Any], problem: NicProblem | None) 
 
 _EVERY_S = 0.1
 _LARGEST_FRAME = 2048
-_JOIN, _MULTICAST = 1, 0  # PACKET_ADD_MEMBERSHIP and PACKET_MR_MULTICAST of packet(7)
+_JOIN = 1
+_MULTICAST = 0  # PACKET_ADD_MEMBERSHIP and PACKET_MR_MULTICAST of packet(7)
 
 
 @dataclass
@@ -190,7 +250,11 @@ class Ear:
     problem: str = ""
 
 
-def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ear]:
+def probe(
+    names: Mapping[str, str],
+    token: str,
+    listen_s: float,
+) -> dict[str, Ear]:
     """Send and receive probes for ``listen_s`` on these interfaces of the thread's namespace,
     keyed by probe name. A failure of one NIC is stored as its ``problem``; ``NicError``: no
     permission."""
@@ -199,11 +263,16 @@ def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ea
         senders: dict[str, socket.socket] = {}
         for name, ear in ears.items():
             try:
-                senders[name] = stack.enter_context(_opened(ear.interface, probe_frames.ETHERTYPE))
-                lldp = stack.enter_context(_opened(ear.interface, probe_frames.ETHERTYPE_LLDP))
+                senders[name] = stack.enter_context(
+                    _opened(ear.interface, probe_frames.ETHERTYPE)
+                )
+                lldp = stack.enter_context(
+                    _opened(ear.interface, probe_frames.ETHERTYPE_LLDP)
+                )
             except PermissionError as error:
                 raise NicError(
-                    f"listening at {ear.interface}: {error.strerror}", hint="run the agent as root"
+                    f"listening at {ear.interface}: {error.strerror}",
+                    hint="run the agent as root",
                 ) from error
             except OSError as error:
                 ear.problem = f"{ear.interface}: {error.strerror}"
@@ -213,7 +282,12 @@ def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ea
         end = time.monotonic() + listen_s
         while (began := time.monotonic()) < end:
             for name, sender in senders.items():
-                _send(sender, ears[name], name, token)
+                _send(
+                    sender,
+                    ears[name],
+                    name,
+                    token,
+                )
             until = min(began + _EVERY_S, end)
             while (left_s := until - time.monotonic()) > 0:
                 for key, _ in selector.select(left_s):
@@ -223,9 +297,13 @@ def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ea
                         frame = listening.recv(_LARGEST_FRAME)
                     except OSError:
                         continue
-                    if (source := probe_frames.probe_source(frame, token)) is not None:
+                    if (
+                        source := probe_frames.probe_source(frame, token)
+                    ) is not None:
                         key.data.heard.add(source)
-                    elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
+                    elif (
+                        neighbour := probe_frames.lldp_neighbour(frame)
+                    ) is not None:
                         key.data.lldp.add(neighbour)
     for name in senders:
         with suppress(OSError):
@@ -240,8 +318,15 @@ def _opened(interface: str, ethertype: int) -> socket.socket:
         opened.bind((interface, ethertype))
         index = socket.if_nametoindex(interface)
         group = bytes.fromhex(probe_frames.TO_THE_NEAREST.replace(":", ""))
-        member = struct.pack("iHH8s", index, _MULTICAST, len(group), group)
-        opened.setsockopt(263, _JOIN, member)  # SOL_PACKET, which Python does not define
+        member = struct.pack(
+            "iHH8s",
+            index,
+            _MULTICAST,
+            len(group),
+            group,
+        )
+        # SOL_PACKET, which Python does not define.
+        opened.setsockopt(263, _JOIN, member)
         opened.setblocking(False)
     except BaseException:
         opened.close()
@@ -249,7 +334,12 @@ def _opened(interface: str, ethertype: int) -> socket.socket:
     return opened
 
 
-def _send(sender: socket.socket, ear: Ear, name: str, token: str) -> None:
+def _send(
+    sender: socket.socket,
+    ear: Ear,
+    name: str,
+    token: str,
+) -> None:
     mac: bytes = sender.getsockname()[4]
     try:
         sender.send(probe_frames.probe_frame(name, token, mac.hex(":")))

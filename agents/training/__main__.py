@@ -14,7 +14,13 @@ from collections.abc import Callable
 from functools import partial
 
 from .control import ControlServer, Gate, Journal, StoppedAt
-from .task import ComputeDevice, TrainingError, TrainingTask, open_device, read_task
+from .task import (
+    ComputeDevice,
+    TrainingError,
+    TrainingTask,
+    open_device,
+    read_task,
+)
 
 
 def main() -> int:
@@ -33,7 +39,11 @@ def main() -> int:
     directory = os.path.dirname(os.path.realpath(path))
     journal = Journal(directory)
     replying = threading.Lock()
-    threading.Thread(target=_end_when_told, args=(journal, replying), daemon=True).start()
+    threading.Thread(
+        target=_end_when_told,
+        args=(journal, replying),
+        daemon=True,
+    ).start()
     try:
         task = read_task(path)
         journal.goes_on_at(task.first_iteration)
@@ -47,7 +57,12 @@ def main() -> int:
         gc.enable()
         device = open_device(task)
         try:
-            train(task, device, gate, journal)
+            train(
+                task,
+                device,
+                gate,
+                journal,
+            )
         finally:
             device.close()
             replying.acquire()  # the order that let it end has its reply
@@ -56,7 +71,11 @@ def main() -> int:
         return 0
     except TrainingError as exc:
         journal.state("failed", str(exc), getattr(exc, "lost_rank", None))
-        print(f"worker failed: {exc}", file=sys.stderr, flush=True)
+        print(
+            f"worker failed: {exc}",
+            file=sys.stderr,
+            flush=True,
+        )
         return 1
     except Exception as exc:
         journal.state("failed", f"{type(exc).__name__}: {exc}")
@@ -68,14 +87,24 @@ def main() -> int:
 
 def _trainer_of(
     task: TrainingTask, directory: str
-) -> Callable[[TrainingTask, ComputeDevice, Gate, Journal], None]:
+) -> Callable[
+    [
+        TrainingTask,
+        ComputeDevice,
+        Gate,
+        Journal,
+    ],
+    None,
+]:
     if task.model is None:
         from . import trainer
 
         if task.paths:
             from .control import AgentPaths
 
-            return partial(trainer.train, path=AgentPaths(directory, task).path)
+            return partial(
+                trainer.train, path=AgentPaths(directory, task).path
+            )
         return trainer.train
     try:
         from . import torch_ddp

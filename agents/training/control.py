@@ -54,7 +54,9 @@ class StoppedAt(Exception):
     """The worker was stopped just before the all-reduce of ``iteration``."""
 
     def __init__(self, iteration: int) -> None:
-        super().__init__(f"stopped before the all-reduce of iteration {iteration}, on request")
+        super().__init__(
+            f"stopped before the all-reduce of iteration {iteration}, on request"
+        )
         self.iteration = iteration
 
 
@@ -65,15 +67,21 @@ class Gate:
     resumes at ``first`` (``None``: not known); ``changed`` gets each new state and iteration."""
 
     def __init__(
-        self, iterations: int | None, changed: Callable[[str, int], None], first: int = 0
+        self,
+        iterations: int | None,
+        changed: Callable[[str, int], None],
+        first: int = 0,
     ) -> None:
-        self._iterations, self._changed = iterations, changed
+        self._iterations = iterations
+        self._changed = changed
         self._condition = threading.Condition()
         self._started = False
         self._next = first
         self._hold_at: int | None = None
         self._stop_at: int | None = None
-        self._slot, self._used, self._lapses_at = (0.0, 1.0, 0.0), -1.0, 0.0
+        self._slot = (0.0, 1.0, 0.0)
+        self._used = -1.0
+        self._lapses_at = 0.0
 
     @property
     def iteration(self) -> int:
@@ -127,18 +135,26 @@ class Gate:
             self._condition.notify_all()
             return self._next
 
-    def slot(self, at: float, period_s: float, late_s: float, lasts_s: float) -> int:
+    def slot(
+        self,
+        at: float,
+        period_s: float,
+        late_s: float,
+        lasts_s: float,
+    ) -> int:
         """Let all-reduces begin only ``at`` that Unix time and multiples of ``period_s`` later, or
         up to ``late_s`` after that, for the next ``lasts_s``; returns the present iteration."""
         with self._condition:
             if (at, period_s) != self._slot[:2]:
                 self._used = -1
-            self._slot, self._lapses_at = (at, period_s, late_s), time.time() + lasts_s
+            self._slot = (at, period_s, late_s)
+            self._lapses_at = time.time() + lasts_s
             self._condition.notify_all()
             return self._next
 
     def _until_slot_s(self) -> float:
-        (at, period_s, most_s), now = self._slot, time.time()
+        at, period_s, most_s = self._slot
+        now = time.time()
         if now >= self._lapses_at:
             return 0.0
         number, late_s = divmod(now - at, period_s)
@@ -154,13 +170,19 @@ class Gate:
                 self._condition.wait(0.5)
         self._changed("running", 0)
 
-    def pass_through(self, iteration: int, held: Callable[[bool], None] = lambda _: None) -> None:
+    def pass_through(
+        self, iteration: int, held: Callable[[bool], None] = lambda _: None
+    ) -> None:
         """Return when the all-reduce of ``iteration`` may begin; calls ``held`` when it starts and
         stops waiting. ``StoppedAt`` if the worker must end here."""
         with self._condition:
             waited = False
             while self._stop_at != iteration:
-                waits_s = 0.5 if self._hold_at == iteration else min(0.5, self._until_slot_s())
+                waits_s = (
+                    0.5
+                    if self._hold_at == iteration
+                    else min(0.5, self._until_slot_s())
+                )
                 if not waits_s:
                     break
                 if self._hold_at == iteration and not waited:
@@ -191,17 +213,30 @@ class Journal:
             pass
         except (OSError, ValueError, KeyError, TypeError):
             earlier = 1
-        self._state: dict[str, Any] = {"state": "starting", "iterations_done": 0, "message": ""}
+        self._state: dict[str, Any] = {
+            "state": "starting",
+            "iterations_done": 0,
+            "message": "",
+        }
         self._write({"starts": 1 + earlier})
-        self._reports = open(self._path("reports.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
+        self._reports = open(  # noqa: SIM115
+            self._path("reports.jsonl"), "a", encoding="utf-8"
+        )
 
     def goes_on_at(self, iteration: int) -> None:
         """Record how many iterations were done before this worker began."""
         self._write({"iterations_done": iteration})
 
-    def state(self, state: str, message: str = "", lost_rank: int | None = None) -> None:
+    def state(
+        self,
+        state: str,
+        message: str = "",
+        lost_rank: int | None = None,
+    ) -> None:
         """Set the worker's state; ``lost_rank`` is the rank whose loss ended it."""
-        self._write({"state": state, "message": message, "lost_rank": lost_rank})
+        self._write(
+            {"state": state, "message": message, "lost_rank": lost_rank}
+        )
 
     def iteration(self, report: dict[str, Any]) -> None:
         """Report an iteration whose sum was correct."""
@@ -231,7 +266,9 @@ class _Handler(socketserver.StreamRequestHandler):
                 self.wfile.write(json.dumps(reply).encode() + b"\n")
 
 
-class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class ControlServer(
+    socketserver.ThreadingMixIn, socketserver.UnixStreamServer
+):
     """Serves the control socket in its own threads. A program takes ``replying`` before it ends,
     so that an order that lets it end is answered."""
 
@@ -239,15 +276,21 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 16
 
     def __init__(
-        self, directory: Path | str, gate: Gate, replying: threading.Lock | None = None
+        self,
+        directory: Path | str,
+        gate: Gate,
+        replying: threading.Lock | None = None,
     ) -> None:
-        self._gate, self.replying = gate, replying or threading.Lock()
+        self._gate = gate
+        self.replying = replying or threading.Lock()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, "control.sock"))
         with socket_in(directory, "control.sock") as path:
             super().__init__(path, _Handler)
         threading.Thread(
-            target=self.serve_forever, kwargs={"poll_interval": 5}, daemon=True
+            target=self.serve_forever,
+            kwargs={"poll_interval": 5},
+            daemon=True,
         ).start()
 
     def answer(self, line: bytes) -> dict[str, Any]:
@@ -270,7 +313,11 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             elif operation != "status":
                 raise ValueError(f"unknown operation {operation!r}")
         except TrainingError as exc:
-            return {"ok": False, "error": str(exc), "iteration": self._gate.iteration}
+            return {
+                "ok": False,
+                "error": str(exc),
+                "iteration": self._gate.iteration,
+            }
         except (KeyError, TypeError, ValueError) as exc:
             return {"ok": False, "error": f"not a request: {exc!r}"}
         return {"ok": True, "iteration": self._gate.iteration}
@@ -282,7 +329,8 @@ class AgentPaths:
 
     def __init__(self, directory: str, task: TrainingTask) -> None:
         size = len(task.ring)
-        self._directory, self._patience_s = directory, task.deadline_s
+        self._directory = directory
+        self._patience_s = task.deadline_s
         self._wanted = {
             "to": (task.rank + 1) % size,
             "before": (task.rank - 1) % size,
@@ -308,11 +356,16 @@ class AgentPaths:
 
 class _HeldPath:
     def __init__(self, directory: str, wanted: dict[str, Any]) -> None:
-        self._directory, self._wanted = directory, wanted
-        self.granted, self._over = threading.Event(), threading.Event()
+        self._directory = directory
+        self._wanted = wanted
+        self.granted = threading.Event()
+        self._over = threading.Event()
         self.refused = ""
         self._connection: socket.socket | None = None
-        self._thread = threading.Thread(target=self._hold, daemon=True)
+        self._thread = threading.Thread(
+            target=self._hold,
+            daemon=True,
+        )
         self._thread.start()
 
     def give_back(self) -> None:
@@ -330,7 +383,9 @@ class _HeldPath:
                     with socket_in(self._directory, PATHS_SOCKET) as path:
                         connection.connect(path)
                     self._connection = connection
-                    connection.sendall(json.dumps(self._wanted).encode() + b"\n")
+                    connection.sendall(
+                        json.dumps(self._wanted).encode() + b"\n"
+                    )
                     answer = json.loads(answers.readline() or "{}")
                     if "error" in answer and not self.granted.is_set():
                         self.refused = answer["error"]

@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print(__doc__, file=sys.stderr)
         return 2
-    peers, rank = os.environ["PATCHLIGHT_PEERS"].split(","), int(os.environ["RANK"])
+    peers = os.environ["PATCHLIGHT_PEERS"].split(",")
+    rank = int(os.environ["RANK"])
     port = int(os.environ["MASTER_PORT"])
     if arguments[0] == "--on":
         return _run_on(arguments[1], port, " ".join(arguments[2:]))
@@ -38,17 +39,39 @@ def main(arguments: list[str]) -> int:
 def _mpirun(hosts: str, program: list[str]) -> list[str]:
     agent = f"{sys.executable} -m patchlight.agents.training.mpirun --on"
     # Open MPI 5 starts nothing on addresses after --host, and one worker per short host name.
-    mca = {"plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1", "prte_keep_fqdn_hostnames": "1"}
+    mca = {
+        "plm_rsh_agent": agent,
+        "plm_rsh_no_tree_spawn": "1",
+        "prte_keep_fqdn_hostnames": "1",
+    }
     if "UCX_NET_DEVICES" in os.environ:
         # Open MPI itself knows no other devices than Mellanox's.
-        mca |= {"pml": "ucx", "opal_common_ucx_tls": "any", "opal_common_ucx_devices": "any"}
+        mca |= {
+            "pml": "ucx",
+            "opal_common_ucx_tls": "any",
+            "opal_common_ucx_devices": "any",
+        }
     else:
-        mca |= {"btl": "self,tcp", "btl_tcp_if_include": os.environ["GLOO_SOCKET_IFNAME"]}
+        mca |= {
+            "btl": "self,tcp",
+            "btl_tcp_if_include": os.environ["GLOO_SOCKET_IFNAME"],
+        }
     options = [word for setting in mca.items() for word in ("--mca", *setting)]
-    return ["mpirun", "--leave-session-attached", "--hostfile", hosts, *options, *program]
+    return [
+        "mpirun",
+        "--leave-session-attached",
+        "--hostfile",
+        hosts,
+        *options,
+        *program,
+    ]
 
 
-def _serve(address: str, port: int, of: str) -> int:
+def _serve(
+    address: str,
+    port: int,
+    of: str,
+) -> int:
     """Run one command of rank 0's, and tell it the exit code. No other worker may send one."""
     with socket.create_server((address, port)) as server:
         server.settimeout(_DEADLINE_S)
@@ -63,11 +86,17 @@ def _serve(address: str, port: int, of: str) -> int:
     return code
 
 
-def _run_on(address: str, port: int, command: str) -> int:
+def _run_on(
+    address: str,
+    port: int,
+    command: str,
+) -> int:
     end = time.monotonic() + _DEADLINE_S
     while True:
         try:
-            connection = socket.create_connection((address, port), timeout=_DEADLINE_S)
+            connection = socket.create_connection(
+                (address, port), timeout=_DEADLINE_S
+            )
             break
         except OSError as exc:
             if time.monotonic() > end:

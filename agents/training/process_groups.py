@@ -27,13 +27,22 @@ class ProcessGroups:
     gradients' group is renewed after a hold; the default is only for NCCL."""
 
     def __init__(self, task: TrainingTask, renews: bool | None = None) -> None:
-        self.rank, self.size = task.rank, len(task.ring)
+        self.rank = task.rank
+        self.size = len(task.ring)
         self._ring = task.ring
-        backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        self._backend, self._renews = backend, backend == "nccl" if renews is None else renews
-        me, first = task.ring[task.rank], task.ring[0]
+        backend = (
+            "nccl"
+            if torch.cuda.is_available() and dist.is_nccl_available()
+            else "gloo"
+        )
+        self._backend = backend
+        self._renews = backend == "nccl" if renews is None else renews
+        me = task.ring[task.rank]
+        first = task.ring[0]
         # A container starts before its NIC is moved in, so the address appears a moment later.
-        listen(Member(me.rank, me.address, 0), time.monotonic() + task.join_s).close()
+        listen(
+            Member(me.rank, me.address, 0), time.monotonic() + task.join_s
+        ).close()
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined,unused-ignore]
                 first.address,
@@ -43,7 +52,11 @@ class ProcessGroups:
                 timeout=datetime.timedelta(seconds=task.join_s),
             )
             dist.init_process_group(
-                "gloo", store=store, rank=self.rank, world_size=self.size, timeout=_PATIENCE
+                "gloo",
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=_PATIENCE,
             )
             self.gradients = self._of_gradients()
         except RuntimeError as exc:
@@ -56,7 +69,10 @@ class ProcessGroups:
         if self._backend == "gloo" and not self._renews:
             return dist.group.WORLD
         # Each new group has a prefix of its own in the store.
-        return dist.new_group(backend=self._backend, timeout=_PATIENCE)
+        return dist.new_group(
+            backend=self._backend,
+            timeout=_PATIENCE,
+        )
 
     def renew_if_held(self, was_held: bool) -> None:
         """Renew the gradients' group if any rank was held; single ranks can be held."""
@@ -87,10 +103,17 @@ class ProcessGroups:
         if not isinstance(exc, dist.DistError) and "gloo" not in text:
             return None
         named = {found[1] for found in _PEER.finditer(text)}
-        others = [m.rank for m in self._ring if m.rank != self.rank and m.address in named]
+        others = [
+            m.rank
+            for m in self._ring
+            if m.rank != self.rank and m.address in named
+        ]
         rank = others[0] if others else None
         whom = "the other ranks" if rank is None else f"rank {rank}"
-        return RingError(f"lost {whom} in the exchange of iteration {iteration}: {text}", rank)
+        return RingError(
+            f"lost {whom} in the exchange of iteration {iteration}: {text}",
+            rank,
+        )
 
     def leave(self, deadline_s: float) -> None:
         """Close the connections once peers have acknowledged all data: the NIC leaves the
@@ -109,7 +132,9 @@ def _unacknowledged_bytes() -> int:
         except FileNotFoundError:
             continue
     unsent = 0
-    for line in Path("/proc/self/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+    for line in (
+        Path("/proc/self/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    ):
         columns = line.split()
         if columns[3] == _ESTABLISHED and f"socket:[{columns[9]}]" in own:
             unsent += int(columns[4].partition(":")[0], 16)

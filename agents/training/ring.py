@@ -68,7 +68,9 @@ class Neighbours:
         """Whether the kernel gives up on a silent neighbour. Off while a worker is held: the outage
         may last as long as the job allows."""
         for connection in (self.to_next, self.from_previous):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(on))
+            connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(on)
+            )
 
     def placed(self, gradient: Any) -> Any:
         """The gradient where it is sent from: here as it is."""
@@ -84,28 +86,44 @@ class Neighbours:
         self.from_previous.close()
 
 
-def join_ring(task: TrainingTask, tell: Callable[[str], None] = lambda _: None) -> Neighbours:
+def join_ring(
+    task: TrainingTask, tell: Callable[[str], None] = lambda _: None
+) -> Neighbours:
     """Connect to both neighbours and check them; ``tell`` is called with what it waits for. After
     ``task.join_s`` ``RingError`` with the neighbour, its address and the last failure."""
     end = time.monotonic() + task.join_s
     size = len(task.ring)
     me = task.ring[task.rank]
-    following, previous = task.ring[(task.rank + 1) % size], task.ring[(task.rank - 1) % size]
+    following = task.ring[(task.rank + 1) % size]
+    previous = task.ring[(task.rank - 1) % size]
     joined: dict[str, socket.socket] = {}
     failures: list[str] = []
 
     def accept() -> None:
         try:
-            joined["previous"] = _accept_previous(listener, task, previous, end)
+            joined["previous"] = _accept_previous(
+                listener,
+                task,
+                previous,
+                end,
+            )
         except RingError as exc:
             failures.append(str(exc))
 
     with listen(me, end, task.window_bytes) as listener:
         # Concurrently: a neighbour replies only once it has accepted its own predecessor.
-        acceptor = threading.Thread(target=accept, daemon=True)
+        acceptor = threading.Thread(
+            target=accept,
+            daemon=True,
+        )
         acceptor.start()
         try:
-            joined["next"] = _connect_next(task, following, end, tell)
+            joined["next"] = _connect_next(
+                task,
+                following,
+                end,
+                tell,
+            )
         except RingError as exc:
             failures.append(str(exc))
         acceptor.join()
@@ -116,14 +134,20 @@ def join_ring(task: TrainingTask, tell: Callable[[str], None] = lambda _: None) 
     return Neighbours(joined["next"], joined["previous"], task.window_bytes)
 
 
-def listen(me: Member, end: float, window_bytes: int | None = None) -> socket.socket:
+def listen(
+    me: Member,
+    end: float,
+    window_bytes: int | None = None,
+) -> socket.socket:
     """A listening socket; ``RingError`` if it cannot bind by ``end`` (``time.monotonic``)."""
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if window_bytes is not None:
             # Accepted connections inherit it. Half of the kernel's buffer is window.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
+            listener.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes
+            )
         try:
             listener.bind((me.address, me.port))
             listener.listen(8)
@@ -133,12 +157,17 @@ def listen(me: Member, end: float, window_bytes: int | None = None) -> socket.so
             if exc.errno == errno.EADDRNOTAVAIL and time.monotonic() < end:
                 time.sleep(0.005)
                 continue
-            raise RingError(f"listening on {me.address}:{me.port}: {exc.strerror}") from exc
+            raise RingError(
+                f"listening on {me.address}:{me.port}: {exc.strerror}"
+            ) from exc
         return listener
 
 
 def _connect_next(
-    task: TrainingTask, peer: Member, end: float, tell: Callable[[str], None]
+    task: TrainingTask,
+    peer: Member,
+    end: float,
+    tell: Callable[[str], None],
 ) -> socket.socket:
     last = "no attempt was made"
     told = ""
@@ -148,9 +177,13 @@ def _connect_next(
         began = time.monotonic()
         if began > tell_at and last != told:
             told = last
-            tell(f"rank {peer.rank} at {peer.address}:{peer.port} cannot be reached: {last}")
+            tell(
+                f"rank {peer.rank} at {peer.address}:{peer.port} cannot be reached: {last}"
+            )
         try:
-            connection = socket.create_connection((peer.address, peer.port), timeout=attempt_s)
+            connection = socket.create_connection(
+                (peer.address, peer.port), timeout=attempt_s
+            )
         except OSError as exc:
             last = reason(exc)
             attempt_s = min(2 * attempt_s, _ATTEMPT_S)
@@ -160,7 +193,9 @@ def _connect_next(
                 if task.window_bytes is not None:
                     # The window must set the pace: BBR, the default of some kernels, paces by past
                     # measurements. Reno is always available.
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+                    connection.setsockopt(
+                        socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno"
+                    )
                 _send_line(connection, _hello(task))
                 connection.settimeout(max(0.1, end - time.monotonic()))
                 reply = _read_line(connection)
@@ -178,7 +213,10 @@ def _connect_next(
 
 
 def _accept_previous(
-    listener: socket.socket, task: TrainingTask, peer: Member, end: float
+    listener: socket.socket,
+    task: TrainingTask,
+    peer: Member,
+    end: float,
 ) -> socket.socket:
     expected = {**_hello(task), "rank": peer.rank}
     last = "nobody connected"
@@ -187,7 +225,11 @@ def _accept_previous(
         try:
             connection, (address, _port) = listener.accept()
         except OSError as exc:
-            last = f"nobody connected ({reason(exc)})" if last == "nobody connected" else last
+            last = (
+                f"nobody connected ({reason(exc)})"
+                if last == "nobody connected"
+                else last
+            )
             continue
         try:
             connection.settimeout(_ATTEMPT_S * 5)
@@ -198,7 +240,10 @@ def _accept_previous(
                 return connection
             # A stranger, or a worker of an ending job: drop it and wait for the right one.
             last = f"{address} sent {hello}, expected {expected}"
-            _send_line(connection, {"ok": False, "error": f"expected {expected}, got {hello}"})
+            _send_line(
+                connection,
+                {"ok": False, "error": f"expected {expected}, got {hello}"},
+            )
         except (OSError, ValueError) as exc:
             last = f"{address}: {reason(exc)}"
         connection.close()
@@ -215,7 +260,11 @@ def _hello(task: TrainingTask) -> dict[str, Any]:
         "ranks": len(task.ring),
         "elements": task.elements,
     }
-    return hello if task.transport == "tcp" else {**hello, "transport": task.transport}
+    return (
+        hello
+        if task.transport == "tcp"
+        else {**hello, "transport": task.transport}
+    )
 
 
 def _send_line(connection: socket.socket, message: dict[str, Any]) -> None:
@@ -227,7 +276,9 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
     while not line.endswith(b"\n"):
         piece = connection.recv(_LINE_LIMIT)
         if not piece:
-            raise ConnectionError("the connection was closed during the handshake")
+            raise ConnectionError(
+                "the connection was closed during the handshake"
+            )
         line += piece
         if len(line) > _LINE_LIMIT:
             raise ValueError("the handshake is too long")
@@ -241,9 +292,13 @@ def _tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # Tolerate outages of seconds while circuits switch and of minutes when a signal fails, but
     # detect a neighbour that is dead.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DARK_MS)
+    connection.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DARK_MS
+    )
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    with contextlib.suppress(OSError):  # older kernels back off up to two minutes
+    with contextlib.suppress(
+        OSError
+    ):  # older kernels back off up to two minutes
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000)

@@ -82,22 +82,31 @@ class TrainingTask:
             )
         try:
             members = tuple(
-                sorted((Member(**member) for member in data["ring"]), key=lambda m: m.rank)
+                sorted(
+                    (Member(**member) for member in data["ring"]),
+                    key=lambda m: m.rank,
+                )
             )
             task = cls(**{**data, "ring": members})
         except (KeyError, TypeError) as exc:
             raise TrainingError(f"the task is incomplete: {exc}") from exc
         if [member.rank for member in members] != list(range(len(members))):
-            raise TrainingError(f"the ring must contain ranks 0…n−1 once each: got {members}")
+            raise TrainingError(
+                f"the ring must contain ranks 0…n−1 once each: got {members}"
+            )
         if not 0 <= task.rank < len(members):
-            raise TrainingError(f"rank {task.rank} is not in a ring of {len(members)}")
+            raise TrainingError(
+                f"rank {task.rank} is not in a ring of {len(members)}"
+            )
         has_gradient = task.gradient_bytes >= 1 or task.model is not None
         if task.iterations < 1 or not has_gradient or task.compute_s < 0:
             raise TrainingError(
                 "iterations and gradient_bytes must be positive, compute_s must not be negative"
             )
         if not 0 <= task.first_iteration < task.iterations:
-            raise TrainingError(f"first_iteration must be less than iterations ({task.iterations})")
+            raise TrainingError(
+                f"first_iteration must be less than iterations ({task.iterations})"
+            )
         return task
 
 
@@ -139,7 +148,12 @@ class SocketGpu:
 
     name = "emulated-gpu"
 
-    def __init__(self, path: str, tenant: str, deadline_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        path: str,
+        tenant: str,
+        deadline_s: float = 5.0,
+    ) -> None:
         self._path = path
         end = time.monotonic() + deadline_s
         while True:
@@ -179,16 +193,24 @@ class SocketGpu:
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError as exc:
-            raise TrainingError(f"the emulated GPU {self._path} is gone: {reason(exc)}") from exc
+            raise TrainingError(
+                f"the emulated GPU {self._path} is gone: {reason(exc)}"
+            ) from exc
 
     def _answer(self, doing: str) -> None:
         try:
             line = self._stream.readline()
-            reply = json.loads(line) if line else {"error": "it closed the connection"}
+            reply = (
+                json.loads(line)
+                if line
+                else {"error": "it closed the connection"}
+            )
         except (OSError, ValueError) as exc:
             reply = {"error": reason(exc)}
         if reply.get("ok") is not True:
-            raise TrainingError(f"{doing} the emulated GPU {self._path}: {reply.get('error')}")
+            raise TrainingError(
+                f"{doing} the emulated GPU {self._path}: {reply.get('error')}"
+            )
 
 
 class _Multiplier:
@@ -214,8 +236,18 @@ class _CudaGpu(_Multiplier):
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.name = f"cuda: {torch.cuda.get_device_name(0)}"
-        self._a = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
-        self._b = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
+        self._a = torch.randn(
+            2048,
+            2048,
+            device="cuda",
+            dtype=torch.float16,
+        )
+        self._b = torch.randn(
+            2048,
+            2048,
+            device="cuda",
+            dtype=torch.float16,
+        )
         self._out = torch.empty_like(self._a)
         self._multiply(3)  # warm up: the first products load kernels
         began = time.monotonic()

@@ -37,7 +37,12 @@ class WrongSum(TrainingError):
     """An all-reduce returned something other than the sum of all gradients."""
 
 
-def gradient(seed: int, rank: int, iteration: int, elements: int) -> Array:
+def gradient(
+    seed: int,
+    rank: int,
+    iteration: int,
+    elements: int,
+) -> Array:
     """The gradient of ``rank`` in ``iteration``: float32 integers from −8 to 7."""
     bits = np.random.PCG64(np.random.SeedSequence([seed, rank, iteration]))
     words = np.asarray(bits.random_raw(-(-elements // 8)), dtype="<u8")
@@ -47,15 +52,34 @@ def gradient(seed: int, rank: int, iteration: int, elements: int) -> Array:
     return values
 
 
-def true_sum(seed: int, ranks: int, iteration: int, elements: int) -> Array:
+def true_sum(
+    seed: int,
+    ranks: int,
+    iteration: int,
+    elements: int,
+) -> Array:
     """The correct result of the all-reduce of ``iteration``."""
-    total = gradient(seed, 0, iteration, elements)
+    total = gradient(
+        seed,
+        0,
+        iteration,
+        elements,
+    )
     for rank in range(1, ranks):
-        total += gradient(seed, rank, iteration, elements)
+        total += gradient(
+            seed,
+            rank,
+            iteration,
+            elements,
+        )
     return total
 
 
-def check_sum(got: Array, expected: Array, iteration: int) -> None:
+def check_sum(
+    got: Array,
+    expected: Array,
+    iteration: int,
+) -> None:
     """Raise ``WrongSum`` unless both are equal."""
     if np.array_equal(got, expected):
         return
@@ -72,7 +96,9 @@ def train(
     device: ComputeDevice,
     gate: Gate,
     journal: Journal,
-    path: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    path: Callable[
+        [], AbstractContextManager[object]
+    ] = contextlib.nullcontext,
 ) -> None:
     """Join the ring, wait for the start, and train to the end; each all-reduce runs inside a
     ``path``. ``TrainingError`` if that fails; ``StoppedAt`` if it is stopped earlier."""
@@ -90,7 +116,12 @@ def train(
             neighbours.ask_for_life(not held)
 
     # Code is slow when it first runs: more than a second on an emulated processor.
-    true_sum(task.seed, size, task.first_iteration, 1)
+    true_sum(
+        task.seed,
+        size,
+        task.first_iteration,
+        1,
+    )
     journal.state("ready")
     gate.wait_for_start()
     told: StoppedAt | None = None
@@ -98,12 +129,26 @@ def train(
         began = time.monotonic()
         # Make the gradient and its true sum while the GPU "computes".
         device.begin(task.compute_s)
-        array = gradient(task.seed, task.rank, iteration, task.elements)
+        array = gradient(
+            task.seed,
+            task.rank,
+            iteration,
+            task.elements,
+        )
         if neighbours is not None:
             array = neighbours.placed(array)
-        expected = true_sum(task.seed, size, iteration, task.elements)
+        expected = true_sum(
+            task.seed,
+            size,
+            iteration,
+            task.elements,
+        )
         device.finish()
-        report = {"index": iteration, "compute_s": time.monotonic() - began, "sent_bytes": 0}
+        report = {
+            "index": iteration,
+            "compute_s": time.monotonic() - began,
+            "sent_bytes": 0,
+        }
         try:
             gate.pass_through(iteration, on_hold)
         except StoppedAt as end:
@@ -113,14 +158,20 @@ def train(
         if neighbours is not None:
             with path():
                 report["sent_bytes"] = ring_all_reduce(
-                    array, task.rank, size, neighbours, iteration
+                    array,
+                    task.rank,
+                    size,
+                    neighbours,
+                    iteration,
                 )
-                if (
-                    task.paths
-                ):  # Data in flight at the start of an outage is retransmitted much later.
+                if task.paths:
+                    # Data in flight at the start of an outage is retransmitted much later.
                     neighbours.drain(task.deadline_s)
             report |= neighbours.report()
-        report |= {"communication_s": time.monotonic() - began, "finished_at": time.time()}
+        report |= {
+            "communication_s": time.monotonic() - began,
+            "finished_at": time.time(),
+        }
         check_sum(array, expected, iteration)
         journal.iteration({**report, "check": "ok", "device": device.name})
     if neighbours is not None:
@@ -133,13 +184,19 @@ def train(
 _HEADER = struct.Struct("!4sQQ")  # what, iteration, array bytes
 _MAGIC = b"PLAR"
 # Large enough that waking up costs little, small against a chunk's time on a link.
-_SMALLEST_PIECE, _LARGEST_PIECE, _PIECES_IN_CHUNK = 16 * 1024, 512 * 1024, 16
+_SMALLEST_PIECE = 16 * 1024
+_LARGEST_PIECE = 512 * 1024
+_PIECES_IN_CHUNK = 16
 _PIECES_IN_WINDOW = 4
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 def ring_all_reduce(
-    array: Array, rank: int, size: int, neighbours: Neighbours | VerbsRing, iteration: int
+    array: Array,
+    rank: int,
+    size: int,
+    neighbours: Neighbours | VerbsRing,
+    iteration: int,
 ) -> int:
     """Sum ``array`` (float32, contiguous, changed in place) over the ring.
 
@@ -160,30 +217,51 @@ def ring_all_reduce(
         return 0
     if not isinstance(neighbours, Neighbours):
         return neighbours.all_reduce(iteration)
-    return _Exchange(array, rank, size, neighbours, iteration).run()
+    return _Exchange(
+        array,
+        rank,
+        size,
+        neighbours,
+        iteration,
+    ).run()
 
 
 class _Exchange:
     """One all-reduce, with a cursor (step, byte in the step's chunk) for each direction."""
 
     def __init__(
-        self, array: Array, rank: int, size: int, neighbours: Neighbours, iteration: int
+        self,
+        array: Array,
+        rank: int,
+        size: int,
+        neighbours: Neighbours,
+        iteration: int,
     ) -> None:
-        self.rank, self.size, self.iteration = rank, size, iteration
-        self.out, self.inp = neighbours.to_next, neighbours.from_previous
+        self.rank = rank
+        self.size = size
+        self.iteration = iteration
+        self.out = neighbours.to_next
+        self.inp = neighbours.from_previous
         self.array = array
         self.bytes = array.data.cast("B")
         # A worker of a ring of n sends 2(n−1) chunks, starting with its own.
         self.steps = 2 * (size - 1)
-        self.bounds = [4 * (index * array.size // size) for index in range(size + 1)]
-        self.scratch = np.empty(max(1, -(-array.size // size)), dtype=np.float32)
+        self.bounds = [
+            4 * (index * array.size // size) for index in range(size + 1)
+        ]
+        self.scratch = np.empty(
+            max(1, -(-array.size // size)), dtype=np.float32
+        )
         self.scratch_bytes = self.scratch.data.cast("B")
         piece = array.nbytes // size // _PIECES_IN_CHUNK
         self.piece = min(max(piece, _SMALLEST_PIECE), _LARGEST_PIECE)
         if neighbours.window_bytes is not None:
             # Unread data takes from the receive window. If one piece could fill it, the previous
             # worker would stall for a round trip.
-            self.piece = min(self.piece, max(1, neighbours.window_bytes // _PIECES_IN_WINDOW))
+            self.piece = min(
+                self.piece,
+                max(1, neighbours.window_bytes // _PIECES_IN_WINDOW),
+            )
         self.clear_to_send = _HEADER.pack(_MAGIC, iteration, array.nbytes)
         self.clear_got = b""
         self.send_step = self.send_at = 0
@@ -212,7 +290,8 @@ class _Exchange:
         poller = select.poll()
         poller.register(self.inp, select.POLLIN)
         poller.register(self.out, select.POLLIN)
-        listening, events = True, select.POLLIN
+        listening = True
+        events = select.POLLIN
         self._skip_empty()
         while self.send_step < self.steps or self.receive_step < self.steps:
             if self.receive_step < self.steps:
@@ -237,18 +316,27 @@ class _Exchange:
                     # it died instead, its successor notices.
                     poller.unregister(self.out)
                 elif event & _BROKEN:
-                    error = self.out.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    error = self.out.getsockopt(
+                        socket.SOL_SOCKET, socket.SO_ERROR
+                    )
                     raise self._lost_next(
-                        os.strerror(error) if error else "it closed the connection early"
+                        os.strerror(error)
+                        if error
+                        else "it closed the connection early"
                     )
             self._skip_empty()
         return self.sent_bytes
 
     def _skip_empty(self) -> None:
         """Skip chunks without bytes: a ring can have more workers than values."""
-        while self.send_step < self.steps and self.chunk(self.send_step)[1] == 0:
+        while (
+            self.send_step < self.steps and self.chunk(self.send_step)[1] == 0
+        ):
             self.send_step += 1
-        while self.receive_step < self.steps and self.chunk(self.receive_step + 1)[1] == 0:
+        while (
+            self.receive_step < self.steps
+            and self.chunk(self.receive_step + 1)[1] == 0
+        ):
             self.receive_step += 1
 
     def _sendable(self) -> int:
@@ -279,14 +367,17 @@ class _Exchange:
         self.sent_bytes += count
         self.send_at += count
         if self.send_at == length:
-            self.send_step, self.send_at = self.send_step + 1, 0
+            self.send_step = self.send_step + 1
+            self.send_at = 0
 
     def _set_low_water(self) -> None:
         """Make the kernel wake the worker for whole pieces, but never wait past a chunk's end."""
         remaining = self.chunk(self.receive_step + 1)[1] - self.receive_at
         low_water = min(self.piece, remaining)
         if low_water != self.low_water:
-            self.inp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+            self.inp.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water
+            )
             self.low_water = low_water
 
     def _receive(self) -> None:
@@ -304,8 +395,11 @@ class _Exchange:
         self.receive_at += count
         whole = self.receive_at & ~3
         if adding:
-            begin, end = self.added_to // 4, whole // 4
-            self.array[first // 4 + begin : first // 4 + end] += self.scratch[begin:end]
+            begin = self.added_to // 4
+            end = whole // 4
+            self.array[first // 4 + begin : first // 4 + end] += self.scratch[
+                begin:end
+            ]
         self.added_to = whole
         if self.receive_at == length:
             self.receive_step += 1
@@ -313,7 +407,9 @@ class _Exchange:
 
     def _receive_clear(self) -> None:
         try:
-            piece = self.out.recv(len(self.clear_to_send) - len(self.clear_got))
+            piece = self.out.recv(
+                len(self.clear_to_send) - len(self.clear_got)
+            )
         except BlockingIOError:
             return
         except OSError as exc:
@@ -329,12 +425,28 @@ class _Exchange:
             )
 
     def _lost_next(self, why: str) -> RingError:
-        return self._lost((self.rank + 1) % self.size, "sending to", self.send_step, why)
+        return self._lost(
+            (self.rank + 1) % self.size,
+            "sending to",
+            self.send_step,
+            why,
+        )
 
     def _lost_previous(self, why: str) -> RingError:
-        return self._lost((self.rank - 1) % self.size, "receiving from", self.receive_step, why)
+        return self._lost(
+            (self.rank - 1) % self.size,
+            "receiving from",
+            self.receive_step,
+            why,
+        )
 
-    def _lost(self, peer: int, doing: str, step: int, why: str) -> RingError:
+    def _lost(
+        self,
+        peer: int,
+        doing: str,
+        step: int,
+        why: str,
+    ) -> RingError:
         return RingError(
             f"lost rank {peer} while {doing} it in step {step + 1} of {self.steps} of the "
             f"all-reduce of iteration {self.iteration}: {why}",

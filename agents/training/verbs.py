@@ -32,30 +32,54 @@ if TYPE_CHECKING:
 
 # 4.096 µs × 2^18 = 1.1 s for an acknowledgement, and seven retries: without any packets for some
 # 8 s a queue pair lives. A shorter time would send packets again that only wait in a queue.
-_TIMEOUT, _RETRIES, _MIN_RNR_TIMER = 18, 7, 12
+_TIMEOUT = 18
+_RETRIES = 7
+_MIN_RNR_TIMER = 12
 _SLOTS = 4
-_SMALLEST_PIECE, _LARGEST_PIECE, _PIECES_IN_CHUNK = 16 * 1024, 512 * 1024, 16
+_SMALLEST_PIECE = 16 * 1024
+_LARGEST_PIECE = 512 * 1024
+_PIECES_IN_CHUNK = 16
 _HOP_LIMIT = 64
 _FLUSHED_S = 0.1
-_STATUS = {12: "no acknowledgement after all retries", 13: "the receiver was never ready"}
+_STATUS = {
+    12: "no acknowledgement after all retries",
+    13: "the receiver was never ready",
+}
 _LINE_LIMIT = 4096
 _MOST_PIECES = 0xFFFF  # half of a message's immediate data
 # Of work requests, beside the number of a piece or slot.
-_DATA, _GRANT, _SLOT = 1 << 32, 2 << 32, 3 << 32
+_DATA = 1 << 32
+_GRANT = 2 << 32
+_SLOT = 3 << 32
 _DESCRIPTORS = "/proc/self/fd"
 _SYSTEM_PACKAGES = "/usr/lib/python3/dist-packages"
 _COUNTERS = "/sys/class/infiniband/{}/ports/{}/hw_counters"
 # What drivers call packets sent again (rxe, mlx5, bnxt_re, irdma), to be added up.
 _RETRY_COUNTERS = (
-    *("completer_retry_err", "local_ack_timeout_err", "packet_seq_err", "rnr_nak_retry_err"),
-    *("to_retransmits", "seq_err_naks_rcvd", "RetransSegs"),
+    "completer_retry_err",
+    "local_ack_timeout_err",
+    "packet_seq_err",
+    "rnr_nak_retry_err",
+    "to_retransmits",
+    "seq_err_naks_rcvd",
+    "RetransSegs",
 )
 
 
 @cache
 def _verbs() -> SimpleNamespace:
     """pyverbs, also from Debian's package where this Python is in a virtual environment."""
-    modules = ("addr", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
+    modules = (
+        "addr",
+        "cq",
+        "device",
+        "enums",
+        "mr",
+        "pd",
+        "pyverbs_error",
+        "qp",
+        "wr",
+    )
     if _SYSTEM_PACKAGES not in sys.path:
         sys.path.append(_SYSTEM_PACKAGES)
     try:
@@ -73,7 +97,8 @@ def _verbs() -> SimpleNamespace:
 def _gid(task: TrainingTask, patience_s: float) -> dict[str, Any]:
     """Device, port and index of the GID of this worker's address, which the agent finds again
     after each change of circuits."""
-    path, last = os.environ.get("PATCHLIGHT_NETWORK", "network.json"), "the agent wrote none"
+    path = os.environ.get("PATCHLIGHT_NETWORK", "network.json")
+    last = "the agent wrote none"
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
         try:
@@ -85,7 +110,11 @@ def _gid(task: TrainingTask, patience_s: float) -> dict[str, Any]:
             if rdma is not None and rdma["active"] and rdma["gid"] is not None:
                 found: dict[str, Any] = rdma["gid"]
                 return found
-            last = "it has no RDMA device" if rdma is None else f"{rdma['device']} has no GID yet"
+            last = (
+                "it has no RDMA device"
+                if rdma is None
+                else f"{rdma['device']} has no GID yet"
+            )
         time.sleep(0.02)
     address = task.ring[task.rank].address
     raise TrainingError(
@@ -98,8 +127,18 @@ class _QueuePair:
     counts how often it was made; ``done`` are pieces of the present all-reduce that were sent or
     received; ``granted`` the last grant, an iteration and the pieces that may be sent of it."""
 
-    def __init__(self, ring: VerbsRing, control: socket.socket, rank: int, *, sends: bool) -> None:
-        self.ring, self.control, self.rank, self.sends = ring, control, rank, sends
+    def __init__(
+        self,
+        ring: VerbsRing,
+        control: socket.socket,
+        rank: int,
+        *,
+        sends: bool,
+    ) -> None:
+        self.ring = ring
+        self.control = control
+        self.rank = rank
+        self.sends = sends
         self.number = 0
         self.pair: Any = None
         self.queue_number = -1
@@ -108,16 +147,28 @@ class _QueuePair:
         self.broke_at = 0.0
         self.posted = 0
         self.done = self.acknowledged = self.granted = 0
-        self._heard, self._offer = b"", dict[str, Any]()
+        self._heard = b""
+        self._offer = dict[str, Any]()
 
     def make(self, number: int) -> None:
         """Make it and tell the neighbour; it is connected once the neighbour has told, too."""
         self.stop()
-        v, ring = _verbs(), self.ring
+        v = _verbs()
+        ring = self.ring
         gid = _gid(ring.task, ring.task.deadline_s)
-        self.number, self.is_up, self.is_connected = number, False, False
-        cap = v.QPCap(max_send_wr=2 * _SLOTS + 2, max_recv_wr=2 * _SLOTS + 2)
-        how = v.QPInitAttr(qp_type=v.IBV_QPT_RC, scq=ring.queue, rcq=ring.queue, cap=cap)
+        self.number = number
+        self.is_up = False
+        self.is_connected = False
+        cap = v.QPCap(
+            max_send_wr=2 * _SLOTS + 2,
+            max_recv_wr=2 * _SLOTS + 2,
+        )
+        how = v.QPInitAttr(
+            qp_type=v.IBV_QPT_RC,
+            scq=ring.queue,
+            rcq=ring.queue,
+            cap=cap,
+        )
         self.pair = v.QP(ring.domain, how, v.QPAttr(port_num=gid["port"]))
         self.queue_number = self.pair.qp_num
         for slot in range(2 * _SLOTS if self.sends else _SLOTS):
@@ -130,21 +181,26 @@ class _QueuePair:
             "iteration": ring.iteration,
             "received": self.done,
         }
-        self._index, self._port = gid["index"], gid["port"]
+        self._index = gid["index"]
+        self._port = gid["port"]
         self._tell(self._offer)
 
     def stop(self) -> None:
         """Take what has arrived, and end the queue pair."""
         if self.pair is None:
             return
-        v, self.is_up = _verbs(), False
+        v = _verbs()
+        self.is_up = False
         with contextlib.suppress(v.PyverbsError):
             self.pair.modify(v.QPAttr(qp_state=v.IBV_QPS_ERR), v.IBV_QP_STATE)
         end = time.monotonic() + _FLUSHED_S
-        while self.ring.take_completions() or (self.posted and time.monotonic() < end):
+        while self.ring.take_completions() or (
+            self.posted and time.monotonic() < end
+        ):
             time.sleep(0.001)
         self.pair.close()
-        self.pair, self.posted = None, 0
+        self.pair = None
+        self.posted = 0
 
     def _tell(self, message: dict[str, Any]) -> None:
         try:
@@ -164,7 +220,9 @@ class _QueuePair:
         *lines, self._heard = (self._heard + piece).split(b"\n")
         for message in map(json.loads, lines):
             if "queue" in message:
-                if message["number"] > self.number:  # it saw the queue pair break, and we did not
+                if (
+                    message["number"] > self.number
+                ):  # it saw the queue pair break, and we did not
                     self.was_broken("the neighbour made it again")
                     self.make(message["number"])
                 if message["number"] == self.number:
@@ -177,21 +235,33 @@ class _QueuePair:
     def _connect(self, peer: dict[str, Any]) -> None:
         v = _verbs()
         route = v.GlobalRoute(
-            dgid=v.GID(_long(peer["gid"])), sgid_index=self._index, hop_limit=_HOP_LIMIT
+            dgid=v.GID(_long(peer["gid"])),
+            sgid_index=self._index,
+            hop_limit=_HOP_LIMIT,
         )
         attributes = v.QPAttr(port_num=self._port)
-        attributes.ah_attr = v.AHAttr(gr=route, is_global=1, port_num=self._port)
+        attributes.ah_attr = v.AHAttr(
+            gr=route,
+            is_global=1,
+            port_num=self._port,
+        )
         attributes.path_mtu = min(peer["mtu"], self._offer["mtu"])
         attributes.dest_qp_num = peer["queue"]
         attributes.max_rd_atomic = attributes.max_dest_rd_atomic = 1
         attributes.min_rnr_timer = _MIN_RNR_TIMER
-        attributes.timeout, attributes.retry_cnt, attributes.rnr_retry = _TIMEOUT, _RETRIES, 7
+        attributes.timeout = _TIMEOUT
+        attributes.retry_cnt = _RETRIES
+        attributes.rnr_retry = 7
         self.pair.to_rts(attributes)
         self.is_connected = True
         if self.sends:
             # What the neighbour has not received is sent again; it may be an all-reduce ahead.
             ahead = peer["iteration"] - self.ring.iteration
-            self.done = peer["received"] if ahead == 0 else self.ring.pieces_out * (ahead > 0)
+            self.done = (
+                peer["received"]
+                if ahead == 0
+                else self.ring.pieces_out * (ahead > 0)
+            )
             self.acknowledged = self.done
         self._tell({"ready": self.number})
 
@@ -211,7 +281,9 @@ class _QueuePair:
     def was_broken(self, why: str) -> None:
         """Note that it broke."""
         if not self.broke:
-            self.broke, self.broke_at, self.is_up = why, time.monotonic(), False
+            self.broke = why
+            self.broke_at = time.monotonic()
+            self.is_up = False
 
     def post(self, slot: int) -> None:
         """Let the neighbour's next message go into this slot."""
@@ -225,9 +297,16 @@ class _QueuePair:
         # Before its first all-reduce it would get pieces that do not exist yet.
         has_begun = self.ring.iteration >= self.ring.task.first_iteration
         grant = (self.ring.iteration & 0xFFFF) << 16 | limit
-        least = 1 if limit == total else _SLOTS // 2  # each message costs processor time
-        if self.is_up and limit and has_begun and abs(grant - self.granted) >= least:
-            self.granted, request = grant, self.ring.grant_request
+        # Each message costs processor time.
+        least = 1 if limit == total else _SLOTS // 2
+        if (
+            self.is_up
+            and limit
+            and has_begun
+            and abs(grant - self.granted) >= least
+        ):
+            self.granted = grant
+            request = self.ring.grant_request
             request.imm_data = grant
             self.pair.post_send(request)
 
@@ -244,9 +323,12 @@ class _QueuePair:
 class VerbsRing:
     """Queue pairs to the next and from the previous worker, and the registered memory."""
 
-    def __init__(self, task: TrainingTask, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, task: TrainingTask, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         """``tell`` as in ``join_ring``."""
-        self.task, self.iteration = task, task.first_iteration - 1
+        self.task = task
+        self.iteration = task.first_iteration - 1
         gid = _gid(task, task.join_s)
         v = _verbs()
         size = len(task.ring)
@@ -257,46 +339,78 @@ class VerbsRing:
             self.context = v.Context(name=gid["device"])
             before = _event_channels()
             self._events = v.CompChannel(self.context)
-            (self._events_fd,) = _event_channels() - before  # pyverbs 44 does not tell it
-            self.queue = v.CQ(self.context, 16 * _SLOTS, None, self._events, 0)
+            # pyverbs 44 does not tell it.
+            (self._events_fd,) = _event_channels() - before
+            self.queue = v.CQ(
+                self.context,
+                16 * _SLOTS,
+                None,
+                self._events,
+                0,
+            )
             self.domain = v.PD(self.context)
             self._prepare(v, size)
-            following, previous = (task.rank + 1) % size, (task.rank - 1) % size
-            self.next = _QueuePair(self, self._tcp.to_next, following, sends=True)
-            self.previous = _QueuePair(self, self._tcp.from_previous, previous, sends=False)
+            following = (task.rank + 1) % size
+            previous = (task.rank - 1) % size
+            self.next = _QueuePair(
+                self,
+                self._tcp.to_next,
+                following,
+                sends=True,
+            )
+            self.previous = _QueuePair(
+                self,
+                self._tcp.from_previous,
+                previous,
+                sends=False,
+            )
             self._both = self.next, self.previous
             for pair in self._both:
                 pair.control.settimeout(None)
                 pair.make(1)
             self._until(
-                lambda: all(pair.is_up for pair in self._both), time.monotonic() + task.join_s
+                lambda: all(pair.is_up for pair in self._both),
+                time.monotonic() + task.join_s,
             )
         except v.PyverbsError as exc:
             self._tcp.close()
-            raise TrainingError(f"setting up RDMA on {gid['device']}: {reason(exc)}") from exc
+            raise TrainingError(
+                f"setting up RDMA on {gid['device']}: {reason(exc)}"
+            ) from exc
 
     def _prepare(self, v: SimpleNamespace, size: int) -> None:
-        elements, rank = self.task.elements, self.task.rank
+        elements = self.task.elements
+        rank = self.task.rank
         self.steps_that_add = size - 1
         bounds = [4 * (index * elements // size) for index in range(size + 1)]
-        piece = max(4 * elements // size // _PIECES_IN_CHUNK & ~3, _SMALLEST_PIECE)
+        piece = max(
+            4 * elements // size // _PIECES_IN_CHUNK & ~3, _SMALLEST_PIECE
+        )
         piece = min(piece, _LARGEST_PIECE)
         self.ahead = _SLOTS
-        if self.task.window_bytes is not None:  # scaled links have short queues
-            piece, self.ahead = _SMALLEST_PIECE // 2, _SLOTS - 1
+        if (
+            self.task.window_bytes is not None
+        ):  # scaled links have short queues
+            piece = _SMALLEST_PIECE // 2
+            self.ahead = _SLOTS - 1
 
         def pieces(first_step: int) -> list[tuple[int, int, int]]:
             found = []
             for step in range(2 * (size - 1)):
                 index = (rank - first_step - step) % size
                 for begin in range(bounds[index], bounds[index + 1], piece):
-                    found.append((step, begin, min(begin + piece, bounds[index + 1])))
+                    found.append(
+                        (step, begin, min(begin + piece, bounds[index + 1]))
+                    )
             return found
 
-        pieces_out, self.pieces_in = pieces(0), pieces(1)
+        pieces_out = pieces(0)
+        self.pieces_in = pieces(1)
         self.pieces_out = len(pieces_out)
         if max(self.pieces_out, len(self.pieces_in)) > _MOST_PIECES:
-            raise TrainingError(f"a ring of {size} workers is too long for RDMA")
+            raise TrainingError(
+                f"a ring of {size} workers is too long for RDMA"
+            )
         self.sent_bytes = sum(end - begin for _, begin, end in pieces_out)
         # The first chunk is this worker's own; each later piece is one that arrived before.
         self.own_pieces = sum(step == 0 for step, _, _ in pieces_out)
@@ -304,7 +418,12 @@ class VerbsRing:
         self._slots = np.zeros(2 * _SLOTS * piece, dtype=np.uint8)
         may = v.IBV_ACCESS_LOCAL_WRITE
         memory, slots = (
-            v.MR(self.domain, each.nbytes, may, each.ctypes.data)
+            v.MR(
+                self.domain,
+                each.nbytes,
+                may,
+                each.ctypes.data,
+            )
             for each in (self.array, self._slots)
         )
         self._memory = memory, slots
@@ -323,14 +442,26 @@ class VerbsRing:
                 v.IBV_WR_SEND_WITH_IMM,
                 1,
                 n,
-                [v.SGE(self.array.ctypes.data + begin, end - begin, memory.lkey)],
-                v.IBV_SEND_SIGNALED * (n % _SLOTS == 0 or n + 1 == len(pieces_out)),
+                [
+                    v.SGE(
+                        self.array.ctypes.data + begin,
+                        end - begin,
+                        memory.lkey,
+                    )
+                ],
+                v.IBV_SEND_SIGNALED
+                * (n % _SLOTS == 0 or n + 1 == len(pieces_out)),
             )
             for n, (_, begin, end) in enumerate(pieces_out)
         ]
         one_byte = [v.SGE(at, 1, slots.lkey)]
         self.grant_request = v.SendWR(
-            _GRANT, v.IBV_WR_SEND_WITH_IMM, 1, 0, one_byte, v.IBV_SEND_SIGNALED
+            _GRANT,
+            v.IBV_WR_SEND_WITH_IMM,
+            1,
+            0,
+            one_byte,
+            v.IBV_SEND_SIGNALED,
         )
 
     def placed(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -357,7 +488,10 @@ class VerbsRing:
     def _until(self, is_reached: Any, end: float | None = None) -> None:
         """Send, receive and repair until that is so; ``RingError`` after ``end``."""
         poller = select.poll()
-        for descriptor in (self._events_fd, *(pair.control.fileno() for pair in self._both)):
+        for descriptor in (
+            self._events_fd,
+            *(pair.control.fileno() for pair in self._both),
+        ):
             poller.register(descriptor, select.POLLIN)
         notified = False
         while not is_reached():
@@ -373,11 +507,19 @@ class VerbsRing:
                 self.queue.req_notify()
                 notified = True
                 continue
-            left_ms = None if end is None else max(0.0, 1000 * (end - time.monotonic()))
+            left_ms = (
+                None
+                if end is None
+                else max(0.0, 1000 * (end - time.monotonic()))
+            )
             ready = poller.poll(left_ms)
             if not ready:
-                lacking = [str(pair.rank) for pair in self._both if not pair.is_up]
-                raise RingError(f"no queue pair to rank {', '.join(lacking)}: it does not answer")
+                lacking = [
+                    str(pair.rank) for pair in self._both if not pair.is_up
+                ]
+                raise RingError(
+                    f"no queue pair to rank {', '.join(lacking)}: it does not answer"
+                )
             for descriptor, _ in ready:
                 if descriptor == self._events_fd:
                     self._events.get_cq_event(self.queue)
@@ -399,12 +541,18 @@ class VerbsRing:
             raise pair.lost(pair.broke or "it closed the connection early")
 
     def _send(self) -> int:
-        pair, before = self.next, self.next.done
-        iteration, granted = pair.granted >> 16, pair.granted & 0xFFFF
+        pair = self.next
+        before = self.next.done
+        iteration = pair.granted >> 16
+        granted = pair.granted & 0xFFFF
         if iteration != self.iteration & 0xFFFF:
             return 0
-        ready = min(granted, self.own_pieces + self.previous.done, self.pieces_out)
-        while pair.is_up and pair.done < min(ready, pair.acknowledged + 2 * _SLOTS):
+        ready = min(
+            granted, self.own_pieces + self.previous.done, self.pieces_out
+        )
+        while pair.is_up and pair.done < min(
+            ready, pair.acknowledged + 2 * _SLOTS
+        ):
             pair.pair.post_send(self._requests[pair.done])
             pair.done += 1
         return pair.done - before
@@ -414,14 +562,21 @@ class VerbsRing:
         count, completions = self.queue.poll(4 * _SLOTS)
         v = _verbs()
         for each in completions:
-            pair = next((p for p in self._both if p.queue_number == each.qp_num), None)
+            pair = next(
+                (p for p in self._both if p.queue_number == each.qp_num), None
+            )
             if pair is None:
                 continue  # of a queue pair before this one
-            kind, number = each.wr_id & ~0xFFFFFFFF, each.wr_id & 0xFFFFFFFF
+            kind = each.wr_id & ~0xFFFFFFFF
+            number = each.wr_id & 0xFFFFFFFF
             pair.posted -= kind == _SLOT
             if each.status != v.IBV_WC_SUCCESS:
                 if each.status != v.IBV_WC_WR_FLUSH_ERR:
-                    pair.was_broken(_STATUS.get(each.status, f"completion status {each.status}"))
+                    pair.was_broken(
+                        _STATUS.get(
+                            each.status, f"completion status {each.status}"
+                        )
+                    )
             elif kind == _DATA:
                 pair.acknowledged = max(pair.acknowledged, number + 1)
             elif kind == _SLOT and pair.sends:
@@ -432,11 +587,17 @@ class VerbsRing:
                 self._take_piece(pair, each.imm_data, number)
         return int(count)
 
-    def _take_piece(self, pair: _QueuePair, number: int, slot: int) -> None:
+    def _take_piece(
+        self,
+        pair: _QueuePair,
+        number: int,
+        slot: int,
+    ) -> None:
         if number != pair.done:
             raise pair.lost(f"it sent piece {number} instead of {pair.done}")
         step, begin, end = self.pieces_in[number]
-        into, values = self.array[begin // 4 : end // 4], self._slot_values[slot]
+        into = self.array[begin // 4 : end // 4]
+        values = self._slot_values[slot]
         if step < self.steps_that_add:
             into += values[: (end - begin) // 4]
         else:
@@ -454,7 +615,9 @@ class VerbsRing:
         found = 0
         for name in _RETRY_COUNTERS:
             with contextlib.suppress(OSError, ValueError):
-                found += int((self._counters / name).read_text(encoding="ascii"))
+                found += int(
+                    (self._counters / name).read_text(encoding="ascii")
+                )
         return found
 
     def report(self) -> dict[str, int]:

@@ -33,14 +33,29 @@ _WHEN_TOLD = 'read -r _ && exec "$@" </dev/null'
 _DEADLINE_S = 30.0
 _NOBODY = 65534
 _NO_RIGHTS = ("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
-_APART = ("--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--new-session")
+_APART = (
+    "--unshare-pid",
+    "--as-pid-1",
+    "--unshare-ipc",
+    "--unshare-uts",
+    "--new-session",
+)
 _MADE_ANEW = ("proc", "dev", "run", "tmp")
 # A mount of another program, say a container's, ended meanwhile (bubblewrap's issue 650).
 _VANISHED = "Unable to apply mount flags"
 # Root without capabilities could still write to most of /proc/sys.
 _KERNEL_FILES = (
-    *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
-    *("--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
+    "--proc",
+    "/proc",
+    "--ro-bind",
+    "/proc/sys",
+    "/proc/sys",
+    "--dev",
+    "/dev",
+    "--perms",
+    "1777",
+    "--tmpfs",
+    "/dev/shm",
 )
 _STATE = Path("/var/lib/patchlight")
 # Needed by CUDA in addition to the GPU's device node.
@@ -50,19 +65,77 @@ _NVIDIA = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 # Like Docker's profile: calls that need missing capabilities or have been used to escape. io_uring
 # would bypass this filter.
 _REFUSED = (
-    *("mount", "umount", "umount2", "pivot_root", "fsopen", "fsconfig", "fsmount", "fspick"),
-    *("move_mount", "open_tree", "mount_setattr", "unshare", "setns", "bpf", "perf_event_open"),
-    *("keyctl", "add_key", "request_key", "userfaultfd", "kexec_load", "kexec_file_load"),
-    *("init_module", "finit_module", "delete_module", "create_module", "query_module"),
-    *("open_by_handle_at", "io_uring_setup", "io_uring_enter", "io_uring_register", "iopl"),
-    *("ioperm", "reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday"),
-    *("clock_settime", "clock_adjtime", "adjtimex", "stime", "vhangup", "nfsservctl", "uselib"),
-    *("lookup_dcookie", "kcmp", "syslog", "sysfs", "ustat", "fanotify_init", "modify_ldt"),
+    "mount",
+    "umount",
+    "umount2",
+    "pivot_root",
+    "fsopen",
+    "fsconfig",
+    "fsmount",
+    "fspick",
+    "move_mount",
+    "open_tree",
+    "mount_setattr",
+    "unshare",
+    "setns",
+    "bpf",
+    "perf_event_open",
+    "keyctl",
+    "add_key",
+    "request_key",
+    "userfaultfd",
+    "kexec_load",
+    "kexec_file_load",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "create_module",
+    "query_module",
+    "open_by_handle_at",
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "iopl",
+    "ioperm",
+    "reboot",
+    "swapon",
+    "swapoff",
+    "acct",
+    "quotactl",
+    "quotactl_fd",
+    "settimeofday",
+    "clock_settime",
+    "clock_adjtime",
+    "adjtimex",
+    "stime",
+    "vhangup",
+    "nfsservctl",
+    "uselib",
+    "lookup_dcookie",
+    "kcmp",
+    "syslog",
+    "sysfs",
+    "ustat",
+    "fanotify_init",
+    "modify_ldt",
 )
-_NAMESPACE_FLAGS = 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x20000
+_NAMESPACE_FLAGS = (
+    0x02000000,
+    0x04000000,
+    0x08000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+    0x20000,
+)
 _PERSONALITY_NOW = 0xFFFFFFFF
 _FAMILIES = 64
-_FAMILIES_OF_WORKERS = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
+_FAMILIES_OF_WORKERS = {
+    socket.AF_UNIX,
+    socket.AF_INET,
+    socket.AF_INET6,
+    socket.AF_NETLINK,
+}
 
 
 @functools.cache
@@ -75,7 +148,16 @@ def refused_calls() -> bytes:
     for name in _REFUSED:
         rules.add_rule(no, name)
     for flag in _NAMESPACE_FLAGS:
-        rules.add_rule(no, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
+        rules.add_rule(
+            no,
+            "clone",
+            seccomp.Arg(
+                0,
+                seccomp.MASKED_EQ,
+                flag,
+                flag,
+            ),
+        )
     # A filter cannot read clone3's flags; the C library falls back to clone.
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
     # Most other families ignore network namespaces or load kernel modules: vsock, Bluetooth, ALG.
@@ -85,7 +167,9 @@ def refused_calls() -> bytes:
     # A keeper that is stopped by a tracer would never end. It is process 1 of the worker's own.
     for name, argument in (("ptrace", 1), ("process_vm_writev", 0)):
         rules.add_rule(no, name, seccomp.Arg(argument, seccomp.EQ, 1))
-    rules.add_rule(no, "personality", seccomp.Arg(0, seccomp.NE, _PERSONALITY_NOW))
+    rules.add_rule(
+        no, "personality", seccomp.Arg(0, seccomp.NE, _PERSONALITY_NOW)
+    )
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
         file.seek(0)
@@ -98,13 +182,25 @@ def check_possible() -> None:
         rules = refused_calls()
     except (ImportError, OSError, RuntimeError) as error:
         raise LaunchError(
-            f"workers as processes need libseccomp: {reason(error)}", hint="apt install libseccomp2"
+            f"workers as processes need libseccomp: {reason(error)}",
+            hint="apt install libseccomp2",
         ) from error
     nobody = WorkerUser(_NOBODY, _NOBODY, "nobody")
     with _readable(rules) as number:
-        command = [_tool("bwrap"), *_APART, *_system_files(), "--seccomp", str(number)]
+        command = [
+            _tool("bwrap"),
+            *_APART,
+            *_system_files(),
+            "--seccomp",
+            str(number),
+        ]
         done = subprocess.run(
-            [*command, "--", *_become(nobody, ["--nproc=1000"]), "true"],
+            [
+                *command,
+                "--",
+                *_become(nobody, ["--nproc=1000"]),
+                "true",
+            ],
             env=ENVIRONMENT,
             pass_fds=[number],
             capture_output=True,
@@ -133,21 +229,44 @@ def begin(
     limits = [f"--{name}={value}" for name, value in rlimits.items()]
     if launch.rdma_devices:
         limits.append("--memlock=unlimited")
-    environment = ENVIRONMENT | ({_MARK: os.environ[_MARK]} if _MARK in os.environ else {})
+    environment = ENVIRONMENT | (
+        {_MARK: os.environ[_MARK]} if _MARK in os.environ else {}
+    )
     log = launch.directory / keeper.OUTPUT
     with ExitStack() as stack:
         told, tell = os.pipe()
         said = stack.enter_context(os.fdopen(told, "rb"))
         saying = stack.enter_context(os.fdopen(tell, "wb"))
         rules = stack.enter_context(_readable(refused_calls()))
-        own = [*_APART, "--chdir", "/", "--hostname", programs.hostname(launch)]
+        own = [
+            *_APART,
+            "--chdir",
+            "/",
+            "--hostname",
+            programs.hostname(launch),
+        ]
         own += [*_view(launch, user, code), "--seccomp", str(rules)]
         words = "\0".join([*own, "--info-fd", str(saying.fileno())])
-        arguments = stack.enter_context(_readable(words.encode(errors="surrogateescape")))
+        arguments = stack.enter_context(
+            _readable(words.encode(errors="surrogateescape"))
+        )
         output = stack.enter_context(log.open("ab"))
-        bwrap = [_tool("bwrap"), "--args", str(arguments), "--"]
+        bwrap = [
+            _tool("bwrap"),
+            "--args",
+            str(arguments),
+            "--",
+        ]
         child = subprocess.Popen(
-            ["/bin/sh", "-c", _WHEN_TOLD, "sh", *bwrap, *_become(user, limits), *command],
+            [
+                "/bin/sh",
+                "-c",
+                _WHEN_TOLD,
+                "sh",
+                *bwrap,
+                *_become(user, limits),
+                *command,
+            ],
             cwd="/",
             env=environment,
             stdin=subprocess.PIPE,
@@ -162,7 +281,12 @@ def begin(
             with child.stdin as go:
                 limit(child.pid, launch, groups)
                 go.write(b"\n")
-            if not select.select([said], [], [], _DEADLINE_S)[0]:
+            if not select.select(
+                [said],
+                [],
+                [],
+                _DEADLINE_S,
+            )[0]:
                 raise ValueError("bubblewrap hangs")
             return child, int(json.loads(said.read())["child-pid"])
         except BaseException as error:
@@ -170,11 +294,24 @@ def begin(
             child.wait()
             if not isinstance(error, (KeyError, ValueError)):
                 raise
-            why = " | ".join(keeper.last_lines(log)) or "bubblewrap gave no reason"
+            why = (
+                " | ".join(keeper.last_lines(log))
+                or "bubblewrap gave no reason"
+            )
             if tries > 1 and _VANISHED in why:
                 os.truncate(log, 0)
-                return begin(command, launch, user, groups, rlimits, code, tries - 1)
-            raise LaunchError(f"confining worker {launch.spec.id}: {why}") from error
+                return begin(
+                    command,
+                    launch,
+                    user,
+                    groups,
+                    rlimits,
+                    code,
+                    tries - 1,
+                )
+            raise LaunchError(
+                f"confining worker {launch.spec.id}: {why}"
+            ) from error
 
 
 @functools.cache
@@ -182,7 +319,8 @@ def _tool(name: str) -> str:
     package = {"bwrap": "bubblewrap"}.get(name, "util-linux")
     if (found := shutil.which(name, path=ENVIRONMENT["PATH"])) is None:
         raise LaunchError(
-            f"workers as processes need the program {name}", hint=f"apt install {package}"
+            f"workers as processes need the program {name}",
+            hint=f"apt install {package}",
         )
     return found
 
@@ -207,10 +345,15 @@ def _system_files() -> list[str]:
     return [*arguments, *_KERNEL_FILES]
 
 
-def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[str]:
+def _view(
+    launch: WorkerLaunch,
+    user: WorkerUser,
+    code: Iterable[Path],
+) -> list[str]:
     """bubblewrap's arguments for a worker's files: its own, and the server's read-only, without
     those of other users and of Patchlight."""
-    folder, spec = launch.directory, launch.spec
+    folder = launch.directory
+    spec = launch.spec
     patchlight = (_STATE, Path(os.path.realpath(folder.parent.parent)))
     hidden = [Path(each) for each in ("/run", "/tmp", "/var/tmp")]
     shown = [("--ro-bind", each) for each in code]
@@ -238,20 +381,41 @@ def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[
     arguments = _system_files()
     for path in hidden:
         mode = "1777" if path.name == "tmp" else "0755"
-        arguments += ["--perms", mode, "--tmpfs", str(path)]
+        arguments += [
+            "--perms",
+            mode,
+            "--tmpfs",
+            str(path),
+        ]
     for place in sorted(mounts):
         for above in filter(is_hidden, reversed(place.parents)):
-            arguments += ["--perms", "0755", "--dir", str(above)]
+            arguments += [
+                "--perms",
+                "0755",
+                "--dir",
+                str(above),
+            ]
         arguments += mounts[place]
     devices = list(_devices(launch))
     # A folder that bubblewrap makes by itself is closed to the worker's user.
-    for within in sorted({os.path.dirname(each) for each in devices} - {"/dev"}):
-        arguments += ["--perms", "0755", "--dir", within]
+    for within in sorted(
+        {os.path.dirname(each) for each in devices} - {"/dev"}
+    ):
+        arguments += [
+            "--perms",
+            "0755",
+            "--dir",
+            within,
+        ]
     for device in devices:
         arguments += ["--dev-bind-try", device, device]
     hosts = Path("/etc/hosts")
     if hosts.exists():
-        arguments += ["--ro-bind", str(folder / "hosts"), os.path.realpath(hosts)]
+        arguments += [
+            "--ro-bind",
+            str(folder / "hosts"),
+            os.path.realpath(hosts),
+        ]
     return arguments
 
 
@@ -263,17 +427,28 @@ def _devices(launch: WorkerLaunch) -> Iterator[str]:
                 f"{launch.gpu.uuid}",
                 hint="run the agent with --worker-kind docker",
             )
-        yield from (f"/dev/{each}" for each in (f"nvidia{launch.gpu.minor}", *_NVIDIA))
+        yield from (
+            f"/dev/{each}" for each in (f"nvidia{launch.gpu.minor}", *_NVIDIA)
+        )
     yield from map(str, launch.rdma_devices)
 
 
 def _become(user: WorkerUser, limits: Sequence[str]) -> list[str]:
     ids = [f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups"]
     lower = [_tool("prlimit"), *limits] if limits else []
-    return [*lower, _tool("setpriv"), *ids, *_NO_RIGHTS]
+    return [
+        *lower,
+        _tool("setpriv"),
+        *ids,
+        *_NO_RIGHTS,
+    ]
 
 
-def limit(pid: int, launch: WorkerLaunch, groups: Sequence[Path]) -> None:
+def limit(
+    pid: int,
+    launch: WorkerLaunch,
+    groups: Sequence[Path],
+) -> None:
     """Put a process and its children into its cgroups (by the files ``groups``) and on its CPUs.
     Harmless if it has ended."""
     try:
@@ -285,4 +460,6 @@ def limit(pid: int, launch: WorkerLaunch, groups: Sequence[Path]) -> None:
         return
     except OSError as exc:
         where = f" ({exc.filename})" if exc.filename else ""
-        raise LaunchError(f"limiting worker {launch.spec.id}: {exc.strerror}{where}") from exc
+        raise LaunchError(
+            f"limiting worker {launch.spec.id}: {exc.strerror}{where}"
+        ) from exc

@@ -12,7 +12,10 @@ from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.wire.worker_api import WorkerSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class WorkerLaunch:
     """One worker to launch. Its folder is ``directory``; its network namespace is kept under the
     name ``namespace``. ``interface`` is its NIC there; ``rendezvous_interface`` a second interface,
@@ -37,7 +40,11 @@ class WorkerLaunch:
     def address(self) -> str:
         """The address of its NIC."""
         spec = self.spec
-        return next(str(member.address) for member in spec.ring if member.rank == spec.rank)
+        return next(
+            str(member.address)
+            for member in spec.ring
+            if member.rank == spec.rank
+        )
 
     @property
     def gpu_uuid(self) -> str | None:
@@ -50,7 +57,10 @@ class WorkerLaunch:
         return tuple(map(Path, self.rdma.files)) if self.rdma else ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class WorkerHandle:
     """Identifies a worker after an agent restart: ``pid`` and its start time ``started`` (clock
     ticks since boot), as numbers are reused, or ``container``; both valid for one ``boot``."""
@@ -61,7 +71,10 @@ class WorkerHandle:
     container: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class ExitInfo:
     """How a worker ended; an exit code above 128 may be 128 + a signal. ``out_of_memory``: the
     kernel killed one of its processes at its memory limit. ``unreadable``: why there is no code."""
@@ -75,9 +88,13 @@ class ExitInfo:
     def in_words(self) -> str:
         """The exit code as part of a sentence."""
         if self.unreadable:
-            return f"ended, but its exit code cannot be read: {self.unreadable}"
+            return (
+                f"ended, but its exit code cannot be read: {self.unreadable}"
+            )
         killed = 128 < self.exit_code < 128 + 65
-        signal = f" (killed by signal {self.exit_code - 128})" if killed else ""
+        signal = (
+            f" (killed by signal {self.exit_code - 128})" if killed else ""
+        )
         memory = ": it exceeded its memory limit" if self.out_of_memory else ""
         return f"ended with exit code {self.exit_code}{signal}{memory}"
 
@@ -119,7 +136,12 @@ class Runner(Protocol):
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Start the worker; its namespace is kept. ``LaunchError`` leaves nothing behind."""
 
-    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
+    async def adopt(
+        self,
+        handle: WorkerHandle,
+        namespace: str,
+        directory: Path,
+    ) -> RunningWorker:
         """The worker that an earlier agent launched, running or ended."""
 
     async def sweep(self, known: Container[str | None]) -> None:
@@ -134,7 +156,10 @@ class Runner(Protocol):
 DEFAULT_IMAGE = "patchlight-worker:latest"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class BackendOptions:
     """An agent's options: its lab and server, the containers' image, their access to NVIDIA GPUs,
     the user of processes, and the socket of the process that forks workers."""

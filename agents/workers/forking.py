@@ -29,16 +29,27 @@ from typing import Any, NoReturn
 
 from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.linux import namespaces, sockets
-from patchlight.testbed.linux.processes import ARGUMENTS, ENVIRONMENT, process_start, show
+from patchlight.testbed.linux.processes import (
+    ARGUMENTS,
+    ENVIRONMENT,
+    process_start,
+    show,
+)
 
 _DEADLINE_S = 30.0
 _LONGEST_ORDER = 1 << 20
 # Space for the workers' displayed command line: the last argument, and a variable.
 _ROOM = " " * 16_000
-_SET_DUMPABLE, _DROP_BOUND, _NO_NEW_PRIVILEGES = 4, 24, 38
+_SET_DUMPABLE = 4
+_DROP_BOUND = 24
+_NO_NEW_PRIVILEGES = 38
 _VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+_ONE_THREAD = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 class RightsKept(PatchlightError):
@@ -49,7 +60,10 @@ class NotForked(PatchlightError):
     """A worker could not be forked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class ForkRequest:
     """A worker to fork into its ``folder`` and ``namespace`` (a path). ``processes``: how many its
     user may have (``None``: no limit), ``groups``: the files of its cgroups, ``cpus``: where it may
@@ -74,7 +88,9 @@ def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
         connection.connect(str(path))
         try:
             connection.sendall(json.dumps(asdict(order)).encode() + b"\n")
-            answer = json.loads(connection.makefile().readline() or '{"error": "it ended"}')
+            answer = json.loads(
+                connection.makefile().readline() or '{"error": "it ended"}'
+            )
         except (OSError, ValueError) as exc:
             raise NotForked(f"it does not answer: {reason(exc)}") from exc
     if "error" in answer:
@@ -86,16 +102,39 @@ def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
 def numpy_folder() -> str | None:
     """The folder of Python's path that contains NumPy, without importing it."""
     found = importlib.util.find_spec("numpy")
-    return str(Path(found.origin).parent.parent) if found and found.origin else None
+    return (
+        str(Path(found.origin).parent.parent)
+        if found and found.origin
+        else None
+    )
 
 
 def main() -> None:
     """Fork workers until the process is ended."""
-    parser = argparse.ArgumentParser(prog="patchlight.agents.workers.forking", description=__doc__)
-    parser.add_argument("--socket", type=Path, help="Unix socket to listen at")
-    parser.add_argument("--lab", type=Path, help="the lab file, shown in process lists")
-    parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("room", nargs="?", help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(
+        prog="patchlight.agents.workers.forking",
+        description=__doc__,
+    )
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        help="Unix socket to listen at",
+    )
+    parser.add_argument(
+        "--lab",
+        type=Path,
+        help="the lab file, shown in process lists",
+    )
+    parser.add_argument(
+        "--listener",
+        type=int,
+        help=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "room",
+        nargs="?",
+        help=argparse.SUPPRESS,
+    )
     options = parser.parse_args()
     if options.listener is None:
         _begin_anew_when_wanted(options.socket)
@@ -106,12 +145,23 @@ def _begin_anew_when_wanted(path: Path) -> NoReturn:
     listener = sockets.bind_unix(path, "process that forks workers")
     listener.listen(sockets.BACKLOG)
     select.select([listener], [], [])
-    folders = filter(None, [str(Path(__file__).absolute().parents[3]), numpy_folder()])
+    folders = filter(
+        None, [str(Path(__file__).absolute().parents[3]), numpy_folder()]
+    )
     listener.set_inheritable(True)
     # Skip packages' start-up code (.pth files), as for a worker's program.
-    command = [sys.executable, "-sS", "-m", "patchlight.agents.workers.forking"]
+    command = [
+        sys.executable,
+        "-sS",
+        "-m",
+        "patchlight.agents.workers.forking",
+    ]
     command += ["--listener", str(listener.fileno()), _ROOM]
-    more = {**_ONE_THREAD, "PYTHONPATH": ":".join(folders), "PATCHLIGHT_ROOM": _ROOM}
+    more = {
+        **_ONE_THREAD,
+        "PYTHONPATH": ":".join(folders),
+        "PATCHLIGHT_ROOM": _ROOM,
+    }
     os.execve(sys.executable, command, {**os.environ, **more})
 
 
@@ -119,7 +169,13 @@ def _fork_all(listener: socket.socket) -> NoReturn:
     show(ARGUMENTS, sys.orig_argv[:-1])
     from patchlight.agents.training import __main__, trainer
 
-    trainer.gradient(seed=0, rank=0, iteration=0, elements=1)  # NumPy imports these lazily
+    # NumPy imports these lazily.
+    trainer.gradient(
+        seed=0,
+        rank=0,
+        iteration=0,
+        elements=1,
+    )
     gc.freeze()  # Otherwise the first collection in each worker copies all this memory.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # do not keep zombies
     while True:
@@ -161,15 +217,22 @@ def _confine(order: ForkRequest) -> None:
         os.sched_setaffinity(0, order.cpus)
     namespaces.enter(order.namespace)
     if order.processes is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (order.processes, order.processes))
+        resource.setrlimit(
+            resource.RLIMIT_NPROC, (order.processes, order.processes)
+        )
     os.chdir(order.folder)
     give_up(order.uid, order.gid)
     os.environ.clear()
     os.environ.update(order.environment)
-    show(ENVIRONMENT, (f"{name}={value}" for name, value in order.environment.items()))
+    show(
+        ENVIRONMENT,
+        (f"{name}={value}" for name, value in order.environment.items()),
+    )
     show(ARGUMENTS, ["patchlight-keeper", order.folder, *order.arguments])
     null = os.open(os.devnull, os.O_RDONLY)
-    output = os.open("output.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    output = os.open(
+        "output.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666
+    )
     for number, descriptor in enumerate((null, output, output)):
         os.dup2(descriptor, number)
     os.close(null)
@@ -188,19 +251,28 @@ def give_up(uid: int, gid: int) -> None:
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
         header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
-        none = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, 2 x 32 of each
+        # Effective, permitted and inheritable, 2 x 32 of each.
+        none = (ctypes.c_uint32 * 6)()
         if _libc.capset(header, none):
             raise OSError(ctypes.get_errno(), "capset")
         _prctl(_NO_NEW_PRIVILEGES, 1)
         # As after exec: its files in /proc belong to this user.
         _prctl(_SET_DUMPABLE, 1)
     except OSError as error:
-        raise RightsKept(f"dropping rights: {os.strerror(error.errno or 0)}") from error
+        raise RightsKept(
+            f"dropping rights: {os.strerror(error.errno or 0)}"
+        ) from error
 
 
 def _prctl(option: int, value: int) -> None:
     zero = ctypes.c_ulong(0)
-    if _libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero):
+    if _libc.prctl(
+        option,
+        ctypes.c_ulong(value),
+        zero,
+        zero,
+        zero,
+    ):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
@@ -210,7 +282,10 @@ def _keep(order: ForkRequest, train: Any) -> int:
     program = os.fork()
     if not program:
         result.close()
-        for number in (signal.SIGINT, signal.SIGQUIT):  # as a shell does for background jobs
+        for number in (
+            signal.SIGINT,
+            signal.SIGQUIT,
+        ):  # as a shell does for background jobs
             signal.signal(number, signal.SIG_IGN)
         _run(order, train)
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):

@@ -31,7 +31,10 @@ from patchlight.testbed.linux import files
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import LogPart, Report, WorkerState
 
-START, STARTED, EXIT, OUTPUT = "start", "started", "exit", "output.log"
+START = "start"
+STARTED = "started"
+EXIT = "exit"
+OUTPUT = "output.log"
 
 # ``exit`` is opened before the program runs, which could put a pipe there that blocks the keeper.
 # SIGTERM is passed on to the whole process group. A shell's ``wait`` is interrupted by it and
@@ -123,8 +126,22 @@ def kept(
     program does not run if the worker sees another GPU than ``gpu``; ``root`` is the prefix of
     ``/dev`` and ``/proc`` for that check."""
     mode = "gated" if gated else "direct" if waited_for else "kept"
-    only = ("", "") if gpu is None else (gpu.uuid, "" if gpu.minor is None else str(gpu.minor))
-    return ["sh", "-c", _KEEPER, "patchlight-keeper", folder, mode, *only, root, *program]
+    only = (
+        ("", "")
+        if gpu is None
+        else (gpu.uuid, "" if gpu.minor is None else str(gpu.minor))
+    )
+    return [
+        "sh",
+        "-c",
+        _KEEPER,
+        "patchlight-keeper",
+        folder,
+        mode,
+        *only,
+        root,
+        *program,
+    ]
 
 
 _LONGEST_EXIT_BYTES = 16
@@ -141,11 +158,15 @@ def open_gate(folder: Path) -> bool:
     if (folder / STARTED).exists():
         return True
     try:
-        pipe = os.open(folder / START, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        pipe = os.open(
+            folder / START, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+        )
     except OSError:  # nobody is waiting
         return False
     with os.fdopen(pipe, "wb") as opened:
-        if not stat.S_ISFIFO(os.fstat(pipe).st_mode):  # the worker has put something else there
+        if not stat.S_ISFIFO(
+            os.fstat(pipe).st_mode
+        ):  # the worker has put something else there
             return False
         opened.write(b"go\n")
     return True
@@ -186,7 +207,11 @@ def bound_output(path: Path) -> None:
         return
 
 
-def read_output(path: Path, after: int, limit: int) -> LogPart:
+def read_output(
+    path: Path,
+    after: int,
+    limit: int,
+) -> LogPart:
     """At most ``limit`` bytes after the first ``after``, as text, without incomplete characters."""
     try:
         with files.open_plain(path) as file:
@@ -194,17 +219,28 @@ def read_output(path: Path, after: int, limit: int) -> LogPart:
             offset = min(max(after, files.first_kept(file.fileno())), size)
             data = os.pread(file.fileno(), limit, offset)
     except FileNotFoundError:
-        return LogPart(offset=after, text="", next=after)
+        return LogPart(
+            offset=after,
+            text="",
+            next=after,
+        )
     except OSError as exc:
         raise AgentError(f"reading the output {path}: {exc.strerror}") from exc
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     text = decoder.decode(data)
     begun, _ = decoder.getstate()
-    if offset + len(data) == size and begun == data:  # it will never be completed
-        text, begun = data.decode(errors="replace"), b""
+    if (
+        offset + len(data) == size and begun == data
+    ):  # it will never be completed
+        text = data.decode(errors="replace")
+        begun = b""
     if offset > after:
         text = f"[{offset - after} bytes of output were dropped]\n{text}"
-    return LogPart(offset=offset, text=text, next=offset + len(data) - len(begun))
+    return LogPart(
+        offset=offset,
+        text=text,
+        next=offset + len(data) - len(begun),
+    )
 
 
 def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
@@ -212,29 +248,52 @@ def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
     try:
         with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = os.pread(file.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+            data = os.pread(
+                file.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)
+            )
     except OSError:
         return ()
-    return tuple(line.rstrip() for line in data.decode(errors="replace").splitlines()[-count:])
+    return tuple(
+        line.rstrip()
+        for line in data.decode(errors="replace").splitlines()[-count:]
+    )
 
 
 _LARGEST_STATE_BYTES = 64 * 1024
 _LONGEST_REPORT_BYTES = 16 * 1024
-_READ_AT_ONCE_BYTES, _MOST_UNASKED = 2**20, 1_000
+_READ_AT_ONCE_BYTES = 2**20
+_MOST_UNASKED = 1_000
 _MOST_READS = 20
 _ALWAYS_ITS_OWN_BYTES = 256 * 2**20
 _LONGEST_MESSAGE = 4096
 
 
-@checked_dataclass(frozen=True, slots=True)
+@checked_dataclass(
+    frozen=True,
+    slots=True,
+)
 class LastReport:
     """A worker's latest ``state.json``. ``starts``: how often it began."""
 
     state: WorkerState = WorkerState.STARTING
     # One more than the largest index of a report.
-    iterations_done: Annotated[int, Field(ge=0, le=2**53 + 1)] = 0
-    message: Annotated[str, AfterValidator(lambda text: text[:_LONGEST_MESSAGE])] = ""
-    starts: Annotated[int, Field(ge=1, le=2**31)] = 1
+    iterations_done: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**53 + 1,
+        ),
+    ] = 0
+    message: Annotated[
+        str, AfterValidator(lambda text: text[:_LONGEST_MESSAGE])
+    ] = ""
+    starts: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=2**31,
+        ),
+    ] = 1
     lost_rank: Annotated[int, Field(ge=0)] | None = None
 
 
@@ -259,12 +318,18 @@ def read_state(directory: Path) -> LastReport:
     except FileNotFoundError:
         return LastReport()
     except (OSError, ValidationError) as exc:
-        why = mistakes_in_words(exc) if isinstance(exc, ValidationError) else exc
+        why = (
+            mistakes_in_words(exc) if isinstance(exc, ValidationError) else exc
+        )
         return LastReport(message=f"the worker's state cannot be read: {why}")
 
 
 def final_report(
-    last: LastReport, exit_info: ExitInfo, ending: Ending | None = None, *, foreign: bool = False
+    last: LastReport,
+    exit_info: ExitInfo,
+    ending: Ending | None = None,
+    *,
+    foreign: bool = False,
 ) -> LastReport:
     """The result of a worker: its last report, unless its exit code contradicts it. A ``foreign``
     program need not report: exit code 0 is success, unless its end was requested and it saved."""
@@ -274,14 +339,24 @@ def final_report(
     if exit_info.exit_code == 0 and last.state is WorkerState.DONE:
         return last
     if ending is not None:
-        return replace(last, state=ending.state, message=ending.message, lost_rank=None)
+        return replace(
+            last,
+            state=ending.state,
+            message=ending.message,
+            lost_rank=None,
+        )
     if exit_info.exit_code == 0 and last.state is WorkerState.STOPPED:
         return last
     if last.state is WorkerState.FAILED and last.message:
         return last
     while_what = "" if foreign else f" while {last.state}"
     message = f"the worker {exit_info.in_words}{while_what}"
-    return replace(last, state=WorkerState.FAILED, message=message, lost_rank=None)
+    return replace(
+        last,
+        state=WorkerState.FAILED,
+        message=message,
+        lost_rank=None,
+    )
 
 
 class ReportReader:
@@ -290,7 +365,8 @@ class ReportReader:
 
     def __init__(self, directory: Path, *, foreign: bool = False) -> None:
         self._path = directory / "reports.jsonl"
-        self._foreign, self._warned = foreign, False
+        self._foreign = foreign
+        self._warned = False
         self._offset = self._forgotten = 0
         self._reports: list[Report] = []
         self.iterations_done = 0
@@ -319,11 +395,16 @@ class ReportReader:
                     if self._offset >= end:
                         break
                     line = file.readline(_LONGEST_REPORT_BYTES)
-                    if not line.endswith(b"\n") and len(line) < _LONGEST_REPORT_BYTES:
+                    if (
+                        not line.endswith(b"\n")
+                        and len(line) < _LONGEST_REPORT_BYTES
+                    ):
                         break  # still being written
                     self._offset += len(line)
                     try:
-                        self._reports.append(report := Report.model_validate_json(line))
+                        self._reports.append(
+                            report := Report.model_validate_json(line)
+                        )
                         self.iterations_done = report.index + 1
                     except ValidationError as exc:
                         if not self._foreign:
@@ -333,8 +414,14 @@ class ReportReader:
             pass
         except (OSError, ValidationError) as exc:
             if not self._foreign:
-                why = mistakes_in_words(exc) if isinstance(exc, ValidationError) else exc
-                raise AgentError(f"reading the reports {self._path}: {why}") from exc
+                why = (
+                    mistakes_in_words(exc)
+                    if isinstance(exc, ValidationError)
+                    else exc
+                )
+                raise AgentError(
+                    f"reading the reports {self._path}: {why}"
+                ) from exc
             self._warn(exc)
 
     def _warn(self, exc: Exception) -> None:
@@ -355,7 +442,8 @@ def fills_disk(directory: Path) -> str:
     if used <= max(free, _ALWAYS_ITS_OWN_BYTES):
         return ""
     return (
-        f"its folder has {format_size(used)}, more than the {format_size(free)} free on that disk"
+        f"its folder has {format_size(used)}, more than the "
+        f"{format_size(free)} free on that disk"
     )
 
 
@@ -369,15 +457,26 @@ def has_control(directory: Path) -> bool:
 
 # The errors that a program's reply can cause, such as "[[[[…" and an iteration of 1e999.
 _NO_REPLY = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError),
-    *(RecursionError, OverflowError),
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
 )
 
 
-async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
+async def tell(
+    directory: Path,
+    request: Mapping[str, Any],
+    deadline_s: float = 5.0,
+) -> int:
     """Send a running worker a request; returns its iteration. ``Conflict`` if it is not up yet or
     refuses, ``AgentError`` if it does not answer."""
-    not_up = Conflict("the worker is not up yet", hint="wait until it is ready")
+    not_up = Conflict(
+        "the worker is not up yet", hint="wait until it is ready"
+    )
     try:
         # Open without following links that the worker may have put there.
         found = os.open(directory / "control.sock", os.O_PATH | os.O_NOFOLLOW)
@@ -387,20 +486,26 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
         if not stat.S_ISSOCK(os.fstat(found).st_mode):
             raise not_up
         async with asyncio.timeout(deadline_s):
-            reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{found}")
+            reader, writer = await asyncio.open_unix_connection(
+                f"/proc/self/fd/{found}"
+            )
             try:
                 writer.write(json.dumps(request).encode() + b"\n")
                 reply = json.loads(await reader.readline())
             finally:
                 writer.close()
         if not reply.get("ok"):
-            raise Conflict(str(reply.get("error")), iteration=reply.get("iteration"))
+            raise Conflict(
+                str(reply.get("error")), iteration=reply.get("iteration")
+            )
         return int(reply["iteration"])
     except ConnectionRefusedError as exc:
         raise not_up from exc
     except _NO_REPLY as exc:
         is_late = isinstance(exc, TimeoutError)
         why = f"no answer after {deadline_s:g} s" if is_late else reason(exc)
-        raise AgentError(f"sending {request.get('op')} to the worker: {why}") from exc
+        raise AgentError(
+            f"sending {request.get('op')} to the worker: {why}"
+        ) from exc
     finally:
         os.close(found)

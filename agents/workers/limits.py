@@ -28,20 +28,28 @@ from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.rules import DYNAMIC, WRITABLE, WorkerPolicy
 from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.units import format_size
-from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec
+from patchlight.testbed.wire.worker_api import (
+    SyntheticTask,
+    TorchTask,
+    WorkerSpec,
+)
 
 _MIB = 2**20
 _LEAST_SHARE_BYTES = 2 * 2**30
 
 
 def limits_of(
-    spec: WorkerSpec, gpu: PhysicalGpu | None, share_bytes: int, policy: WorkerPolicy
+    spec: WorkerSpec,
+    gpu: PhysicalGpu | None,
+    share_bytes: int,
+    policy: WorkerPolicy,
 ) -> Limits:
     """The limits of the job, else the usual ones, within those of the lab. A synthetic worker
     without a GPU needs about four times its gradient; others get ``share_bytes`` of memory."""
     task = spec.task
     if isinstance(task, SyntheticTask) and gpu is None:
-        memory_bytes, processes = 1024 * _MIB + 8 * task.gradient_bytes, 256
+        memory_bytes = 1024 * _MIB + 8 * task.gradient_bytes
+        processes = 256
     else:
         memory_bytes = share_bytes
         processes = policy.processes
@@ -51,16 +59,33 @@ def limits_of(
     return Limits(memory_bytes, processes, spec.cpus or policy.cpus)
 
 
-def memory_share(lab: Lab, server: Server, memory_bytes: int) -> int:
+def memory_share(
+    lab: Lab,
+    server: Server,
+    memory_bytes: int,
+) -> int:
     """Bytes of memory for each worker: an even share of ``memory_bytes`` among all NICs on the
     server's machine, which all emulated servers share, but at least 2 GiB: labs of many servers
     rarely use all."""
-    here = [each for each in lab.servers if (each.management or "").startswith("unix:")]
-    nics = sum(len(each.nics) for each in (here if server in here else [server]))
-    return max(min(_LEAST_SHARE_BYTES, memory_bytes), memory_bytes // max(1, nics))
+    here = [
+        each
+        for each in lab.servers
+        if (each.management or "").startswith("unix:")
+    ]
+    nics = sum(
+        len(each.nics) for each in (here if server in here else [server])
+    )
+    return max(
+        min(_LEAST_SHARE_BYTES, memory_bytes), memory_bytes // max(1, nics)
+    )
 
 
-_OF_THE_KERNEL = [Path("/proc"), Path("/sys"), Path("/dev"), Path("/run")]
+_OF_THE_KERNEL = [
+    Path("/proc"),
+    Path("/sys"),
+    Path("/dev"),
+    Path("/run"),
+]
 _OF_US = [Path("/var/lib/patchlight"), Path("/var/lib/docker")]
 _OF_THE_SERVER = [Path("/etc"), *_OF_THE_KERNEL, *_OF_US]
 _OF_THE_WORKER = [Path("/etc/hosts"), *_OF_THE_KERNEL, Path("/opt/patchlight")]
@@ -70,7 +95,8 @@ _DOCKER_SOCKET = "/var/run/docker.sock"
 def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
     """The worker to launch, with resolved and checked paths, so links cannot change them later.
     ``Forbidden`` or ``BadRequest`` for what it may not have."""
-    task, checkpoint = spec.task, spec.checkpoint
+    task = spec.task
+    checkpoint = spec.checkpoint
     image = getattr(task, "image", None)
     if image is not None and not policy.allows_image(image):
         allowed = ", ".join(policy.images or ()) or "none"
@@ -78,31 +104,50 @@ def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
             f"worker {spec.id} requests the image {image}, which the lab does not allow",
             hint=f"allowed images: {allowed} ('images' under 'workers' of the lab file)",
         )
-    most, wanted = policy.memory_bytes, spec.memory_bytes
+    most = policy.memory_bytes
+    wanted = spec.memory_bytes
     if most is not None and wanted is not None and wanted > most:
         raise Forbidden(
             f"worker {spec.id} requests {format_size(wanted)} of memory: the lab allows "
             f"{format_size(most)} ('memory' under 'workers' of the lab file)"
         )
-    if policy.cpus is not None and spec.cpus is not None and spec.cpus > policy.cpus:
+    if (
+        policy.cpus is not None
+        and spec.cpus is not None
+        and spec.cpus > policy.cpus
+    ):
         raise Forbidden(
             f"worker {spec.id} requests {spec.cpus:g} CPUs: the lab allows {policy.cpus:g} "
             "('cpus' under 'workers' of the lab file)"
         )
     if checkpoint is not None:
-        checkpoint = _seen(spec, policy, checkpoint, writes=True, is_made=True)
+        checkpoint = _seen(
+            spec,
+            policy,
+            checkpoint,
+            writes=True,
+            is_made=True,
+        )
     if isinstance(task, TorchTask) and task.data is not None:
         task = task.model_copy(update={"data": _seen(spec, policy, task.data)})
     if isinstance(task, CommandTask):
         mounts = []
         for mount in task.mounts:
             for kept in _OF_THE_WORKER:
-                if _overlap(Path(os.path.normpath("/" + mount.target.lstrip("/"))), kept):
+                if _overlap(
+                    Path(os.path.normpath("/" + mount.target.lstrip("/"))),
+                    kept,
+                ):
                     raise BadRequest(
                         f"worker {spec.id}: cannot mount at {mount.target}: {kept} of a worker "
                         "is reserved"
                     )
-            source = _seen(spec, policy, mount.source, writes=not mount.read_only)
+            source = _seen(
+                spec,
+                policy,
+                mount.source,
+                writes=not mount.read_only,
+            )
             mounts.append(replace(mount, source=source))
         task = task.model_copy(update={"mounts": mounts})
     return spec.model_copy(update={"checkpoint": checkpoint, "task": task})
@@ -117,26 +162,44 @@ def _seen(
     is_made: bool = False,
 ) -> str:
     """The resolved path that the worker may see. ``is_made``: only its parent must exist."""
-    real, problem = Path(os.path.normpath(path)), ""
+    real = Path(os.path.normpath(path))
+    problem = ""
     try:
         real = Path(os.path.realpath(path))
         (real.parent if is_made else real).stat()
     except (OSError, ValueError) as exc:
         problem = getattr(exc, "strerror", None) or reason(exc)
-    docker = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or _DOCKER_SOCKET
+    docker = (
+        os.environ.get("DOCKER_HOST", "").removeprefix("unix://")
+        or _DOCKER_SOCKET
+    )
     for kept in [*_OF_THE_SERVER, Path(os.path.realpath(docker))]:
         if _overlap(real, kept):
             raise Forbidden(
                 f"worker {spec.id} requests {short(path)}: workers cannot have {kept} of a server",
                 hint="mount a folder of data, like /srv/data",
             )
-    named = {each.removesuffix(WRITABLE): each.endswith(WRITABLE) for each in policy.mounts}
-    folders = {Path(os.path.realpath(each)): is_open for each, is_open in named.items()}
+    named = {
+        each.removesuffix(WRITABLE): each.endswith(WRITABLE)
+        for each in policy.mounts
+    }
+    folders = {
+        Path(os.path.realpath(each)): is_open
+        for each, is_open in named.items()
+    }
     around = [each for each in folders if real.is_relative_to(each)]
     inside = [each for each in folders if each.is_relative_to(real)]
-    closest = max(around, key=lambda each: len(each.parts), default=None)
-    if closest is None or (writes and not all(folders[each] for each in (closest, *inside))):
-        wanted, verb = (f"{path}{WRITABLE}", "write to") if writes else (path, "see")
+    closest = max(
+        around,
+        key=lambda each: len(each.parts),
+        default=None,
+    )
+    if closest is None or (
+        writes and not all(folders[each] for each in (closest, *inside))
+    ):
+        wanted, verb = (
+            (f"{path}{WRITABLE}", "write to") if writes else (path, "see")
+        )
         raise Forbidden(
             f"worker {spec.id} requests {short(path)}: the lab does not let workers {verb} it",
             hint=f"allowed folders: {', '.join(policy.mounts) or 'none'}; the lab's owner can add "
@@ -153,12 +216,16 @@ def _overlap(one: Path, other: Path) -> bool:
 
 
 # systemd leaves these user ids free; it gives containers those below.
-_FIRST_USER, _USERS = 0x70000000, 0x0F000000
+_FIRST_USER = 0x70000000
+_USERS = 0x0F000000
 _SOON_S = 1.0
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class WorkerUser:
     """A user of this machine, or a number that no user has; ``name`` is for messages."""
 
@@ -174,12 +241,21 @@ class WorkerUser:
     def may(self, path: Path, bits: int) -> bool:
         """Whether the mode of ``path`` grants it: 4 read, 2 write, 1 pass."""
         found = path.stat()
-        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
+        shift = (
+            6
+            if found.st_uid == self.uid
+            else 3
+            if found.st_gid == self.gid
+            else 0
+        )
         return (found.st_mode >> shift) & bits == bits
 
     def closed(self, path: Path) -> Path | None:
         """The first folder on the way to ``path`` that it may not pass, if any."""
-        return next((each for each in reversed(path.parents) if not self.may(each, 1)), None)
+        return next(
+            (each for each in reversed(path.parents) if not self.may(each, 1)),
+            None,
+        )
 
 
 def named_user(choice: str) -> WorkerUser | None:
@@ -187,7 +263,11 @@ def named_user(choice: str) -> WorkerUser | None:
     if choice == DYNAMIC:
         return None
     try:
-        known = pwd.getpwuid(int(choice)) if choice.isdecimal() else pwd.getpwnam(choice)
+        known = (
+            pwd.getpwuid(int(choice))
+            if choice.isdecimal()
+            else pwd.getpwnam(choice)
+        )
     except (KeyError, OverflowError):
         raise BadInput(
             f"workers cannot run as {choice}: user not found on this machine",
@@ -207,14 +287,21 @@ def user_for(lab: str, submitter: str) -> WorkerUser:
 def refuse_inside_workers_folders(worker: str, path: str) -> None:
     """``LaunchError`` for a path that another worker could replace by a link during the mount."""
     for folder in Path(os.path.realpath(path)).parents:
-        if folder.exists() and _FIRST_USER <= folder.stat().st_uid < _FIRST_USER + _USERS:
+        if (
+            folder.exists()
+            and _FIRST_USER <= folder.stat().st_uid < _FIRST_USER + _USERS
+        ):
             raise LaunchError(
                 f"worker {worker}: {path} is inside {folder}, which belongs to workers",
                 hint="choose a folder outside it",
             )
 
 
-def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
+def ready_checkpoint(
+    worker: str,
+    checkpoint: str,
+    user: WorkerUser,
+) -> None:
     """Check that the worker can write to its checkpoint folder; create the folder if only that is
     missing. ``LaunchError`` otherwise: an existing folder's owner is never changed."""
     refuse_inside_workers_folders(worker, checkpoint)
@@ -260,7 +347,12 @@ def hand_over(user: WorkerUser, folder: Path) -> None:
         return
     for here, folders, files in os.walk(folder):
         for name in ("", *folders, *files):
-            os.chown(os.path.join(here, name), user.uid, user.gid, follow_symlinks=False)
+            os.chown(
+                os.path.join(here, name),
+                user.uid,
+                user.gid,
+                follow_symlinks=False,
+            )
 
 
 CHOICES = ("auto", "cdi", "request", "runtime")
@@ -282,7 +374,9 @@ def find_access(
     """How containers get a GPU: ``choice``, or what is available; empty for none. ``engine``: its
     description; ``path``: where programs are searched (``None``: the environment's)."""
     if choice not in CHOICES:
-        raise BadInput(f"--gpu-access {choice!r}: expected {', '.join(CHOICES)}")
+        raise BadInput(
+            f"--gpu-access {choice!r}: expected {', '.join(CHOICES)}"
+        )
     if choice != "auto":
         return choice
     major = str(engine.get("ServerVersion", "")).partition(".")[0]
@@ -294,18 +388,27 @@ def find_access(
 
 
 def container_settings(
-    access: str, gpu: PhysicalGpu, folders: Sequence[Path] = CDI_FOLDERS
+    access: str,
+    gpu: PhysicalGpu,
+    folders: Sequence[Path] = CDI_FOLDERS,
 ) -> dict[str, Any]:
     """Arguments for a container with only this GPU (merge ``environment``); may raise
     ``LaunchError``."""
-    pinned = {_VISIBLE: gpu.uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    pinned = {
+        _VISIBLE: gpu.uuid,
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    }
     match access:
         case "cdi":
             devices = list(_devices(folders))  # by UUID, else by device node
             named = [name for name, _ in devices if name == gpu.uuid]
-            named += [name for name, minors in devices if minors == {gpu.minor}]
+            named += [
+                name for name, minors in devices if minors == {gpu.minor}
+            ]
             if not named:
-                known = ", ".join(sorted({name for name, _ in devices})) or "none"
+                known = (
+                    ", ".join(sorted({name for name, _ in devices})) or "none"
+                )
                 raise LaunchError(
                     f"no CDI device for GPU {gpu.uuid}: found {known}",
                     hint="write the CDI files again: sudo nvidia-ctk cdi generate "
@@ -314,7 +417,10 @@ def container_settings(
             cdi = {"driver": "cdi", "device_ids": [f"{_KIND}={named[0]}"]}
             return {"device_requests": [cdi], "environment": NO_GPU}
         case "request":
-            request = {"device_ids": [gpu.uuid], "capabilities": [["gpu", "compute", "utility"]]}
+            request = {
+                "device_ids": [gpu.uuid],
+                "capabilities": [["gpu", "compute", "utility"]],
+            }
             return {"device_requests": [request], "environment": pinned}
         case "runtime":
             return {"runtime": "nvidia", "environment": pinned}
@@ -330,13 +436,33 @@ def container_settings(
 def _devices(folders: Sequence[Path]) -> Iterator[tuple[str, set[int]]]:
     """The GPUs in CDI files, by name and by number of ``/dev/nvidiaN``. Unreadable files are
     skipped, as the engine does."""
-    for path in (each for folder in folders for each in sorted(folder.glob("*"))):
+    for path in (
+        each for folder in folders for each in sorted(folder.glob("*"))
+    ):
         try:
-            text = path.read_text(encoding="utf-8") if path.suffix in (".yaml", ".json") else ""
-            spec = json.loads(text or "{}") if path.suffix == ".json" else yaml.safe_load(text)
+            text = (
+                path.read_text(encoding="utf-8")
+                if path.suffix in (".yaml", ".json")
+                else ""
+            )
+            spec = (
+                json.loads(text or "{}")
+                if path.suffix == ".json"
+                else yaml.safe_load(text)
+            )
             if spec and spec["kind"] == _KIND:
-                yield from [(str(each["name"]), _minors(each)) for each in spec["devices"]]
-        except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+                yield from [
+                    (str(each["name"]), _minors(each))
+                    for each in spec["devices"]
+                ]
+        except (
+            OSError,
+            ValueError,
+            yaml.YAMLError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ):
             continue
 
 

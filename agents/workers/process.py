@@ -12,12 +12,24 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError, log
-from patchlight.agents.workers import confinement, contract, forking, keeper, limits, programs
+from patchlight.agents.workers import (
+    confinement,
+    contract,
+    forking,
+    keeper,
+    limits,
+    programs,
+)
 from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.rules import DYNAMIC
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.processes import Cgroups, boot_id, cpus_of, process_start
+from patchlight.testbed.linux.processes import (
+    Cgroups,
+    boot_id,
+    cpus_of,
+    process_start,
+)
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
@@ -30,9 +42,16 @@ class ProcessRunner(contract.Runner):
 
     name = "process"
 
-    def __init__(self, user: str = DYNAMIC, fork_from: Path | None = None, lab: str = "") -> None:
-        self.worker_user, self._user = user, limits.named_user(user)
-        self._fork_from, self._lab = fork_from, lab
+    def __init__(
+        self,
+        user: str = DYNAMIC,
+        fork_from: Path | None = None,
+        lab: str = "",
+    ) -> None:
+        self.worker_user = user
+        self._user = limits.named_user(user)
+        self._fork_from = fork_from
+        self._lab = lab
 
     @functools.cached_property
     def _cgroups(self) -> Cgroups:
@@ -42,7 +61,8 @@ class ProcessRunner(contract.Runner):
         """Workers need root to be made, and what confines them."""
         if os.geteuid() != 0:
             raise LaunchError(
-                "workers need network namespaces, which need root", hint="run the agent as root"
+                "workers need network namespaces, which need root",
+                hint="run the agent as root",
             )
         await asyncio.to_thread(confinement.check_possible)
         unlimited = {"memory", "pids", "cpu"} - set(self._cgroups.controllers)
@@ -53,7 +73,9 @@ class ProcessRunner(contract.Runner):
                 ", ".join(sorted(unlimited)),
             )
 
-    async def launch(self, launch: contract.WorkerLaunch) -> contract.RunningWorker:
+    async def launch(
+        self, launch: contract.WorkerLaunch
+    ) -> contract.RunningWorker:
         """Make the namespace and start the program's keeper in it."""
         task = launch.spec.task
         image = None if isinstance(task, SyntheticTask) else task.image
@@ -66,7 +88,13 @@ class ProcessRunner(contract.Runner):
                 "program then sees the server's files",
             )
         handle, child = await asyncio.to_thread(self._launch, launch)
-        return _ProcessWorker(handle, launch.namespace, launch.directory, self._cgroups, child)
+        return _ProcessWorker(
+            handle,
+            launch.namespace,
+            launch.directory,
+            self._cgroups,
+            child,
+        )
 
     def _launch(
         self, launch: contract.WorkerLaunch
@@ -82,7 +110,9 @@ class ProcessRunner(contract.Runner):
             numpy=forking.numpy_folder(),
             gpu_socket=str(launch.gpu_socket) if launch.gpu_socket else None,
             checkpoint=launch.spec.checkpoint,
-            data=launch.spec.task.data if isinstance(launch.spec.task, TorchTask) else None,
+            data=launch.spec.task.data
+            if isinstance(launch.spec.task, TorchTask)
+            else None,
         )
         program = programs.program_of(launch, places)
         if program.gated:
@@ -92,7 +122,9 @@ class ProcessRunner(contract.Runner):
         if places.data is not None:
             limits.refuse_inside_workers_folders(launch.spec.id, places.data)
         if launch.spec.checkpoint is not None:
-            limits.ready_checkpoint(launch.spec.id, launch.spec.checkpoint, user)
+            limits.ready_checkpoint(
+                launch.spec.id, launch.spec.checkpoint, user
+            )
         if launch.gpu_socket is not None:
             os.chown(launch.gpu_socket, user.uid, user.gid)
         namespaces.create(launch.namespace)
@@ -104,35 +136,75 @@ class ProcessRunner(contract.Runner):
             rlimits = {} if counted else {"nproc": launch.limits.processes}
             if "memory" not in self._cgroups.controllers:
                 rlimits["data"] = launch.limits.memory_bytes
-            if self._fork_from is not None and _can_be_forked(program, launch, user):
+            if self._fork_from is not None and _can_be_forked(
+                program, launch, user
+            ):
                 limits.hand_over(user, folder)
-                with contextlib.suppress(OSError):  # no forking process: start it the slow way
-                    return _fork(self._fork_from, program, launch, user, groups, rlimits), None
+                with contextlib.suppress(
+                    OSError
+                ):  # no forking process: start it the slow way
+                    return _fork(
+                        self._fork_from,
+                        program,
+                        launch,
+                        user,
+                        groups,
+                        rlimits,
+                    ), None
             command = _write_program(program, launch, user)
-            (folder / keeper.OUTPUT).touch()  # the tools that confine it write there too
+            # The tools that confine it write there too.
+            (folder / keeper.OUTPUT).touch()
             limits.hand_over(user, folder)
-            kept = keeper.kept(command, str(folder), gated=program.gated, waited_for=False)
+            kept = keeper.kept(
+                command,
+                str(folder),
+                gated=program.gated,
+                waited_for=False,
+            )
             # A process starts in the namespace of the thread that creates it.
-            with namespaces.entered(namespaces.namespace_path(launch.namespace)):
+            with namespaces.entered(
+                namespaces.namespace_path(launch.namespace)
+            ):
                 child, pid = confinement.begin(
-                    ["/bin/sh", *kept[1:]], launch, user, groups, rlimits, _code()
+                    ["/bin/sh", *kept[1:]],
+                    launch,
+                    user,
+                    groups,
+                    rlimits,
+                    _code(),
                 )
-            return contract.WorkerHandle(pid=pid, started=process_start(pid), boot=boot_id()), child
+            return contract.WorkerHandle(
+                pid=pid,
+                started=process_start(pid),
+                boot=boot_id(),
+            ), child
         except (OSError, PatchlightError) as exc:
-            with contextlib.suppress(PatchlightError):  # there may be one that did not answer
+            with contextlib.suppress(
+                PatchlightError
+            ):  # there may be one that did not answer
                 namespaces.end_all(launch.namespace)
             namespaces.delete(launch.namespace)
             with contextlib.suppress(PatchlightError):
                 self._cgroups.remove(launch.namespace)
             if isinstance(exc, PatchlightError):
                 raise
-            raise LaunchError(f"starting worker {launch.spec.id}: {reason(exc)}") from exc
+            raise LaunchError(
+                f"starting worker {launch.spec.id}: {reason(exc)}"
+            ) from exc
 
     async def adopt(
-        self, handle: contract.WorkerHandle, namespace: str, directory: Path
+        self,
+        handle: contract.WorkerHandle,
+        namespace: str,
+        directory: Path,
     ) -> contract.RunningWorker:
         """The keeper with that process id, unless the id was reused."""
-        return _ProcessWorker(handle, namespace, directory, self._cgroups)
+        return _ProcessWorker(
+            handle,
+            namespace,
+            directory,
+            self._cgroups,
+        )
 
     async def sweep(self, known: Container[str | None]) -> None:
         """Remove the cgroups of interrupted launches: those whose namespace is gone."""
@@ -145,12 +217,23 @@ class ProcessRunner(contract.Runner):
 def _code() -> list[Path]:
     python = Path(os.path.realpath(sys.executable)).parents[1]
     numpy = forking.numpy_folder()
-    prefixes = {Path(sys.prefix), Path(sys.base_prefix), python, *([Path(numpy)] if numpy else [])}
-    return [*sorted(prefixes), programs.TRAINING, programs.TRAINING.parents[1] / "testbed"]
+    prefixes = {
+        Path(sys.prefix),
+        Path(sys.base_prefix),
+        python,
+        *([Path(numpy)] if numpy else []),
+    }
+    return [
+        *sorted(prefixes),
+        programs.TRAINING,
+        programs.TRAINING.parents[1] / "testbed",
+    ]
 
 
 def _can_be_forked(
-    program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
+    program: programs.WorkerProgram,
+    launch: contract.WorkerLaunch,
+    user: limits.WorkerUser,
 ) -> bool:
     """Whether it runs only built-in code that its user can read."""
     if not program.needs_numpy_alone or launch.rdma_devices:
@@ -158,20 +241,35 @@ def _can_be_forked(
     own = launch.directory
     for ours in (own.parent, own.parent.parent):
         ours.chmod(ours.stat().st_mode | 0o011)
-    needed = [own, *_code(), *([launch.gpu_socket] if launch.gpu_socket else [])]
+    needed = [
+        own,
+        *_code(),
+        *([launch.gpu_socket] if launch.gpu_socket else []),
+    ]
     return not any(map(user.closed, needed))
 
 
 def _environment(
-    program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
+    program: programs.WorkerProgram,
+    launch: contract.WorkerLaunch,
+    user: limits.WorkerUser,
 ) -> dict[str, str]:
-    keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    keep = {
+        name: os.environ[name] for name in _INHERITED if name in os.environ
+    }
     who = dict.fromkeys(("USER", "LOGNAME"), user.name)
-    return {**keep, **who, "HOME": str(launch.directory), **program.environment}
+    return {
+        **keep,
+        **who,
+        "HOME": str(launch.directory),
+        **program.environment,
+    }
 
 
 def _write_program(
-    program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
+    program: programs.WorkerProgram,
+    launch: contract.WorkerLaunch,
+    user: limits.WorkerUser,
 ) -> list[str]:
     """The command that runs the program. The job's variables and folder are set by a script that
     only the worker's user can read, so they do not appear in process lists."""
@@ -209,8 +307,14 @@ def _fork(
     try:
         pid, started = forking.fork(path, order)
     except forking.NotForked as exc:
-        raise LaunchError(f"starting worker {launch.spec.id}: {reason(exc)}") from exc
-    return contract.WorkerHandle(pid=pid, started=started, boot=boot_id())
+        raise LaunchError(
+            f"starting worker {launch.spec.id}: {reason(exc)}"
+        ) from exc
+    return contract.WorkerHandle(
+        pid=pid,
+        started=started,
+        boot=boot_id(),
+    )
 
 
 class _ProcessWorker:
@@ -222,14 +326,19 @@ class _ProcessWorker:
         cgroups: Cgroups,
         child: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        self._handle, self._namespace, self._directory = handle, namespace, directory
-        self._cgroups, self._child = cgroups, child
+        self._handle = handle
+        self._namespace = namespace
+        self._directory = directory
+        self._cgroups = cgroups
+        self._child = child
         self._gone = asyncio.Event()
         self._descriptor = _pidfd(handle)
         if self._descriptor is None:
             self._gone.set()
         else:
-            asyncio.get_running_loop().add_reader(self._descriptor, self._on_exit)
+            asyncio.get_running_loop().add_reader(
+                self._descriptor, self._on_exit
+            )
 
     def _on_exit(self) -> None:
         assert self._descriptor is not None
@@ -245,9 +354,16 @@ class _ProcessWorker:
     async def ended(self) -> contract.ExitInfo:
         await self._gone.wait()
         code, unreadable = keeper.exit_code(self._directory)
-        lines = await asyncio.to_thread(keeper.last_lines, self._directory / keeper.OUTPUT)
+        lines = await asyncio.to_thread(
+            keeper.last_lines, self._directory / keeper.OUTPUT
+        )
         out_of_memory = self._cgroups.ran_out_of_memory(self._namespace)
-        return contract.ExitInfo(code, lines, out_of_memory, unreadable)
+        return contract.ExitInfo(
+            code,
+            lines,
+            out_of_memory,
+            unreadable,
+        )
 
     async def stop(self, grace_s: float) -> None:
         self._signal(signal.SIGTERM)
@@ -281,14 +397,20 @@ class _ProcessWorker:
             if self._child is not None:
                 self._child.wait()
             self._cgroups.remove(self._namespace)
-            with contextlib.suppress(OSError):  # from now on only the agent can read it
+            with contextlib.suppress(
+                OSError
+            ):  # from now on only the agent can read it
                 os.chown(self._directory, 0, 0)
 
         await asyncio.to_thread(remove)
 
 
 def _pidfd(handle: contract.WorkerHandle) -> int | None:
-    if handle.pid is None or handle.started is None or handle.boot != boot_id():
+    if (
+        handle.pid is None
+        or handle.started is None
+        or handle.boot != boot_id()
+    ):
         return None
     try:
         descriptor = os.pidfd_open(handle.pid)

@@ -16,7 +16,8 @@ from patchlight.testbed.wire import agent_status, worker_api
 NETWORK_FILE = "network.json"
 
 # Timeout 4.096 us x 2^22 = 17 s, 7 retries: an outage may last 2 minutes.
-_IB_TIMEOUT, _IB_RETRIES = "22", "7"
+_IB_TIMEOUT = "22"
+_IB_RETRIES = "7"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # ECN-capable transport: congested switches mark these packets instead of dropping them.
 _ECN_CAPABLE = 0b10
@@ -39,7 +40,10 @@ def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
     if device is None:
         # NCCL would use other workers' devices where all are visible.
         return {**variables, "NCCL_IB_DISABLE": "1"}
-    if launch.rendezvous_interface is not None and launch.spec.rendezvous is not None:
+    if (
+        launch.rendezvous_interface is not None
+        and launch.spec.rendezvous is not None
+    ):
         variables["NCCL_SOCKET_IFNAME"] = f"={launch.rendezvous_interface}"
     variables |= {
         "NCCL_IB_HCA": f"={device.name}:{device.port}",
@@ -53,7 +57,10 @@ def network_defaults(launch: WorkerLaunch) -> dict[str, str]:
     """The variables of a worker's network that a job may change."""
     if launch.rdma is None:
         return {}
-    variables = {"NCCL_IB_TIMEOUT": _IB_TIMEOUT, "NCCL_IB_RETRY_CNT": _IB_RETRIES}
+    variables = {
+        "NCCL_IB_TIMEOUT": _IB_TIMEOUT,
+        "NCCL_IB_RETRY_CNT": _IB_RETRIES,
+    }
     if launch.rdma.is_soft:
         # With the check UCX 1.13 drops all datagrams that rxe receives, and cannot connect.
         variables["UCX_UD_ETH_DGID_CHECK"] = "n"
@@ -64,12 +71,15 @@ def network_defaults(launch: WorkerLaunch) -> dict[str, str]:
 
 def hostname(launch: WorkerLaunch) -> str:
     """A worker's host name: the lab's name of its NIC's host."""
-    return next(iter(launch.hosts.get(launch.address, ())), launch.spec.id)[:_LONGEST_HOSTNAME]
+    return next(iter(launch.hosts.get(launch.address, ())), launch.spec.id)[
+        :_LONGEST_HOSTNAME
+    ]
 
 
 def hosts_file(launch: WorkerLaunch) -> str:
     """A worker's ``/etc/hosts``: all names of the lab, and its host name at its own address."""
-    own, name = launch.address, hostname(launch)
+    own = launch.address
+    name = hostname(launch)
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     for address, names in {own: (), **launch.hosts}.items():
         aliases = dict.fromkeys((name, *names) if address == own else names)
@@ -77,7 +87,11 @@ def hosts_file(launch: WorkerLaunch) -> str:
     return "\n".join([*lines, ""])
 
 
-def publish(folder: Path, place: NicPlace, rdma: agent_status.RdmaStatus | None) -> None:
+def publish(
+    folder: Path,
+    place: NicPlace,
+    rdma: agent_status.RdmaStatus | None,
+) -> None:
     """Write the state of a worker's network into its folder atomically. Links that the worker put
     there are replaced, not followed."""
     told = {
@@ -88,9 +102,12 @@ def publish(folder: Path, place: NicPlace, rdma: agent_status.RdmaStatus | None)
     fresh = folder / f"{NETWORK_FILE}.new"
     with suppress(OSError):  # a full disk is reported elsewhere
         fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, _NEW_FILE, 0o600), "w", encoding="utf-8") as file:
+        with os.fdopen(
+            os.open(fresh, _NEW_FILE, 0o600), "w", encoding="utf-8"
+        ) as file:
             json.dump(told, file)
-            os.fchmod(file.fileno(), 0o644)  # whatever the umask: the worker's user reads it
+            # Whatever the umask: the worker's user reads it.
+            os.fchmod(file.fileno(), 0o644)
         fresh.replace(folder / NETWORK_FILE)
 
 
@@ -99,10 +116,17 @@ TRAINING_IN_PATH = Path("patchlight/agents/training")
 """The path of ``TRAINING`` within a folder of Python's path."""
 
 # Each worker has one GPU; threads of several linear algebra libraries would compete.
-_DEFAULTS = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_DEFAULTS = {
+    "PYTHONUNBUFFERED": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class WorkerPlaces:
     """Paths as the worker sees them: its ``folder``, the training ``code`` and ``numpy`` (folders
     of Python's path), and the folder ``data`` of its samples."""
@@ -116,7 +140,10 @@ class WorkerPlaces:
     data: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class WorkerProgram:
     """A worker's program. ``gated``: it waits outside for the start; ``needs_numpy_alone``: it is
     the synthetic trainer, without any other package."""
@@ -130,7 +157,8 @@ class WorkerProgram:
 
 def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
     """The program of the worker's trainer; writes its input into the worker's folder."""
-    spec, task = launch.spec, launch.spec.task
+    spec = launch.spec
+    task = launch.spec.task
     numpy_alone = False
     match task:
         case worker_api.SyntheticTask() | worker_api.TorchTask():
@@ -138,31 +166,58 @@ def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
                 "id": spec.id,
                 "job": spec.job,
                 "rank": spec.rank,
-                "ring": [member.model_dump(mode="json") for member in spec.ring],
-                **task.model_dump(mode="json", exclude={"trainer", "image"}),
+                "ring": [
+                    member.model_dump(mode="json") for member in spec.ring
+                ],
+                **task.model_dump(
+                    mode="json",
+                    exclude={"trainer", "image"},
+                ),
                 "gpu_socket": places.gpu_socket,
             }
             if isinstance(task, worker_api.TorchTask):
-                values |= {"data": places.data, "checkpoint": places.checkpoint}
-            (launch.directory / "task.json").write_text(json.dumps(values), encoding="utf-8")
-            folders, option = [places.code], "-s"
+                values |= {
+                    "data": places.data,
+                    "checkpoint": places.checkpoint,
+                }
+            (launch.directory / "task.json").write_text(
+                json.dumps(values), encoding="utf-8"
+            )
+            folders = [places.code]
+            option = "-s"
             if isinstance(task, worker_api.SyntheticTask) and places.numpy:
                 numpy_alone = bool(places.gpu_socket) or task.device == "sleep"
             if numpy_alone and places.numpy:
                 # Skip packages' start-up code (.pth files).
-                folders, option = [*folders, places.numpy], "-S"
+                folders = [*folders, places.numpy]
+                option = "-S"
             own = {"PYTHONPATH": ":".join(folders)}
-            directory, gated = places.folder, False
-            command = [places.python, option, "-m", "patchlight.agents.training"]
+            directory = places.folder
+            gated = False
+            command = [
+                places.python,
+                option,
+                "-m",
+                "patchlight.agents.training",
+            ]
             command += ["--task", f"{places.folder}/task.json"]
         case CommandTask():
             path = task.environment.get("PYTHONPATH")
-            own = {**task.environment, "PYTHONPATH": ":".join(filter(None, [path, places.code]))}
-            directory, gated = task.working_directory or places.folder, True
+            own = {
+                **task.environment,
+                "PYTHONPATH": ":".join(filter(None, [path, places.code])),
+            }
+            directory = task.working_directory or places.folder
+            gated = True
             command = task.command
     return WorkerProgram(
         command=tuple(command),
-        environment={**_DEFAULTS, **network_defaults(launch), **own, **_rendezvous(launch, places)},
+        environment={
+            **_DEFAULTS,
+            **network_defaults(launch),
+            **own,
+            **_rendezvous(launch, places),
+        },
         directory=directory,
         gated=gated,
         needs_numpy_alone=numpy_alone,

@@ -29,7 +29,8 @@ _AUTHORITY_LIFETIME = timedelta(days=20 * 365)
 _AUTHORITY_KEY_FILE = "ca-key.pem"
 # For servers with slow clocks.
 _CLOCKS_BEHIND = timedelta(days=1)
-_CALLS, _SERVES = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+_CALLS = ExtendedKeyUsageOID.CLIENT_AUTH
+_SERVES = ExtendedKeyUsageOID.SERVER_AUTH
 
 
 def _utc() -> datetime:
@@ -38,7 +39,12 @@ def _utc() -> datetime:
 
 def authority_folder(lab: str) -> Path:
     """This user's folder for a lab's authority."""
-    return user_folder("XDG_DATA_HOME", ".local/share") / "patchlight/labs" / lab / "ca"
+    return (
+        user_folder("XDG_DATA_HOME", ".local/share")
+        / "patchlight/labs"
+        / lab
+        / "ca"
+    )
 
 
 class Authority:
@@ -48,9 +54,18 @@ class Authority:
     another lab's. ``clock`` returns the time in UTC.
     """
 
-    def __init__(self, lab: str, folder: Path, clock: Callable[[], datetime] = _utc) -> None:
-        self.lab, self.folder, self._clock = lab, folder, clock
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Patchlight lab {lab}")])
+    def __init__(
+        self,
+        lab: str,
+        folder: Path,
+        clock: Callable[[], datetime] = _utc,
+    ) -> None:
+        self.lab = lab
+        self.folder = folder
+        self._clock = clock
+        subject = x509.Name(
+            [x509.NameAttribute(NameOID.COMMON_NAME, f"Patchlight lab {lab}")]
+        )
         with _writing(folder), _alone(folder):
             if (folder / credentials.CA_FILE).exists() and not (
                 folder / _AUTHORITY_KEY_FILE
@@ -68,49 +83,109 @@ class Authority:
                     hint="name another folder",
                 )
             now = clock()
-            if found is None or found.not_valid_after_utc - now < 2 * CERTIFICATE_LIFETIME:
+            if (
+                found is None
+                or found.not_valid_after_utc - now < 2 * CERTIFICATE_LIFETIME
+            ):
                 found = self._made(subject, now)
-                _put(folder / credentials.CA_FILE, found.public_bytes(serialization.Encoding.PEM))
+                _put(
+                    folder / credentials.CA_FILE,
+                    found.public_bytes(serialization.Encoding.PEM),
+                )
             self._certificate = found
 
-    def for_agent(self, server: str, folder: Path, *, anew: bool = False) -> Credentials:
+    def for_agent(
+        self,
+        server: str,
+        folder: Path,
+        *,
+        anew: bool = False,
+    ) -> Credentials:
         """Write the key and certificates of the agent of ``server`` into ``folder``.
 
         A certificate that is valid for long enough stays, and so does a key unless ``anew``. It can
         be repeated after an interruption. ``PatchlightError`` if the folder cannot be written, or
         if others can write there.
         """
-        return self._provide(credentials.agent_name(server, self.lab), [_SERVES], folder, anew)
+        return self._provide(
+            credentials.agent_name(server, self.lab),
+            [_SERVES],
+            folder,
+            anew,
+        )
 
-    def for_controller(self, folder: Path, *, anew: bool = False) -> Credentials:
+    def for_controller(
+        self, folder: Path, *, anew: bool = False
+    ) -> Credentials:
         """The same for the lab's controller, which calls agents and answers users."""
-        return self._provide(credentials.controller_name(self.lab), [_CALLS, _SERVES], folder, anew)
+        return self._provide(
+            credentials.controller_name(self.lab),
+            [_CALLS, _SERVES],
+            folder,
+            anew,
+        )
 
-    def for_prometheus(self, folder: Path, *, anew: bool = False) -> Credentials:
+    def for_prometheus(
+        self, folder: Path, *, anew: bool = False
+    ) -> Credentials:
         """The same for a Prometheus, which may only read the agents' metrics."""
-        return self._provide(credentials.prometheus_name(self.lab), [_CALLS], folder, anew)
+        return self._provide(
+            credentials.prometheus_name(self.lab),
+            [_CALLS],
+            folder,
+            anew,
+        )
 
-    def for_switch(self, switch: str, folder: Path, *, anew: bool = False) -> Credentials:
+    def for_switch(
+        self,
+        switch: str,
+        folder: Path,
+        *,
+        anew: bool = False,
+    ) -> Credentials:
         """The same for a packet switch that connects to the controller over TLS."""
-        return self._provide(credentials.switch_name(switch, self.lab), [_CALLS], folder, anew)
+        return self._provide(
+            credentials.switch_name(switch, self.lab),
+            [_CALLS],
+            folder,
+            anew,
+        )
 
     def for_switches(self, folder: Path, *, anew: bool = False) -> Credentials:
         """The same for a machine with several packet switches of the lab."""
-        return self._provide(credentials.switches_name(self.lab), [_CALLS], folder, anew)
+        return self._provide(
+            credentials.switches_name(self.lab),
+            [_CALLS],
+            folder,
+            anew,
+        )
 
     def _provide(
-        self, name: str, usages: list[x509.ObjectIdentifier], folder: Path, anew: bool
+        self,
+        name: str,
+        usages: list[x509.ObjectIdentifier],
+        folder: Path,
+        anew: bool,
     ) -> Credentials:
         with _writing(folder):
             now = self._clock()
             present = _certificate_in(folder / credentials.CERTIFICATE_FILE)
-            if present is not None and (other := credentials.name_in(present)) != name:
+            if (
+                present is not None
+                and (other := credentials.name_in(present)) != name
+            ):
                 raise BadInput(
                     f"{folder} has the certificate for {other}: expected none, or that for {name}",
                     hint="name another folder",
                 )
-            authority = self._certificate.public_bytes(serialization.Encoding.PEM)
-            if not anew and present is not None and credentials.usages_in(present) == usages:
+            authority = self._certificate.public_bytes(
+                serialization.Encoding.PEM
+            )
+            if (
+                not anew
+                and present is not None
+                and credentials.usages_in(present) == usages
+            ):
                 with contextlib.suppress(BadInput):
                     found = credentials.read_credentials(folder)
                     lasts = found.not_after - now > RENEWED_BEFORE_END
@@ -119,13 +194,20 @@ class Authority:
             key_file = folder / credentials.KEY_FILE
             key = None if anew or not key_file.exists() else _key_in(key_file)
             # Remove the certificate first, so that a key is never next to a wrong one.
-            if key is None or not _has(folder / credentials.CA_FILE, authority):
+            if key is None or not _has(
+                folder / credentials.CA_FILE, authority
+            ):
                 (folder / credentials.CERTIFICATE_FILE).unlink(missing_ok=True)
             if key is None:
                 key_file.unlink(missing_ok=True)
                 key = _key_in(key_file)
             _put(folder / credentials.CA_FILE, authority)
-            issued = self._issued(name, usages, key.public_key(), now)
+            issued = self._issued(
+                name,
+                usages,
+                key.public_key(),
+                now,
+            )
             _put(
                 folder / credentials.CERTIFICATE_FILE,
                 issued.public_bytes(serialization.Encoding.PEM),
@@ -135,8 +217,20 @@ class Authority:
     def _made(self, subject: x509.Name, now: datetime) -> x509.Certificate:
         public = self._key.public_key()
         return (
-            _begun(subject, subject, public, now, now + _AUTHORITY_LIFETIME)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            _begun(
+                subject,
+                subject,
+                public,
+                now,
+                now + _AUTHORITY_LIFETIME,
+            )
+            .add_extension(
+                x509.BasicConstraints(
+                    ca=True,
+                    path_length=0,
+                ),
+                critical=True,
+            )
             .add_extension(_key_usage(signs_certificates=True), critical=True)
             .sign(self._key, SHA256())
         )
@@ -149,12 +243,29 @@ class Authority:
         now: datetime,
     ) -> x509.Certificate:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(
+            self._key.public_key()
+        )
         end = now + CERTIFICATE_LIFETIME
         return (
-            _begun(subject, self._certificate.subject, public, now, end)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            _begun(
+                subject,
+                self._certificate.subject,
+                public,
+                now,
+                end,
+            )
+            .add_extension(
+                x509.SubjectAlternativeName([x509.DNSName(name)]),
+                critical=False,
+            )
+            .add_extension(
+                x509.BasicConstraints(
+                    ca=False,
+                    path_length=None,
+                ),
+                critical=True,
+            )
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(signer, critical=False)
@@ -177,7 +288,9 @@ def _begun(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCKS_BEHIND)
         .not_valid_after(end)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(public), critical=False
+        )
     )
 
 
@@ -233,7 +346,8 @@ def _certificate_in(path: Path) -> x509.Certificate | None:
         return None
     except ValueError as error:
         raise BadInput(
-            f"{path} is not a certificate in PEM format", hint="remove it: it is created again"
+            f"{path} is not a certificate in PEM format",
+            hint="remove it: it is created again",
         ) from error
 
 

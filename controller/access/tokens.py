@@ -12,7 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from patchlight.controller.storage.database import Database, Shape, Substitute, skip_record
+from patchlight.controller.storage.database import (
+    Database,
+    Shape,
+    Substitute,
+    skip_record,
+)
 from patchlight.controller.storage.store import UNREADABLE
 from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput
@@ -28,20 +33,31 @@ _LONGEST = 200
 _SHOWN = re.compile(rf"({_PREFIX}_[0-9a-f]{{1,8}})_[A-Za-z0-9_-]+")
 
 
-_TOKEN, _AUDITED = Shape(TokenShape), Shape(AttemptRow)
+_TOKEN = Shape(TokenShape)
+_AUDITED = Shape(AttemptRow)
 
 
 class Tokens:
     """The tokens of one lab, in the controller's database."""
 
-    def __init__(self, store: Database, clock: Callable[[], float] = unix_s) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self, store: Database, clock: Callable[[], float] = unix_s
+    ) -> None:
+        self._store = store
+        self._clock = clock
 
     def create(
-        self, user: str, role: Role, by: str, why: str = "", lifetime_s: float = USUAL_LIFETIME_S
+        self,
+        user: str,
+        role: Role,
+        by: str,
+        why: str = "",
+        lifetime_s: float = USUAL_LIFETIME_S,
     ) -> tuple[TokenShape, str]:
         """A new token and its text, which is not shown again."""
-        token_id, secret, now = secrets.token_hex(4), secrets.token_urlsafe(32), self._clock()
+        token_id = secrets.token_hex(4)
+        secret = secrets.token_urlsafe(32)
+        now = self._clock()
         made = TokenShape(
             id=token_id,
             user=user,
@@ -54,20 +70,38 @@ class Tokens:
             revoked_by="",
         )
         sql = "INSERT INTO tokens (id, hash, record) VALUES (?, ?, ?)"
-        self._store.write(sql, token_id, _hash(secret), json.dumps(made))
+        self._store.write(
+            sql,
+            token_id,
+            _hash(secret),
+            json.dumps(made),
+        )
         return made, f"{_PREFIX}_{token_id}_{secret}"
 
     def all(self) -> list[TokenShape]:
         """Every token ever created, oldest first."""
         return [token for token, _ in self._tokens("ORDER BY rowid")]
 
-    def _tokens(self, which: str, *values: object) -> list[tuple[TokenShape, str]]:
+    def _tokens(
+        self, which: str, *values: object
+    ) -> list[tuple[TokenShape, str]]:
         # An unreadable token gives no rights.
         return self._store.each(
-            *("tokens", which, self._read, "id", "hash"), unreadable=skip_record, values=values
+            "tokens",
+            which,
+            self._read,
+            "id",
+            "hash",
+            unreadable=skip_record,
+            values=values,
         )
 
-    def _read(self, row: dict[str, Any], token_id: str, known: str) -> tuple[TokenShape, str]:
+    def _read(
+        self,
+        row: dict[str, Any],
+        token_id: str,
+        known: str,
+    ) -> tuple[TokenShape, str]:
         """A token and its hash; ``ValueError`` if it could grant rights that nobody granted."""
         token = _TOKEN.read(row)
         if token["id"] != token_id or not isinstance(known, str):
@@ -79,7 +113,9 @@ class Tokens:
 
     def revoke(self, token_id: str, by: str) -> TokenShape:
         """Revoke this token. ``BadInput`` for an unknown id."""
-        token = next((each for each in self.all() if each["id"] == token_id), None)
+        token = next(
+            (each for each in self.all() if each["id"] == token_id), None
+        )
         if token is None:
             raise BadInput(
                 f"unknown token id {token_id[:40]!r}",
@@ -98,7 +134,10 @@ class Tokens:
         if prefix != _PREFIX or len(text) > _LONGEST:
             return None
         for token, known in self._tokens("WHERE id = ?", token_id):
-            is_good = token["revoked_at"] is None and self._clock() < token["expires_at"]
+            is_good = (
+                token["revoked_at"] is None
+                and self._clock() < token["expires_at"]
+            )
             if is_good and hmac.compare_digest(known, _hash(secret)):
                 return token
         return None
@@ -138,24 +177,46 @@ class Attempt:
 class AuditLog:
     """The log of one lab, in the controller's database, which prevents changes to it."""
 
-    def __init__(self, store: Database, clock: Callable[[], float] = unix_s) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self, store: Database, clock: Callable[[], float] = unix_s
+    ) -> None:
+        self._store = store
+        self._clock = clock
 
     def add(self, attempt: Attempt) -> None:
         """Log a request, now or when the disk has space: it was answered already."""
-        sql = "INSERT INTO audit (at, who, outcome, record) VALUES (?, ?, ?, ?)"
+        sql = (
+            "INSERT INTO audit (at, who, outcome, record) VALUES (?, ?, ?, ?)"
+        )
         record = json.dumps(asdict(attempt))
-        self._store.write_soon((sql, (self._clock(), attempt.by, attempt.outcome, record)))
+        self._store.write_soon(
+            (sql, (self._clock(), attempt.by, attempt.outcome, record))
+        )
 
     def rows(
-        self, last: int, after: int | None = None, *, by: str = "", outcome: str = ""
+        self,
+        last: int,
+        after: int | None = None,
+        *,
+        by: str = "",
+        outcome: str = "",
     ) -> list[dict[str, Any]]:
         """The ``last`` requests, or a number ``after`` that one; oldest first."""
         which = "WHERE number > ? AND (? = '' OR who = ?) AND (? = '' OR outcome = ?)"
-        which += " ORDER BY number" + ("" if after is not None else " DESC") + " LIMIT ?"
+        which += (
+            " ORDER BY number"
+            + ("" if after is not None else " DESC")
+            + " LIMIT ?"
+        )
         values = (after or 0, by, by, outcome, outcome, last)
         rows = self._store.each(
-            *("audit", which, _audited, "number", "at", "who", "outcome"),
+            "audit",
+            which,
+            _audited,
+            "number",
+            "at",
+            "who",
+            "outcome",
             unreadable=_not_readable,
             values=values,
         )
@@ -163,15 +224,34 @@ class AuditLog:
 
 
 def _audited(
-    row: Mapping[str, Any], number: int, at: float, who: str, outcome: str
+    row: Mapping[str, Any],
+    number: int,
+    at: float,
+    who: str,
+    outcome: str,
 ) -> dict[str, Any]:
-    said = {"by": who, "outcome": outcome, "number": number, "at": at}
+    said = {
+        "by": who,
+        "outcome": outcome,
+        "number": number,
+        "at": at,
+    }
     return dict(_AUDITED.read({**row, **said}))
 
 
 def _not_readable(
-    number: int, at: object, who: object, outcome: object
+    number: int,
+    at: object,
+    who: object,
+    outcome: object,
 ) -> Substitute[dict[str, Any]]:
-    attempt = Attempt(str(who), "", "", UNREADABLE, str(outcome), 0)
+    attempt = Attempt(
+        str(who),
+        "",
+        "",
+        UNREADABLE,
+        str(outcome),
+        0,
+    )
     at = at if isinstance(at, float) else 0.0
     return Substitute([{**asdict(attempt), "number": number, "at": at}])

@@ -14,7 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from patchlight.controller.access.tokens import Attempt, AuditLog, without_tokens
+from patchlight.controller.access.tokens import (
+    Attempt,
+    AuditLog,
+    without_tokens,
+)
 from patchlight.controller.api.caller import Caller, Doorman, NotKnown
 from patchlight.controller.api.openapi import explained, problem_answer
 from patchlight.controller.api.turns import READS, Turns
@@ -34,8 +38,10 @@ class HttpExchange:
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive, self._send = receive, send
-        self._request, self._answer = bytearray(), bytearray()
+        self._receive = receive
+        self._send = send
+        self._request = bytearray()
+        self._answer = bytearray()
         self._put_back: list[Message] = []
         self._too_long: HTTPException | None = None
         self._start: Message | None = None
@@ -56,12 +62,14 @@ class HttpExchange:
     async def send(self, message: Message) -> None:
         """Send a message to the client."""
         if message["type"] == "http.response.start":
-            self.status, self._start = message["status"], message
+            self.status = message["status"]
+            self._start = message
             return
         if len(self._answer) < _MOST_KEPT:
             self._answer += message.get("body", b"")
         if self._start is not None:
-            start, self._start = self._start, None
+            start = self._start
+            self._start = None
             if self.on_answer is not None:
                 await self.on_answer()
             await self._send(start)
@@ -107,7 +115,8 @@ def _as_object(body: bytearray) -> dict[str, Any]:
 
 _PERIOD_S = 60.0
 _FREE = 5
-_FIRST_S, _LONGEST_S = 0.1, 5.0
+_FIRST_S = 0.1
+_LONGEST_S = 5.0
 _MOST_WAITING = 4
 _MOST_PLACES = 4096
 
@@ -131,7 +140,8 @@ class Slowdown:
         clock: Callable[[], float] = monotonic_s,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
+        self._sleep = sleep
         self._places: dict[str, _Place] = {}
 
     def is_full(self, place: str) -> bool:
@@ -147,7 +157,9 @@ class Slowdown:
         found = self._places.pop(place, None) or _Place()
         self._places[place] = found  # latest last
         if len(self._places) > _MOST_PLACES:
-            quiet = (name for name, each in self._places.items() if not each.waiting)
+            quiet = (
+                name for name, each in self._places.items() if not each.waiting
+            )
             del self._places[next(quiet, place)]
         now = self._clock()
         while found.refused_at and now - found.refused_at[0] > _PERIOD_S:
@@ -156,10 +168,13 @@ class Slowdown:
         if (beyond := len(found.refused_at) - _FREE) > 0:
             found.waiting += 1
             try:
-                await self._sleep(min(_FIRST_S * 2.0 ** (beyond - 1), _LONGEST_S))
+                await self._sleep(
+                    min(_FIRST_S * 2.0 ** (beyond - 1), _LONGEST_S)
+                )
             finally:
                 found.waiting -= 1
-        unlisted, found.unlisted = found.unlisted, 0
+        unlisted = found.unlisted
+        found.unlisted = 0
         return unlisted
 
 
@@ -172,10 +187,19 @@ _LONGEST_KEY = 200
 class KeptAnswers:
     """The responses to requests with idempotency keys, by user and key, for a day."""
 
-    def __init__(self, store: Database, clock: Callable[[], float] = unix_s) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self, store: Database, clock: Callable[[], float] = unix_s
+    ) -> None:
+        self._store = store
+        self._clock = clock
 
-    def begin(self, who: str, key: str, what: str, body: bytes) -> Response | None:
+    def begin(
+        self,
+        who: str,
+        key: str,
+        what: str,
+        body: bytes,
+    ) -> Response | None:
         """The response to a repeated request; ``None`` if it is the first."""
         if not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
             return problem_answer(
@@ -194,8 +218,14 @@ class KeptAnswers:
         if is_new:
             return None
         if request != asked:
-            return problem_answer(422, f"another request had this {KEY_HEADER}", "use a new key")
-        if not isinstance(status, int) or status not in _STATUSES or not isinstance(answer, bytes):
+            return problem_answer(
+                422, f"another request had this {KEY_HEADER}", "use a new key"
+            )
+        if (
+            not isinstance(status, int)
+            or status not in _STATUSES
+            or not isinstance(answer, bytes)
+        ):
             return problem_answer(
                 409,
                 "this request was sent before, and its result is not known yet",
@@ -207,7 +237,13 @@ class KeptAnswers:
         again.headers["Idempotency-Replayed"] = "true"
         return again
 
-    def end(self, who: str, key: str, status: int, body: bytes | None) -> None:
+    def end(
+        self,
+        who: str,
+        key: str,
+        status: int,
+        body: bytes | None,
+    ) -> None:
         """Keep a response, or forget the request if nothing was done, so it can be repeated."""
         if not status or body is None:
             return  # the result is not known
@@ -238,12 +274,23 @@ class Admission:
         audit: AuditLog | None = None,
         kept: KeptAnswers | None = None,
     ) -> None:
-        self._app, self._doorman, self._audit, self._kept = app, doorman, audit, kept
+        self._app = app
+        self._doorman = doorman
+        self._audit = audit
+        self._kept = kept
         self._slowdown = Slowdown()
         self._of_operators = Turns(at_once=16)
-        self._of_others = Turns(at_once=4, share=0.25)
+        self._of_others = Turns(
+            at_once=4,
+            share=0.25,
+        )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Answer a request, or let the application answer it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -254,7 +301,11 @@ class Admission:
         except NotKnown as error:
             turn_away = partial(self._turn_away, error)
             await self._of_others.answer(
-                (request.client or ("", 0))[0], turn_away, scope, receive, send
+                (request.client or ("", 0))[0],
+                turn_away,
+                scope,
+                receive,
+                send,
             )
             return
         state = scope.setdefault("state", {})
@@ -269,29 +320,60 @@ class Admission:
             send = exchange.send
             app = partial(self._write, caller, exchange)
         if caller.role < Role.OPERATOR:
-            await self._of_others.answer(caller.by, app, scope, receive, send)
+            await self._of_others.answer(
+                caller.by,
+                app,
+                scope,
+                receive,
+                send,
+            )
         elif request.url.path.startswith(_STOP):
             await app(scope, receive, send)
         else:
-            await self._of_operators.answer(caller.by, app, scope, receive, send)
+            await self._of_operators.answer(
+                caller.by,
+                app,
+                scope,
+                receive,
+                send,
+            )
 
     async def _write(
-        self, caller: Caller, exchange: HttpExchange, scope: Scope, receive: Receive, send: Send
+        self,
+        caller: Caller,
+        exchange: HttpExchange,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         request = Request(scope)
         if self._slowdown.is_full(caller.place):
             await _LATER(scope, receive, send)
             return
-        exchange.on_answer = partial(self._on_answer, request, caller, exchange)
+        exchange.on_answer = partial(
+            self._on_answer,
+            request,
+            caller,
+            exchange,
+        )
         key = request.headers.get(KEY_HEADER)
         if self._kept is not None and key is not None:
             body = await exchange.whole_request()
             what = f"{request.method} {request.url.path}"
             try:
-                again = self._kept.begin(caller.by, key, what, body)
+                again = self._kept.begin(
+                    caller.by,
+                    key,
+                    what,
+                    body,
+                )
             except JournalError as error:
                 # The stop button is idempotent anyway.
-                again = None if request.url.path.startswith(_STOP) else explained(error)
+                again = (
+                    None
+                    if request.url.path.startswith(_STOP)
+                    else explained(error)
+                )
             if again is not None:
                 await again(scope, receive, send)
                 return
@@ -301,28 +383,65 @@ class Admission:
             if not exchange.status:
                 self._note(request, caller, exchange)
             if self._kept is not None and key is not None:
-                self._kept.end(caller.by, key, exchange.status, exchange.answer_body)
+                self._kept.end(
+                    caller.by,
+                    key,
+                    exchange.status,
+                    exchange.answer_body,
+                )
 
-    async def _on_answer(self, request: Request, caller: Caller, exchange: HttpExchange) -> None:
+    async def _on_answer(
+        self,
+        request: Request,
+        caller: Caller,
+        exchange: HttpExchange,
+    ) -> None:
         refused = exchange.status in (401, 403)
         repeated = await self._slowdown.refused(caller.place) if refused else 0
-        self._note(request, caller, exchange, repeated)
+        self._note(
+            request,
+            caller,
+            exchange,
+            repeated,
+        )
 
-    async def _turn_away(self, error: NotKnown, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _turn_away(
+        self,
+        error: NotKnown,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         request = Request(scope)
         exchange = HttpExchange(receive, send)
-        stranger = Caller(by="", origin=":".join(map(str, request.client or ("", 0))))
+        stranger = Caller(
+            by="",
+            origin=":".join(map(str, request.client or ("", 0))),
+        )
         if self._slowdown.is_full(stranger.place):
             await _LATER(scope, receive, send)
             return
-        exchange.on_answer = partial(self._on_answer, request, stranger, exchange)
+        exchange.on_answer = partial(
+            self._on_answer,
+            request,
+            stranger,
+            exchange,
+        )
         await explained(error)(scope, receive, exchange.send)
 
     def _note(
-        self, request: Request, caller: Caller, exchange: HttpExchange, repeated: int = 0
+        self,
+        request: Request,
+        caller: Caller,
+        exchange: HttpExchange,
+        repeated: int = 0,
     ) -> None:
-        asked, answer = exchange.asked, exchange.answered
-        planned = asked.get("dry_run") is True and exchange.status not in (401, 403)
+        asked = exchange.asked
+        answer = exchange.answered
+        planned = asked.get("dry_run") is True and exchange.status not in (
+            401,
+            403,
+        )
         if self._audit is None or planned:
             return
         why = asked.get("why")
@@ -351,12 +470,18 @@ _LATER = problem_answer(
 
 
 def _line(text: str) -> str:
-    printable = "".join(c if c.isprintable() else "?" for c in text[:_LONGEST_TEXT])
+    printable = "".join(
+        c if c.isprintable() else "?" for c in text[:_LONGEST_TEXT]
+    )
     return without_tokens(printable)
 
 
 def _outcome(status: int, answer: Mapping[str, Any]) -> str:
-    if status == 0 or answer.get("outcome") == "unknown" or answer.get("state") == "unknown":
+    if (
+        status == 0
+        or answer.get("outcome") == "unknown"
+        or answer.get("state") == "unknown"
+    ):
         return "unknown"
     if status in (401, 403):
         return "refused"

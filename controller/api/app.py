@@ -15,11 +15,24 @@ from pydantic import Field
 
 from patchlight.controller.access import tokens as access
 from patchlight.controller.api.admission import Admission, KeptAnswers
-from patchlight.controller.api.caller import Admin, Doorman, NotAllowed, Operator, User, Viewer
+from patchlight.controller.api.caller import (
+    Admin,
+    Doorman,
+    NotAllowed,
+    Operator,
+    User,
+    Viewer,
+)
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed
 from patchlight.controller.api.jobs import job_routes
-from patchlight.controller.api.openapi import JsonAnswer, docs_routes, gives, new_app, under_way
+from patchlight.controller.api.openapi import (
+    JsonAnswer,
+    docs_routes,
+    gives,
+    new_app,
+    under_way,
+)
 from patchlight.controller.api.turns import InTurn, Turns
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.metrics.exposition import ControllerMetrics
@@ -44,10 +57,16 @@ Answer = dict[str, Any]
 def create_app(controller: Controller) -> FastAPI:
     """The API of one controller."""
     app = new_app("Patchlight controller")
-    tokens, audit = access.Tokens(controller.store), access.AuditLog(controller.store)
+    tokens = access.Tokens(controller.store)
+    audit = access.AuditLog(controller.store)
     doorman = Doorman(controller.lab.access, tokens)
     kept = KeptAnswers(controller.store)
-    app.add_middleware(Admission, doorman=doorman, audit=audit, kept=kept)
+    app.add_middleware(
+        Admission,
+        doorman=doorman,
+        audit=audit,
+        kept=kept,
+    )
 
     @app.get("/v1/lab", **gives(shapes.LabShape))
     async def lab() -> Answer:
@@ -74,7 +93,11 @@ def create_app(controller: Controller) -> FastAPI:
         # As when it is ended by other means: the cleanup is in one place.
         os.kill(os.getpid(), signal.SIGTERM)
         counts = controller.jobs.ledger.counts().items()
-        return {"jobs": {state: n for state, n in counts if not JobState(state).is_final}}
+        return {
+            "jobs": {
+                state: n for state, n in counts if not JobState(state).is_final
+            }
+        }
 
     app.state.events = EventFeed(controller.store)
     for routes in (
@@ -93,22 +116,35 @@ def create_app(controller: Controller) -> FastAPI:
 
 def sample_routes(controller: Controller) -> APIRouter:
     """Routes for samples of one lab."""
-    routes = APIRouter(prefix="/v1", tags=["samples"])
+    routes = APIRouter(
+        prefix="/v1",
+        tags=["samples"],
+    )
 
     @routes.get("/ports", **gives(shapes.PortSamples))
     async def ports(since: float = 0.0) -> Answer:
-        return {"ports": [s for s in controller.switches.port_rates if s["at"] > since]}
+        return {
+            "ports": [
+                s for s in controller.switches.port_rates if s["at"] > since
+            ]
+        }
 
     @routes.get("/gpus", **gives(shapes.GpuSamples))
     async def gpus(since: float = 0.0) -> Answer:
-        return {"gpus": [s for s in controller.fleet.gpu_samples if s["at"] > since]}
+        return {
+            "gpus": [
+                s for s in controller.fleet.gpu_samples if s["at"] > since
+            ]
+        }
 
     @routes.get("/samples", **gives(shapes.Samples))
     async def samples(
         since: requests.Moment = 0.0,
         until: requests.Moment = requests.LATEST,
         points: requests.PageLength = 300,
-        job: Annotated[list[requests.Text] | None, Query(max_length=1000)] = None,
+        job: Annotated[
+            list[requests.Text] | None, Query(max_length=1000)
+        ] = None,
     ) -> Answer:
         """The samples of a period, as about ``points`` windows of the lab and of each job.
 
@@ -116,7 +152,11 @@ def sample_routes(controller: Controller) -> APIRouter:
         """
         jobs = None if job is None else ["", *job]
         width_s, windows = await asyncio.to_thread(
-            controller.series.read, since, until, points, jobs
+            controller.series.read,
+            since,
+            until,
+            points,
+            jobs,
         )
         answer: dict[str, list[Answer]] = {"": []}
         for window in windows:
@@ -131,7 +171,10 @@ _EVENT_STREAM = "text/event-stream"
 
 def event_routes(store: Store, feed: EventFeed) -> APIRouter:
     """Routes for events."""
-    routes = APIRouter(prefix="/v1", tags=["events"])
+    routes = APIRouter(
+        prefix="/v1",
+        tags=["events"],
+    )
 
     @routes.get("/events", **gives(shapes.EventList, also=_EVENT_STREAM))
     async def events(
@@ -141,7 +184,9 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
         since: requests.Moment = 0.0,
         until: requests.Moment = requests.LATEST,
         before: requests.Number = requests.NO_NUMBER,
-        kind: Annotated[list[requests.Text] | None, Query(max_length=100)] = None,
+        kind: Annotated[
+            list[requests.Text] | None, Query(max_length=100)
+        ] = None,
     ) -> Any:
         """Events after a number, at most a thousand at a time.
 
@@ -154,10 +199,20 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
             cut_off_at = request.headers.get("last-event-id", "")
             begun = int(cut_off_at[:18]) if cut_off_at.isdecimal() else after
             head = {"Cache-Control": "no-store"}
-            return StreamingResponse(feed.follow(begun), media_type=_EVENT_STREAM, headers=head)
+            return StreamingResponse(
+                feed.follow(begun),
+                media_type=_EVENT_STREAM,
+                headers=head,
+            )
         if last is not None:
             period = since, until
-            found = await asyncio.to_thread(store.past_events, period, last, before, kind or ())
+            found = await asyncio.to_thread(
+                store.past_events,
+                period,
+                last,
+                before,
+                kind or (),
+            )
         else:
             found = store.events(after or 0)
         return {"events": found, "last": store.last_event()}
@@ -167,20 +222,31 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
 
 def discovery_routes(discovery: Discovery) -> APIRouter:
     """Routes for the wiring of one lab."""
-    routes = APIRouter(prefix="/v1", tags=["discovery"])
+    routes = APIRouter(
+        prefix="/v1",
+        tags=["discovery"],
+    )
 
     begins = gives(shapes.SearchPlan)
-    begins["responses"][202] = under_way(shapes.Search, "The search has started.")
+    begins["responses"][202] = under_way(
+        shapes.Search, "The search has started."
+    )
 
     @routes.post("/discovery", **begins)
-    async def begin(request: requests.DiscoveryRequest, caller: Operator) -> Any:
+    async def begin(
+        request: requests.DiscoveryRequest, caller: Operator
+    ) -> Any:
         if request.dry_run:
             return await discovery.preview(request)
         await discovery.start(request, caller)
-        return JsonAnswer(discovery.status, 202, headers={"Location": "/v1/discovery"})
+        return JsonAnswer(
+            discovery.status, 202, headers={"Location": "/v1/discovery"}
+        )
 
     @routes.get("/discovery", **gives(shapes.Search))
-    async def status(step: requests.Number = 0, wait_s: requests.WaitSeconds = 0.0) -> Answer:
+    async def status(
+        step: requests.Number = 0, wait_s: requests.WaitSeconds = 0.0
+    ) -> Answer:
         """The progress of the search: once it is beyond ``step``, or after ``wait_s``."""
         if discovery.under_way and wait_s:
             await discovery.news.after(step, wait_s)
@@ -201,19 +267,34 @@ TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
 class TokenRequest(requests.Strict):
     """A token for ``user`` with that role, valid for that many seconds."""
 
-    user: Annotated[requests.Text, Field(min_length=1, max_length=80)]
+    user: Annotated[
+        requests.Text,
+        Field(
+            min_length=1,
+            max_length=80,
+        ),
+    ]
     role: RoleName = "viewer"
-    lifetime_s: Annotated[float, Ge(60), Le(access.LONGEST_LIFETIME_S)] = access.USUAL_LIFETIME_S
+    lifetime_s: Annotated[float, Ge(60), Le(access.LONGEST_LIFETIME_S)] = (
+        access.USUAL_LIFETIME_S
+    )
     why: requests.Text = ""
 
 
 def access_routes(tokens: access.Tokens, audit: access.AuditLog) -> APIRouter:
     """Routes for access to one lab."""
-    routes = APIRouter(prefix="/v1", tags=["access"])
+    routes = APIRouter(
+        prefix="/v1",
+        tags=["access"],
+    )
 
     @routes.get("/whoami", **gives(shapes.WhoAmI))
     async def whoami(caller: Viewer) -> Answer:
-        return {"user": caller.by, "role": str(caller.role), "origin": caller.origin}
+        return {
+            "user": caller.by,
+            "role": str(caller.role),
+            "origin": caller.origin,
+        }
 
     @routes.get("/tokens", **gives(shapes.TokensShape))
     async def all_tokens(caller: Admin) -> Answer:
@@ -243,14 +324,24 @@ def access_routes(tokens: access.Tokens, audit: access.AuditLog) -> APIRouter:
         user: requests.Text = "",
         outcome: requests.Text = "",
     ) -> Answer:
-        return {"attempts": audit.rows(last, after, by=user, outcome=outcome)}
+        return {
+            "attempts": audit.rows(
+                last,
+                after,
+                by=user,
+                outcome=outcome,
+            )
+        }
 
     return routes
 
 
 def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
     """Routes for the paths of one lab."""
-    routes = APIRouter(prefix="/v1", tags=["paths"])
+    routes = APIRouter(
+        prefix="/v1",
+        tags=["paths"],
+    )
 
     @routes.get("/paths", **gives(circuit_shapes.PathsShape))
     async def look_at_all() -> Answer:
@@ -276,7 +367,9 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
 
     @routes.get("/paths/{number}", **gives(circuit_shapes.PathShape))
     async def look(
-        number: requests.Number, caller: Viewer, wait_s: requests.WaitSeconds = 0.0
+        number: requests.Number,
+        caller: Viewer,
+        wait_s: requests.WaitSeconds = 0.0,
     ) -> Any:
         return await paths.look(number, caller.by, wait_s)
 
@@ -284,7 +377,9 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
     async def release(number: requests.Number, caller: User) -> Any:
         by = (await paths.look(number, ""))["by"]
         if caller.by != by and caller.role < Role.OPERATOR:
-            raise NotAllowed(f"this path belongs to {by}: only they and operators may end it")
+            raise NotAllowed(
+                f"this path belongs to {by}: only they and operators may end it"
+            )
         return paths.release(number)
 
     return routes
@@ -312,7 +407,18 @@ def metrics_routes(metrics: ControllerMetrics) -> APIRouter:
 
 def metrics_app(metrics: ControllerMetrics) -> FastAPI:
     """An application with only ``/metrics``."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
     app.include_router(metrics_routes(metrics))
-    app.add_middleware(InTurn, turns=Turns(at_once=4, share=0.25))
+    app.add_middleware(
+        InTurn,
+        turns=Turns(
+            at_once=4,
+            share=0.25,
+        ),
+    )
     return app

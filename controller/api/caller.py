@@ -61,14 +61,18 @@ def admin_uids() -> frozenset[int]:
     """The user ids that are admins of this process."""
     # A user who started it by ``sudo`` can be root anyway.
     sudo_uid = os.environ.get("SUDO_UID", "")
-    return frozenset({0, os.geteuid()} | ({int(sudo_uid)} if sudo_uid.isdecimal() else set()))
+    return frozenset(
+        {0, os.geteuid()}
+        | ({int(sudo_uid)} if sudo_uid.isdecimal() else set())
+    )
 
 
 class Doorman:
     """Identifies the callers of one lab's API."""
 
     def __init__(self, access: Access, tokens: Tokens | None = None) -> None:
-        self._access, self._tokens = access, tokens
+        self._access = access
+        self._tokens = tokens
         self._admin_uids = admin_uids()
         self._logins: dict[int, str] = {}
         # Others' reads in the loop's own threads do not delay it.
@@ -86,23 +90,37 @@ class Doorman:
         origin = f"{host}:{port}"
         shown = request.headers.get("authorization", "")
         if shown or not here:
-            return self._holder(shown, "unix" if host == UNIX_CLIENT else origin)
+            return self._holder(
+                shown, "unix" if host == UNIX_CLIENT else origin
+            )
         # A connection keeps its user.
-        seen: dict[str, Any] = request.scope.get("state", {}).get("connection", {})
+        seen: dict[str, Any] = request.scope.get("state", {}).get(
+            "connection", {}
+        )
         if "uid" not in seen:
             server = request.scope.get("server")
             seen["uid"] = port
             if host != UNIX_CLIENT:
                 # The kernel's table may be long.
-                seen["uid"] = await self._look_up(user_id_of, (host, port), server)
+                seen["uid"] = await self._look_up(
+                    user_id_of, (host, port), server
+                )
         uid: int | None = seen["uid"]
         origin = host if host == UNIX_CLIENT else origin
         if uid is None:
             who = f"{origin} (unknown user)"
             role = min(self._access.others, Role.VIEWER)
-            return Caller(by=UNKNOWN, origin=who, role=role)
+            return Caller(
+                by=UNKNOWN,
+                origin=who,
+                role=role,
+            )
         spoken_for = _spoken_for(request) if uid == 0 else None
-        who = f"uid {uid}" if spoken_for is None else f"uid {uid} for uid {spoken_for}"
+        who = (
+            f"uid {uid}"
+            if spoken_for is None
+            else f"uid {uid} for uid {spoken_for}"
+        )
         declared = ""
         if uid == 0 and spoken_for is None:
             name = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
@@ -112,18 +130,28 @@ class Doorman:
         roles = seen.setdefault("roles", {})
         if uid not in roles:
             roles[uid] = await self._look_up(self._role_of, uid, login)
-        return Caller(by=declared or login, origin=f"{origin} ({who})", role=roles[uid])
+        return Caller(
+            by=declared or login,
+            origin=f"{origin} ({who})",
+            role=roles[uid],
+        )
 
-    async def _look_up(self, function: Callable[..., T], *arguments: object) -> T:
+    async def _look_up(
+        self, function: Callable[..., T], *arguments: object
+    ) -> T:
         """The result of a function that may read long tables, or use the network."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._looking_up, function, *arguments)
+        return await loop.run_in_executor(
+            self._looking_up, function, *arguments
+        )
 
     async def _login(self, uid: int) -> str:
         """The name of a user, cached."""
         if uid not in self._logins:
             try:
-                self._logins[uid] = (await self._look_up(pwd.getpwuid, uid)).pw_name
+                self._logins[uid] = (
+                    await self._look_up(pwd.getpwuid, uid)
+                ).pw_name
             except KeyError:
                 return f"uid {uid}"
         return self._logins[uid]
@@ -140,14 +168,22 @@ class Doorman:
                 hint="an admin creates one with 'patchlight token create'; then run: patchlight "
                 "login --controller HOST:PORT",
             )
-        return Caller(token["user"], origin, role=Role.named(token["role"]), token=token["id"])
+        return Caller(
+            token["user"],
+            origin,
+            role=Role.named(token["role"]),
+            token=token["id"],
+        )
 
     def _role_of(self, uid: int, login: str) -> Role:
         if uid in self._admin_uids:
             return Role.ADMIN
         try:
             found = grp.getgrnam(self._access.group)
-            is_member = login in found.gr_mem or pwd.getpwuid(uid).pw_gid == found.gr_gid
+            is_member = (
+                login in found.gr_mem
+                or pwd.getpwuid(uid).pw_gid == found.gr_gid
+            )
         except KeyError:
             is_member = False
         return self._access.members if is_member else self._access.others
@@ -159,7 +195,10 @@ def _spoken_for(request: Request) -> int | None:
     if said is None:
         return None
     if not (said.isascii() and said.isdecimal() and len(said) <= _LONGEST_UID):
-        raise NotKnown(f"{said[:40]!r} in {UID_HEADER} is not a user id", hint="expected a number")
+        raise NotKnown(
+            f"{said[:40]!r} in {UID_HEADER} is not a user id",
+            hint="expected a number",
+        )
     return int(said)
 
 
@@ -173,12 +212,23 @@ def who_asks(request: Request) -> Caller:
     assert isinstance(caller, Caller)
     if request.method == "GET":
         return caller
-    tag = request.headers.get("if-match", "").strip().removeprefix("W/").strip('"')
+    tag = (
+        request.headers.get("if-match", "")
+        .strip()
+        .removeprefix("W/")
+        .strip('"')
+    )
     preferred = request.headers.get("prefer", "").lower().split(",")
-    detaches = any(each.partition(";")[0].strip() == "respond-async" for each in preferred)
+    detaches = any(
+        each.partition(";")[0].strip() == "respond-async" for each in preferred
+    )
     if not (detaches or (tag and tag != "*")):
         return caller
-    return replace(caller, planned_from="" if tag == "*" else tag, detaches=detaches)
+    return replace(
+        caller,
+        planned_from="" if tag == "*" else tag,
+        detaches=detaches,
+    )
 
 
 _IN_WORDS: Mapping[Role, str] = {
@@ -190,12 +240,18 @@ _IN_WORDS: Mapping[Role, str] = {
 }
 
 
-def _dependency(role: Role, *, dry_run: Role | None = None) -> Callable[[Request], Awaitable[Any]]:
+def _dependency(
+    role: Role, *, dry_run: Role | None = None
+) -> Callable[[Request], Awaitable[Any]]:
     """The caller, who needs ``role``, or for a ``dry_run`` that one."""
 
     async def needs(request: Request) -> Caller:
         caller = who_asks(request)
-        needed = role if dry_run is None or not await _is_dry_run(request) else dry_run
+        needed = (
+            role
+            if dry_run is None or not await _is_dry_run(request)
+            else dry_run
+        )
         if caller.role < needed:
             raise NotAllowed(
                 f"{request.method} {request.url.path[:200]} needs the role {needed}; "
@@ -221,12 +277,16 @@ as_operator = _dependency(Role.OPERATOR)
 
 Viewer = Annotated[Caller, Depends(as_viewer)]
 User = Annotated[Caller, Depends(_dependency(Role.USER))]
-Submitter = Annotated[Caller, Depends(_dependency(Role.USER, dry_run=Role.VIEWER))]
+Submitter = Annotated[
+    Caller, Depends(_dependency(Role.USER, dry_run=Role.VIEWER))
+]
 Operator = Annotated[Caller, Depends(as_operator)]
 Admin = Annotated[Caller, Depends(_dependency(Role.ADMIN))]
 
 
-def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -> int | None:
+def user_id_of(
+    client: tuple[str, int], server: tuple[str, int | None] | None
+) -> int | None:
     """The user id of a connection's client; ``None`` if it is on another machine."""
     try:
         address = ip_address(client[0])
@@ -234,7 +294,8 @@ def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -
         return None
     if server is None or server[1] is None or not is_loopback(client[0]):
         return None
-    ours, theirs = _as_kernel(client), _as_kernel((server[0], server[1]))
+    ours = _as_kernel(client)
+    theirs = _as_kernel((server[0], server[1]))
     try:
         table = _TABLES[address.version].read_text()
     except OSError:
@@ -253,5 +314,7 @@ def _as_kernel(address: tuple[str, int]) -> str:
     packed = ip_address(address[0]).packed
     words = (packed[at : at + 4] for at in range(0, len(packed), 4))
     # Like the kernel: on a little-endian machine the bytes of each word are reversed.
-    host = "".join(f"{socket.ntohl(int.from_bytes(word, 'big')):08X}" for word in words)
+    host = "".join(
+        f"{socket.ntohl(int.from_bytes(word, 'big')):08X}" for word in words
+    )
     return f"{host}:{address[1]:04X}"

@@ -21,7 +21,10 @@ TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
 
 def circuit_routes(service: CircuitService) -> APIRouter:
     """Routes for the circuits of one lab."""
-    routes = APIRouter(prefix="/v1", tags=["circuits"])
+    routes = APIRouter(
+        prefix="/v1",
+        tags=["circuits"],
+    )
 
     def add(
         path: str,
@@ -40,31 +43,112 @@ def circuit_routes(service: CircuitService) -> APIRouter:
             p.replace(annotation=Operator) if p.name == "who" else p
             for p in signature.parameters.values()
         ]
-        vars(endpoint)["__signature__"] = signature.replace(parameters=parameters)
+        vars(endpoint)["__signature__"] = signature.replace(
+            parameters=parameters
+        )
         verb, _, template = path.partition(" ")
         needs = [] if verb == "GET" else [Depends(as_operator)]
         routes.add_api_route(
-            template, endpoint, methods=[verb], name=name, dependencies=needs, **options
+            template,
+            endpoint,
+            methods=[verb],
+            name=name,
+            dependencies=needs,
+            **options,
         )
 
-    add("GET /links", "links", service.links, gives(Links))
     add(
-        "GET /circuit-switches", "circuit_switches", service.switches, gives(shapes.CircuitSwitches)
+        "GET /links",
+        "links",
+        service.links,
+        gives(Links),
     )
-    add("GET /circuits/{ocs}/light", "light", service.light, gives(shapes.LightAnswer))
-    add("GET /drift", "drift", service.drift, gives(shapes.DriftShape))
-    add("POST /baselines", "accept", service.accept_power, gives(shapes.Baselines))
-    add("GET /maps", "maps", service.saved_maps, gives(shapes.AllSavedMaps))
-    add("PUT /maps/{name}", "save", service.save, gives(shapes.SavedMaps))
-    add("DELETE /maps/{name}", "forget", service.forget, gives(shapes.Named))
-    add("GET /locks", "locks", service.locks, gives(shapes.Locks))
-    add("POST /locks", "lock", service.lock, gives(shapes.Locks))
-    add("POST /locks/release", "unlock", service.unlock, gives(shapes.Locks))
-    add("GET /stop", "stopped", service.stop_button, gives(shapes.StopButton))
-    add("POST /stop", "press", service.press_stop, gives(shapes.StopButton))
-    add("POST /stop/clear", "clear", service.clear_stop, gives(shapes.StopButton))
+    add(
+        "GET /circuit-switches",
+        "circuit_switches",
+        service.switches,
+        gives(shapes.CircuitSwitches),
+    )
+    add(
+        "GET /circuits/{ocs}/light",
+        "light",
+        service.light,
+        gives(shapes.LightAnswer),
+    )
+    add(
+        "GET /drift",
+        "drift",
+        service.drift,
+        gives(shapes.DriftShape),
+    )
+    add(
+        "POST /baselines",
+        "accept",
+        service.accept_power,
+        gives(shapes.Baselines),
+    )
+    add(
+        "GET /maps",
+        "maps",
+        service.saved_maps,
+        gives(shapes.AllSavedMaps),
+    )
+    add(
+        "PUT /maps/{name}",
+        "save",
+        service.save,
+        gives(shapes.SavedMaps),
+    )
+    add(
+        "DELETE /maps/{name}",
+        "forget",
+        service.forget,
+        gives(shapes.Named),
+    )
+    add(
+        "GET /locks",
+        "locks",
+        service.locks,
+        gives(shapes.Locks),
+    )
+    add(
+        "POST /locks",
+        "lock",
+        service.lock,
+        gives(shapes.Locks),
+    )
+    add(
+        "POST /locks/release",
+        "unlock",
+        service.unlock,
+        gives(shapes.Locks),
+    )
+    add(
+        "GET /stop",
+        "stopped",
+        service.stop_button,
+        gives(shapes.StopButton),
+    )
+    add(
+        "POST /stop",
+        "press",
+        service.press_stop,
+        gives(shapes.StopButton),
+    )
+    add(
+        "POST /stop/clear",
+        "clear",
+        service.clear_stop,
+        gives(shapes.StopButton),
+    )
     change = begins(shapes.ChangeAnswer, shapes.PlanAnswer)
-    add("POST /reconfigurations", "reconfigure", service.reconfigure, change, _change_answer)
+    add(
+        "POST /reconfigurations",
+        "reconfigure",
+        service.reconfigure,
+        change,
+        _change_answer,
+    )
     add(
         "POST /reconfigurations/{number}/rollback",
         "roll_back",
@@ -72,11 +156,41 @@ def circuit_routes(service: CircuitService) -> APIRouter:
         change,
         _change_answer,
     )
-    add("POST /together", "together", service.together, change, _change_answer)
-    add("POST /light-paths", "light_paths", service.light_paths, change, _change_answer)
-    add("POST /maps/{name}/restore", "restore", service.restore, change, _change_answer)
-    add("POST /drift/repair", "repair", service.repair, change, _change_answer)
-    add("POST /drift/adopt", "adopt", service.adopt, change, _change_answer)
+    add(
+        "POST /together",
+        "together",
+        service.together,
+        change,
+        _change_answer,
+    )
+    add(
+        "POST /light-paths",
+        "light_paths",
+        service.light_paths,
+        change,
+        _change_answer,
+    )
+    add(
+        "POST /maps/{name}/restore",
+        "restore",
+        service.restore,
+        change,
+        _change_answer,
+    )
+    add(
+        "POST /drift/repair",
+        "repair",
+        service.repair,
+        change,
+        _change_answer,
+    )
+    add(
+        "POST /drift/adopt",
+        "adopt",
+        service.adopt,
+        change,
+        _change_answer,
+    )
     _add_described(routes, service)
     return routes
 
@@ -90,7 +204,10 @@ def _change_answer(row: Answer) -> Any:
 
 def begun(row: Answer, within: str = "") -> JsonAnswer:
     """The response to a caller who does not wait for a change, which may be ``within`` a field."""
-    at = {"Location": f"/v1/reconfigurations/{row['id']}", "Preference-Applied": "respond-async"}
+    at = {
+        "Location": f"/v1/reconfigurations/{row['id']}",
+        "Preference-Applied": "respond-async",
+    }
     return JsonAnswer({within: row} if within else row, 202, headers=at)
 
 
@@ -99,7 +216,9 @@ def _add_described(routes: APIRouter, service: CircuitService) -> None:
 
     @routes.get("/topology", **gives(TopologyShape, also="text/plain"))
     async def topology(format: TopologyFormat = "json") -> Any:
-        found = topology_of(parts.lab, parts.maps.links(await parts.maps.read()))
+        found = topology_of(
+            parts.lab, parts.maps.links(await parts.maps.read())
+        )
         if format == "json":
             # Links through unread switches are unknown, and omitted.
             return {**found.as_json, "unread": parts.devices.unread}
@@ -107,12 +226,15 @@ def _add_described(routes: APIRouter, service: CircuitService) -> None:
 
     @routes.get("/circuits", **gives(dict[str, shapes.OcsMap]))
     async def circuits() -> Any:
-        found, tag = await service.circuits(), service.tag()
+        found = await service.circuits()
+        tag = service.tag()
         # Clients can use it as ``planned_from``: the condition that maps are unchanged.
         return JsonAnswer(found, headers={"ETag": f'"{tag}"'} if tag else None)
 
     @routes.get("/alarms", **gives(shapes.Alarms))
-    async def alarms(ocs: Annotated[list[str] | None, Query()] = None) -> Answer:
+    async def alarms(
+        ocs: Annotated[list[str] | None, Query()] = None,
+    ) -> Answer:
         return await service.alarms(ocs or [])
 
     @routes.get("/reconfigurations", **gives(shapes.Changes))
@@ -127,19 +249,31 @@ def _add_described(routes: APIRouter, service: CircuitService) -> None:
 
         With ``since``: the last of those that began between then and ``until``, before a number.
         """
-        return await service.changes(last, after, since, until, before)
+        return await service.changes(
+            last,
+            after,
+            since,
+            until,
+            before,
+        )
 
     @routes.get("/reconfigurations/{number}", **gives(shapes.ChangeAnswer))
     async def reconfiguration(
-        number: requests.Number, step: requests.Number = 0, wait_s: requests.WaitSeconds = 0.0
+        number: requests.Number,
+        step: requests.Number = 0,
+        wait_s: requests.WaitSeconds = 0.0,
     ) -> Answer:
         """One change; with its ``progress`` while it runs, once that is beyond ``step``, or after
         ``wait_s``."""
         return await service.change(number, step, wait_s)
 
-    @routes.post("/reconfigurations/{number}/cancel", **gives(shapes.ChangeAnswer))
+    @routes.post(
+        "/reconfigurations/{number}/cancel", **gives(shapes.ChangeAnswer)
+    )
     async def cancel(
-        number: requests.Number, request: requests.StopRequest, caller: Operator
+        number: requests.Number,
+        request: requests.StopRequest,
+        caller: Operator,
     ) -> Answer:
         """Stop a change before its next step, and undo what it did; this takes a moment.
 

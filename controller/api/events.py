@@ -24,9 +24,11 @@ class EventFeed:
     """
 
     def __init__(self, store: Store, sign_of_life_s: float = 15.0) -> None:
-        self._store, self._sign_of_life_s = store, sign_of_life_s
+        self._store = store
+        self._sign_of_life_s = sign_of_life_s
         self._latest: deque[Numbered] = deque(maxlen=_LATEST)
-        self._made_of, self._made = (0, 0), (b"", 0)
+        self._made_of = (0, 0)
+        self._made = (b"", 0)
         self._listeners = 0
         self._looking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -76,14 +78,20 @@ class EventFeed:
         if reached == between[1]:
             return b"", reached
         if between != self._made_of:
-            new = takewhile(lambda each: each[0] > reached, reversed(self._latest))
-            self._made_of, self._made = between, _in_one([*new][::-1], reached)
+            new = takewhile(
+                lambda each: each[0] > reached, reversed(self._latest)
+            )
+            self._made_of = between
+            self._made = _in_one([*new][::-1], reached)
         return self._made
 
     def _read(self, after: int) -> list[Numbered]:
         head = b"id: %d\nevent: %b\ndata: %b\n\n"
         return [
-            (row["number"], head % (row["number"], row["kind"].encode(), as_json(row)))
+            (
+                row["number"],
+                head % (row["number"], row["kind"].encode(), as_json(row)),
+            )
             for row in self._store.events(after)
         ]
 
@@ -91,7 +99,11 @@ class EventFeed:
         told_at = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            rows = self._read(reached) if self._store.last_event() > reached else []
+            rows = (
+                self._read(reached)
+                if self._store.last_event() > reached
+                else []
+            )
             if rows:
                 self._latest.extend(rows)
                 reached = rows[-1][0]

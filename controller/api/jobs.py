@@ -11,7 +11,14 @@ from fastapi import APIRouter, Response
 from pydantic import field_validator
 from pydantic_core import to_json
 
-from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, Submitter, User
+from patchlight.controller.api.caller import (
+    UNKNOWN,
+    Caller,
+    NotAllowed,
+    Operator,
+    Submitter,
+    User,
+)
 from patchlight.controller.api.circuits import begun
 from patchlight.controller.api.openapi import JsonAnswer, begins, gives
 from patchlight.controller.hosts.agent_client import NotOnServer
@@ -85,14 +92,18 @@ class PoliciesRequest(requests.Strict):
 
 def job_routes(controller: Controller) -> APIRouter:
     """Routes for the jobs of one lab."""
-    routes = APIRouter(prefix="/v1", tags=["jobs"])
+    routes = APIRouter(
+        prefix="/v1",
+        tags=["jobs"],
+    )
     _look(routes, controller)
     _change(routes, controller)
     return routes
 
 
 def _look(routes: APIRouter, controller: Controller) -> None:
-    scheduler, table = controller.scheduler, controller.jobs
+    scheduler = controller.scheduler
+    table = controller.jobs
 
     @routes.get("/jobs", **gives(shapes.Jobs))
     async def jobs(
@@ -114,7 +125,14 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             found = table.meant(meant)
         else:
             period = None if since is None else (since, until)
-            found = table.page(last, after, period, state=state, owner=user, name=name)
+            found = table.page(
+                last,
+                after,
+                period,
+                state=state,
+                owner=user,
+                name=name,
+            )
         return _listed(found, scheduler, table)
 
     @routes.get("/jobs/{job_id}", **gives(shapes.JobAnswer))
@@ -124,7 +142,12 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         holds_by = _holds_by(table.running.get(job_id))
         gains = scheduler.gains.shown(status)
         kept, made = table.ledger.report_counts(job_id)
-        answer = {**status.as_record, **predicted, **gains, "holds_by": holds_by}
+        answer = {
+            **status.as_record,
+            **predicted,
+            **gains,
+            "holds_by": holds_by,
+        }
         answer |= {"reports_kept": kept, "reports_made": made}
         if status.spec.is_split and status.hosts and not status.state.is_final:
             answer["rigid_because"] = scheduler.why_rigid(job_id)
@@ -132,12 +155,16 @@ def _look(routes: APIRouter, controller: Controller) -> None:
 
     @routes.get("/jobs/{job_id}/iterations", **gives(shapes.Iterations))
     async def iterations(
-        job_id: str, after: requests.Number = 0, latest: requests.PageLength | None = None
+        job_id: str,
+        after: requests.Number = 0,
+        latest: requests.PageLength | None = None,
     ) -> Answer:
         if latest is not None:
             found = table.ledger.latest_iterations(table[job_id].id, latest)
             return {"iterations": found, "next": table.ledger.reported(job_id)}
-        reports, last = table.ledger.iterations(table[job_id].id, after, _MOST_REPORTS)
+        reports, last = table.ledger.iterations(
+            table[job_id].id, after, _MOST_REPORTS
+        )
         return {"iterations": reports, "next": last}
 
     @routes.get("/jobs/{job_id}/history", **gives(shapes.JobHistory))
@@ -155,10 +182,13 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         after: requests.Number = 0,
         limit: LogBytes = 1 << 16,
     ) -> Answer:
-        status, running = table[job_id], table.running.get(job_id)
+        status = table[job_id]
+        running = table.running.get(job_id)
         count = len(running.workers) if running else len(status.hosts)
         if count and worker >= count:
-            raise BadInput(f"job {job_id} has no worker {worker}: expected 0 to {count - 1}")
+            raise BadInput(
+                f"job {job_id} has no worker {worker}: expected 0 to {count - 1}"
+            )
         if running is not None and running.workers:
             asked = running.workers[worker]
             # A worker that does not exist now has only stored output, if any.
@@ -166,28 +196,60 @@ def _look(routes: APIRouter, controller: Controller) -> None:
                 part = await asked.agent.log(asked.spec.id, after, limit)
                 return {"text": part.text, "next": part.next, "ended": False}
         ended = status.state.is_final
-        if ended and table.outputs and (kept := table.outputs.read(job_id, worker, after, limit)):
+        if (
+            ended
+            and table.outputs
+            and (
+                kept := table.outputs.read(
+                    job_id,
+                    worker,
+                    after,
+                    limit,
+                )
+            )
+        ):
             return {"text": kept.text, "next": kept.next, "ended": True}
         # At least the last lines, if the job's output could not be stored.
-        text = "" if after or worker else "".join(f"{line}\n" for line in status.last_lines)
+        text = (
+            ""
+            if after or worker
+            else "".join(f"{line}\n" for line in status.last_lines)
+        )
         return {"text": text, "next": len(text.encode()), "ended": ended}
 
 
-def _listed(statuses: Sequence[JobStatus], scheduler: Scheduler, table: JobTable) -> Response:
+def _listed(
+    statuses: Sequence[JobStatus],
+    scheduler: Scheduler,
+    table: JobTable,
+) -> Response:
     predicted = scheduler.forecasts.shown(statuses)
-    more = {s.id: {"message": scheduler.message(s), **predicted.get(s.id, {})} for s in statuses}
+    more = {
+        s.id: {"message": scheduler.message(s), **predicted.get(s.id, {})}
+        for s in statuses
+    }
     try:  # text is returned directly: a thousand jobs as records take several times as long
-        rows = [b"%b,%b" % (table.text(s)[:-1], to_json(more[s.id])[1:]) for s in statuses]
-        return Response(b'{"jobs":[%b]}' % b",".join(rows), media_type="application/json")
+        rows = [
+            b"%b,%b" % (table.text(s)[:-1], to_json(more[s.id])[1:])
+            for s in statuses
+        ]
+        return Response(
+            b'{"jobs":[%b]}' % b",".join(rows), media_type="application/json"
+        )
     except ValueError:  # lone surrogates
-        return JsonAnswer({"jobs": [{**s.as_record, **more[s.id]} for s in statuses]})
+        return JsonAnswer(
+            {"jobs": [{**s.as_record, **more[s.id]} for s in statuses]}
+        )
 
 
 def _holds_by(running: RunningJob | None) -> list[str | None]:
     if running is None:
         return []
     own = running.spec.trainer != "command"
-    return ["iteration" if own else worker.status.holds_by for worker in running.workers]
+    return [
+        "iteration" if own else worker.status.holds_by
+        for worker in running.workers
+    ]
 
 
 def _may_force(caller: Caller, force: bool) -> None:
@@ -199,7 +261,8 @@ def _may_force(caller: Caller, force: bool) -> None:
 
 
 def _change(routes: APIRouter, controller: Controller) -> None:
-    scheduler, light = controller.scheduler, controller.scheduler.rewiring
+    scheduler = controller.scheduler
+    light = controller.scheduler.rewiring
 
     submits = gives(shapes.Submitted, 201)
     submits["responses"] |= gives(shapes.Previews)["responses"]
@@ -207,7 +270,10 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     @routes.post("/jobs", **submits)
     async def submit(request: JobsRequest, caller: Submitter) -> Any:
         """Queue jobs (201), or with ``dry_run`` only plan them (200), which a viewer may."""
-        jobs, topology, by, together = request.jobs, request.topology, caller.by, request.together
+        jobs = request.jobs
+        topology = request.topology
+        by = caller.by
+        together = request.together
         plans: list[Answer] = []
         # A plan that cannot be made is no reason not to queue them.
         tolerated = () if request.dry_run else (PatchlightError,)
@@ -217,28 +283,53 @@ def _change(routes: APIRouter, controller: Controller) -> None:
                     plans += await scheduler.preview(gang, topology, by)
         if request.dry_run:
             return JsonAnswer({"jobs": plans})
-        rows = [s.as_record for s in scheduler.submit(jobs, topology, by, together=together)]
+        rows = [
+            s.as_record
+            for s in scheduler.submit(
+                jobs,
+                topology,
+                by,
+                together=together,
+            )
+        ]
         for row, plan in zip(rows, plans, strict=False):
             row["plan"] = plan
         return {"jobs": rows}
 
     @routes.delete("/jobs/{job_id}", **gives(shapes.JobInList))
-    async def stop(job_id: str, caller: User, force: bool = False) -> Answer:
+    async def stop(
+        job_id: str,
+        caller: User,
+        force: bool = False,
+    ) -> Answer:
         _may_force(caller, force)
         return (await scheduler.stop(job_id, caller.by, force=force)).as_record
 
     @routes.post("/jobs/{job_id}/restart", **gives(shapes.JobInList))
-    async def restart(job_id: str, caller: User, force: bool = False) -> Answer:
+    async def restart(
+        job_id: str,
+        caller: User,
+        force: bool = False,
+    ) -> Answer:
         _may_force(caller, force)
-        return (await scheduler.restart(job_id, caller.by, force=force)).as_record
+        return (
+            await scheduler.restart(job_id, caller.by, force=force)
+        ).as_record
 
     @routes.post("/regroup", **begins(ChangeAnswer, shapes.RegroupPlan))
     async def regroup(request: RegroupRequest, caller: Operator) -> Any:
         if not request.dry_run:
-            record = await light.regroup(request.jobs, caller, detach=caller.detaches)
-            return begun(record.as_intent) if caller.detaches else record.as_row
+            record = await light.regroup(
+                request.jobs, caller, detach=caller.detaches
+            )
+            return (
+                begun(record.as_intent) if caller.detaches else record.as_row
+            )
         plan, objections = await light.preview_regroup(request.jobs)
-        makes = {ocs: [str(c) for c in change.makes] for ocs, change in plan.changes.items()}
+        makes = {
+            ocs: [str(c) for c in change.makes]
+            for ocs, change in plan.changes.items()
+        }
         return {"jobs": request.jobs, "makes": makes, "objections": objections}
 
     @routes.get("/defragmentation", **gives(shapes.Defragmentation))
@@ -260,7 +351,11 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     @routes.put("/policies", **gives(shapes.Policies))
     async def use(request: PoliciesRequest, caller: Operator) -> Answer:
         said = request.model_dump(exclude_unset=True)
-        files = [name for kind in KINDS if (name := said.get(kind)) and not is_built_in(name, kind)]
+        files = [
+            name
+            for kind in KINDS
+            if (name := said.get(kind)) and not is_built_in(name, kind)
+        ]
         if files and caller.role < Role.ADMIN:
             raise NotAllowed(
                 f"{files[0]!r} is a program that would run next to the controller, and you are "
@@ -268,7 +363,9 @@ def _change(routes: APIRouter, controller: Controller) -> None:
                 hint="an admin can select it: sudo patchlight policy use …",
             )
         # A null in place of a policy explicitly selects none.
-        said |= {kind: "" for kind in KINDS if kind in said and said[kind] is None}
+        said |= {
+            kind: "" for kind in KINDS if kind in said and said[kind] is None
+        }
         await scheduler.policies.use(PolicyChoice(**said))
         return {"policies": scheduler.policies.words}
 

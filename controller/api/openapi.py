@@ -11,7 +11,12 @@ from typing import Annotated, Any, TypedDict
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import (
+    BaseModel,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 from starlette.exceptions import HTTPException
@@ -44,11 +49,23 @@ class Problem(BaseModel):
 
 
 def _problem(
-    about: str, status: int, detail: str, hint: str | None, outcome: errors.Outcome
+    about: str,
+    status: int,
+    detail: str,
+    hint: str | None,
+    outcome: errors.Outcome,
 ) -> Json:
-    example = errors.problem(status, detail, hint, outcome)
+    example = errors.problem(
+        status,
+        detail,
+        hint,
+        outcome,
+    )
     content = {
-        errors.PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}
+        errors.PROBLEM_MEDIA_TYPE: {
+            "schema": Problem.model_json_schema(),
+            "example": example,
+        }
     }
     return {"description": about, "content": content}
 
@@ -80,39 +97,66 @@ class _OnceDescribed:
     def __init__(self, shape: Any) -> None:
         self._shape = shape
 
-    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, _: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.any_schema()
 
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return handler(core_schema.definitions_schema(TypeAdapter(self._shape).core_schema, []))
+        return handler(
+            core_schema.definitions_schema(
+                TypeAdapter(self._shape).core_schema, []
+            )
+        )
 
 
 def _model(shape: Any) -> Any:
     return Annotated[Any, _OnceDescribed(shape)]
 
 
-def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
+def gives(
+    shape: Any,
+    status: int = 200,
+    *,
+    also: str = "",
+) -> Json:
     """Options of a route that responds with this model, or with ``also`` another media type."""
-    answer: Json = {"model": _model(shape), "description": "The requested data."}
+    answer: Json = {
+        "model": _model(shape),
+        "description": "The requested data.",
+    }
     if also:
         answer["content"] = {also: {"schema": {"type": "string"}}}
-    return {"status_code": status, "response_model": None, "responses": {status: answer}}
+    return {
+        "status_code": status,
+        "response_model": None,
+        "responses": {status: answer},
+    }
 
 
 def begins(change: Any, plan: Any = None) -> Json:
     """Options of a route that makes, starts or plans a change."""
     options = gives(change if plan is None else change | plan)
     headers = [_header(name, about) for name, about in _CHANGE_HEADERS.items()]
-    options["responses"][202] = under_way(change, "The change has started, or is waiting.")
+    options["responses"][202] = under_way(
+        change, "The change has started, or is waiting."
+    )
     return {**options, "openapi_extra": {"parameters": headers}}
 
 
 def under_way(shape: Any, about: str) -> Json:
     """A response before the end of the operation."""
-    where = {"description": "The URL of its progress.", "schema": {"type": "string"}}
-    return {"model": _model(shape), "description": about, "headers": {"Location": where}}
+    where = {
+        "description": "The URL of its progress.",
+        "schema": {"type": "string"},
+    }
+    return {
+        "model": _model(shape),
+        "description": about,
+        "headers": {"Location": where},
+    }
 
 
 _CHANGE_HEADERS = {
@@ -123,7 +167,13 @@ _CHANGE_HEADERS = {
 
 def _header(name: str, about: str) -> Json:
     schema = {"type": "string"}
-    return {"name": name, "in": "header", "required": False, "description": about, "schema": schema}
+    return {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "description": about,
+        "schema": schema,
+    }
 
 
 # ``examples.json`` is in the order of the requests to a real controller;
@@ -149,7 +199,9 @@ class Example(TypedDict, total=False):
 @cache
 def examples() -> list[Example]:
     """All examples, in an order in which they can be requested."""
-    text = (files("patchlight.controller.api") / "examples.json").read_text(encoding="utf-8")
+    text = (files("patchlight.controller.api") / "examples.json").read_text(
+        encoding="utf-8"
+    )
     found: list[Example] = json.loads(text)
     return found
 
@@ -171,7 +223,9 @@ class DescribedByExample(FastAPI):
         if self.openapi_schema is None:
             paths = super().openapi()["paths"]
             for example in examples():
-                operation = paths.get(example["path"], {}).get(example["method"].lower())
+                operation = paths.get(example["path"], {}).get(
+                    example["method"].lower()
+                )
                 if operation is not None:
                     _show(operation, example)
         return super().openapi()
@@ -179,19 +233,37 @@ class DescribedByExample(FastAPI):
 
 def _show(operation: dict[str, Any], example: Example) -> None:
     if "body" in example:
-        _add(operation["requestBody"]["content"]["application/json"], example, "body")
-    well = {status: r for status, r in operation["responses"].items() if status.startswith("2")}
+        _add(
+            operation["requestBody"]["content"]["application/json"],
+            example,
+            "body",
+        )
+    well = {
+        status: r
+        for status, r in operation["responses"].items()
+        if status.startswith("2")
+    }
     response = well[str(example.get("status", min(well)))]
-    kind = "text/plain" if isinstance(example["answer"], str) else "application/json"
+    kind = (
+        "text/plain"
+        if isinstance(example["answer"], str)
+        else "application/json"
+    )
     _add(response["content"][kind], example, "answer")
-    parts = (example.get(part, {}) for part in ("parameters", "query", "headers"))
+    parts = (
+        example.get(part, {}) for part in ("parameters", "query", "headers")
+    )
     given = {name: value for part in parts for name, value in part.items()}  # type: ignore[attr-defined]
     for parameter in operation.get("parameters", ()):
         if parameter["name"] in given:
             parameter["example"] = given[parameter["name"]]
 
 
-def _add(content: dict[str, Any], example: Example, part: str) -> None:
+def _add(
+    content: dict[str, Any],
+    example: Example,
+    part: str,
+) -> None:
     shown = content.setdefault("examples", {})
     shown[f"{len(shown) + 1}"] = {"value": example[part]}  # type: ignore[literal-required]
 
@@ -220,13 +292,22 @@ _START = """SwaggerUIBundle({
 """
 # Styles that the library writes into its elements, and images within its style sheet.
 _POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
-_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
-_ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+}
+_ASSETS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+}
 
 
 def docs_routes() -> APIRouter:
     """Routes for the page and its files."""
-    routes = APIRouter(prefix="/docs", include_in_schema=False)
+    routes = APIRouter(
+        prefix="/docs",
+        include_in_schema=False,
+    )
 
     @routes.get("")
     async def page() -> Response:
@@ -234,7 +315,11 @@ def docs_routes() -> APIRouter:
 
     @routes.get("/start.js")
     async def start() -> Response:
-        return Response(_START, media_type="text/javascript", headers=_HEADERS)
+        return Response(
+            _START,
+            media_type="text/javascript",
+            headers=_HEADERS,
+        )
 
     for name, kind in _ASSETS.items():
         routes.add_api_route(f"/{name}", _giving(name, kind), methods=["GET"])
@@ -244,7 +329,11 @@ def docs_routes() -> APIRouter:
 def _giving(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
     async def asset() -> Response:
         body = (files("fastapi_offline") / "static" / name).read_bytes()
-        return Response(body, media_type=kind, headers=_HEADERS)
+        return Response(
+            body,
+            media_type=kind,
+            headers=_HEADERS,
+        )
 
     return asset
 
@@ -291,7 +380,9 @@ def new_app(title: str) -> FastAPI:
 
 
 async def _describe(request: Request) -> Response:
-    return Response(await request.app.description_as_json(), media_type="application/json")
+    return Response(
+        await request.app.description_as_json(), media_type="application/json"
+    )
 
 
 def problem_answer(
@@ -302,13 +393,25 @@ def problem_answer(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """A response with problem details."""
-    body = errors.problem(status, detail, hint, outcome)
-    return JsonAnswer(body, status, headers, media_type=errors.PROBLEM_MEDIA_TYPE)
+    body = errors.problem(
+        status,
+        detail,
+        hint,
+        outcome,
+    )
+    return JsonAnswer(
+        body,
+        status,
+        headers,
+        media_type=errors.PROBLEM_MEDIA_TYPE,
+    )
 
 
 def explained(error: errors.PatchlightError) -> JSONResponse:
     """A Patchlight error: what is wrong, and what to do."""
-    status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 0)
+    status = next(
+        (s for kind, s in _STATUS.items() if isinstance(error, kind)), 0
+    )
     if isinstance(error, JournalError) and error.may_pass:
         status = HTTPStatus.INSUFFICIENT_STORAGE  # before anything was done
     outcome: errors.Outcome = "nothing-done" if status else "failed"
@@ -316,7 +419,13 @@ def explained(error: errors.PatchlightError) -> JSONResponse:
         outcome = "unknown"
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     status = status or _OF_ANOTHER_PROGRAM
-    return problem_answer(status, error.message, error.hint, outcome, headers)
+    return problem_answer(
+        status,
+        error.message,
+        error.hint,
+        outcome,
+        headers,
+    )
 
 
 async def explain(_: Request, error: Exception) -> JSONResponse:
@@ -328,10 +437,17 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
 async def explain_bug(request: Request, error: Exception) -> JSONResponse:
     """An unexpected error; the log has its traceback."""
     what = f"{request.method} {request.url.path[:200]}"
-    outcome: errors.Outcome = "failed" if request.method == "GET" else "unknown"
-    words = f"the controller failed at {what}: unexpected {type(error).__name__}"
+    outcome: errors.Outcome = (
+        "failed" if request.method == "GET" else "unknown"
+    )
+    words = (
+        f"the controller failed at {what}: unexpected {type(error).__name__}"
+    )
     return problem_answer(
-        500, words, "the controller's log has the traceback; please report it", outcome
+        500,
+        words,
+        "the controller's log has the traceback; please report it",
+        outcome,
     )
 
 
@@ -339,14 +455,17 @@ async def explain_request(_: Request, error: Exception) -> JSONResponse:
     """A request that does not match the route: every wrong field."""
     assert isinstance(error, RequestValidationError)
     # The first element is the body, the path or the query.
-    words = joined(mistake_in_words(m, m["loc"][1:], "request") for m in error.errors())
+    words = joined(
+        mistake_in_words(m, m["loc"][1:], "request") for m in error.errors()
+    )
     return problem_answer(422, f"invalid request: {words}")
 
 
 async def explain_http(request: Request, error: Exception) -> JSONResponse:
     """An unknown route, or an unreadable body."""
     assert isinstance(error, HTTPException)
-    words, hint = str(error.detail), None
+    words = str(error.detail)
+    hint = None
     if error.status_code in (404, 405):
         words = f"unknown request: {request.method} {request.url.path[:200]}"
         hint = "do client and controller have the same version? /openapi.json has all routes"
@@ -354,7 +473,12 @@ async def explain_http(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == 405:
         await request.app.description_as_json()
         headers["Allow"] = ", ".join(_methods(request))
-    return problem_answer(error.status_code, words, hint, headers=headers)
+    return problem_answer(
+        error.status_code,
+        words,
+        hint,
+        headers=headers,
+    )
 
 
 def _methods(request: Request) -> list[str]:

@@ -47,7 +47,12 @@ class Turns:
         self._spent_until = 0.0
 
     async def answer(
-        self, user: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+        self,
+        user: str,
+        app: ASGIApp,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Let the application answer when it is this user's turn."""
         connection = scope.get("state", {}).get("connection", {})
@@ -103,7 +108,9 @@ class Turns:
                 await asyncio.sleep(0)  # meanwhile it does most of its work
                 now = loop.time()
                 spent_s = (now - began) / self._share
-                self._spent_until = max(self._spent_until, now - _BURST_S) + spent_s
+                self._spent_until = (
+                    max(self._spent_until, now - _BURST_S) + spent_s
+                )
                 if self._share < 1.0 and self._spent_until > now:
                     await asyncio.sleep(self._spent_until - now)
         finally:
@@ -117,7 +124,12 @@ class InTurn:
         self._app = app
         self._turns = turns
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -125,4 +137,10 @@ class InTurn:
         client = scope.get("client") or ("", 0)
         uid = scope.get("state", {}).get("connection", {}).get("uid")
         user = str(client[0]) if uid is None else f"uid {uid}"
-        await self._turns.answer(user, self._app, scope, receive, send)
+        await self._turns.answer(
+            user,
+            self._app,
+            scope,
+            receive,
+            send,
+        )

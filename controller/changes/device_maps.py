@@ -13,21 +13,39 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.record import ChangePlan, Changes, Reconfiguration, Refused
-from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
+from patchlight.controller.changes.record import (
+    ChangePlan,
+    Changes,
+    Reconfiguration,
+    Refused,
+)
+from patchlight.controller.circuits.contract import (
+    Alarm,
+    DeviceUnreachable,
+    Drivers,
+    LoginRefused,
+)
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap, SwitchMap
-from patchlight.testbed.lab.wiring import Links, circuits_of, driven, lab_links, recorded_map
+from patchlight.testbed.lab.wiring import (
+    Links,
+    circuits_of,
+    driven,
+    lab_links,
+    recorded_map,
+)
 from patchlight.testbed.tasks import run_all
 
 log = logging.getLogger("patchlight.circuits")
 
 M = TypeVar("M", bound=AnyMap)
 
-_FIRST_PAUSE_S, _PAUSE_GROWTH, _LONGEST_PAUSE_S = 0.5, 2.0, 30.0
+_FIRST_PAUSE_S = 0.5
+_PAUSE_GROWTH = 2.0
+_LONGEST_PAUSE_S = 30.0
 # Some units lock an account after a few wrong passwords.
 _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0
 
@@ -38,7 +56,9 @@ class KnownMaps(dict[str, M]):
     Looking up an unknown map raises ``Refused``: no change may rely on it.
     """
 
-    def __init__(self, read: Mapping[str, M], unread: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, read: Mapping[str, M], unread: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(read)
         self.unread = dict(unread or {})
 
@@ -83,7 +103,9 @@ class Maps(KnownMaps[AnyMap]):
     def after(self, wanted: Mapping[str, AnyMap]) -> Maps:
         """The same with these maps of switches that answer."""
         return Maps(
-            {name: wanted.get(name, m) for name, m in self.items()}, self.assumed, self.unread
+            {name: wanted.get(name, m) for name, m in self.items()},
+            self.assumed,
+            self.unread,
         )
 
 
@@ -110,12 +132,22 @@ class DeviceMonitor:
     switch without a driver in the lab file always has the file's map.
     """
 
-    def __init__(self, lab: Lab, drivers: Drivers, committed: CommittedMaps, store: Store) -> None:
-        self._lab, self._drivers = lab, drivers
-        self._committed, self._store = committed, store
+    def __init__(
+        self,
+        lab: Lab,
+        drivers: Drivers,
+        committed: CommittedMaps,
+        store: Store,
+    ) -> None:
+        self._lab = lab
+        self._drivers = drivers
+        self._committed = committed
+        self._store = store
         self._unreachable: dict[str, _Unreachable] = {}
         self._last_maps: dict[str, AnyMap] = {}
-        self._fixed = {s.name: s.initial for s in lab.wavelength_switches if not s.driver}
+        self._fixed = {
+            s.name: s.initial for s in lab.wavelength_switches if not s.driver
+        }
         self._last_alarms: dict[str, Alarm] = {}
         self._opened: set[str] = set()
         self._left_to_watch = False
@@ -127,9 +159,12 @@ class DeviceMonitor:
         apart = {
             switch.name: f"this command does not connect to {switch.name}"
             for switch in self._lab.optical_switches
-            if switch.name not in self._drivers and switch.name not in self._fixed
+            if switch.name not in self._drivers
+            and switch.name not in self._fixed
         }
-        return apart | {name: lost.message for name, lost in self._unreachable.items()}
+        return apart | {
+            name: lost.message for name, lost in self._unreachable.items()
+        }
 
     def status(self) -> list[dict[str, Any]]:
         """Each optical switch: whether it answers; if not, since when and why."""
@@ -147,7 +182,10 @@ class DeviceMonitor:
     def unseen_hosts(self) -> dict[str, str]:
         """The hosts at optical switches that do not answer, and why."""
         unread = self.unread
-        ends = ((h.name, self._lab.fibre_ends.get(h.endpoint)) for h in self._lab.hosts)
+        ends = (
+            (h.name, self._lab.fibre_ends.get(h.endpoint))
+            for h in self._lab.hosts
+        )
         return {
             name: f"{end[0].device}: {unread[end[0].device]}"
             for name, end in ends
@@ -161,16 +199,24 @@ class DeviceMonitor:
         async def open_or_mark(name: str) -> None:
             try:
                 await self._open(name)
-            except Exception as error:  # a driver's bug must not affect the others
+            except (
+                Exception
+            ) as error:  # a driver's bug must not affect the others
                 self._mark_unreachable(name, error)
 
         away = self._unreachable.keys() | (self._drivers.keys() - self._opened)
-        await run_all(open_or_mark(name) for name in self._drivers if name in away)
+        await run_all(
+            open_or_mark(name) for name in self._drivers if name in away
+        )
 
     async def read_maps(self) -> Maps:
         """Read the present maps from all devices in parallel; mark failures."""
         # Devices that do not answer are polled in the background, not here.
-        asked = [n for n in self._drivers if not (self._left_to_watch and n in self._unreachable)]
+        asked = [
+            n
+            for n in self._drivers
+            if not (self._left_to_watch and n in self._unreachable)
+        ]
         reading = (self._drivers[name].read_map() for name in asked)
         answers = await asyncio.gather(*reading, return_exceptions=True)
         maps: dict[str, AnyMap] = {}
@@ -178,12 +224,18 @@ class DeviceMonitor:
             if isinstance(answer, SwitchMap):
                 maps[name] = self._last_maps[name] = answer
                 self._mark_reachable(name)
-            elif isinstance(answer, Exception):  # a driver's bug must not affect the others
+            elif isinstance(
+                answer, Exception
+            ):  # a driver's bug must not affect the others
                 self._mark_unreachable(name, answer)
             else:
                 raise answer
-        unread, known = self.unread, {**self._committed.maps, **self._last_maps}
-        assumed = {n: known[n] if n in known else recorded_map(self._lab, n, ()) for n in unread}
+        unread = self.unread
+        known = {**self._committed.maps, **self._last_maps}
+        assumed = {
+            n: known[n] if n in known else recorded_map(self._lab, n, ())
+            for n in unread
+        }
         return Maps({**maps, **self._fixed}, assumed, unread)
 
     async def alarms(self, name: str) -> Sequence[Alarm]:
@@ -196,7 +248,8 @@ class DeviceMonitor:
 
     async def new_alarms(self, name: str) -> Sequence[Alarm]:
         """The new alarms of this device since the last call; at first, all."""
-        alarms, last = await self.alarms(name), self._last_alarms.get(name)
+        alarms = await self.alarms(name)
+        last = self._last_alarms.get(name)
         if alarms:
             self._last_alarms[name] = alarms[-1]
         return alarms[alarms.index(last) + 1 :] if last in alarms else alarms
@@ -204,13 +257,17 @@ class DeviceMonitor:
     async def watch(self, returned: Callable[[str], Awaitable[None]]) -> None:
         """Reopen devices that do not answer; call ``returned`` for each that does again."""
         self._left_to_watch = True
-        for name in self._unreachable:  # also those that an earlier watch did not restore
+        for name in (
+            self._unreachable
+        ):  # also those that an earlier watch did not restore
             self._changed[name].set()
         async with asyncio.TaskGroup() as group:
             for name in self._drivers:
                 group.create_task(self._keep(name, returned))
 
-    async def _keep(self, name: str, returned: Callable[[str], Awaitable[None]]) -> None:
+    async def _keep(
+        self, name: str, returned: Callable[[str], Awaitable[None]]
+    ) -> None:
         while True:
             await self._changed[name].wait()
             self._changed[name].clear()
@@ -220,13 +277,21 @@ class DeviceMonitor:
                     await self._open(name)
                 except Exception as error:
                     lost.message = in_words(error)
-                    longer_s = min(_PAUSE_GROWTH * lost.pause_s, _LONGEST_PAUSE_S)
+                    longer_s = min(
+                        _PAUSE_GROWTH * lost.pause_s, _LONGEST_PAUSE_S
+                    )
                     is_refused = isinstance(error, LoginRefused)
-                    lost.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S if is_refused else longer_s
+                    lost.pause_s = (
+                        _PAUSE_AFTER_LOGIN_REFUSED_S
+                        if is_refused
+                        else longer_s
+                    )
             try:
                 await returned(name)
             except Exception as error:
-                log.warning("%s answers again, then: %s", name, in_words(error))
+                log.warning(
+                    "%s answers again, then: %s", name, in_words(error)
+                )
 
     async def _open(self, name: str) -> None:
         if name in self._opened:
@@ -247,7 +312,9 @@ class DeviceMonitor:
         if not isinstance(error, PatchlightError):
             log.error("%s", name, exc_info=error)
         log.warning("%s does not answer: %s", name, lost.message)
-        self._store.add_event(lost.since, "unreachable", {"ocs": name, "message": lost.message})
+        self._store.add_event(
+            lost.since, "unreachable", {"ocs": name, "message": lost.message}
+        )
         self._changed[name].set()
 
     def _mark_reachable(self, name: str) -> None:
@@ -255,14 +322,17 @@ class DeviceMonitor:
         if lost is not None:
             away_s = round(time.time() - lost.since, 1)
             log.warning("%s answers again after %.1f s", name, away_s)
-            self._store.add_event(time.time(), "reachable", {"ocs": name, "away_s": away_s})
+            self._store.add_event(
+                time.time(), "reachable", {"ocs": name, "away_s": away_s}
+            )
 
 
 class MapCache:
     """Caches maps (``last``), so that not every plan reads every device."""
 
     def __init__(self, lab: Lab, devices: DeviceMonitor) -> None:
-        self._lab, self._devices = lab, devices
+        self._lab = lab
+        self._devices = devices
         self.last: Maps | None = None
         self._present: tuple[Mapping[str, AnyMap], Links] | None = None
         self._planned: ChangePlan | None = None
@@ -291,9 +361,14 @@ class MapCache:
         for name in wanted:
             if name in maps.unread:
                 maps[name]  # raises Refused with the reason
-        before, made = maps.everywhere, self._planned
+        before = maps.everywhere
+        made = self._planned
         # A change that was shown first has an equal plan if the maps are equal.
-        if made is None or made.before != before or made.wanted != {**before, **wanted}:
+        if (
+            made is None
+            or made.before != before
+            or made.wanted != {**before, **wanted}
+        ):
             made = self._planned = ChangePlan.of(self._lab, before, wanted)
         for name in made.changes:
             driven(self._lab.optical_switch(name))
@@ -330,7 +405,8 @@ class CommittedMaps:
     """Committed maps, stored with the change that committed them."""
 
     def __init__(self, store: Store, lab: Lab | None = None) -> None:
-        self._lab, self._store = lab, store
+        self._lab = lab
+        self._store = store
         self._maps: dict[str, AnyMap] = store.committed_maps(
             lambda name, row: recorded_map(lab, name, row["map"] or ())
         )
@@ -342,11 +418,17 @@ class CommittedMaps:
     def _lose_unnamed(self) -> None:
         """A lost map of a switch that the lab does not have may be that of any switch without one:
         its name may be damaged, too."""
-        switches = [switch.name for switch in self._lab.optical_switches] if self._lab else []
+        switches = (
+            [switch.name for switch in self._lab.optical_switches]
+            if self._lab
+            else []
+        )
         if self.unreadable <= set(switches):
             return
         missing = [name for name in switches if name not in self._maps]
-        self._maps |= {name: recorded_map(self._lab, name, ()) for name in missing}
+        self._maps |= {
+            name: recorded_map(self._lab, name, ()) for name in missing
+        }
         self.unreadable |= set(missing)
 
     @property
@@ -354,7 +436,9 @@ class CommittedMaps:
         """The committed map of each optical switch that has one."""
         return dict(self._maps)
 
-    def after(self, plan: ChangePlan, adopts: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
+    def after(
+        self, plan: ChangePlan, adopts: Mapping[str, AnyMap]
+    ) -> dict[str, AnyMap]:
         """The committed maps after this plan.
 
         Entries that others made or broke on the device remain drift, except those in ``adopts``.
@@ -363,9 +447,14 @@ class CommittedMaps:
         for name in {**plan.changes, **adopts}:
             if name in self.unreadable and name not in adopts:
                 continue
-            committed, wanted = self._maps.get(name), plan.wanted[name]
+            committed = self._maps.get(name)
+            wanted = plan.wanted[name]
             adopted = adopts[name] if name in adopts else wanted.of(())
-            if committed is None or committed == plan.before[name] or adopted == wanted:
+            if (
+                committed is None
+                or committed == plan.before[name]
+                or adopted == wanted
+            ):
                 maps[name] = wanted
                 continue
             change = plan.before[name].diff(wanted)
@@ -375,9 +464,15 @@ class CommittedMaps:
 
     def of(self, record: Reconfiguration) -> dict[str, AnyMap]:
         """The committed maps after a finished change, from its record."""
-        changed = {**record.changes, **record.commits, **dict.fromkeys(record.adopted)}
+        changed = {
+            **record.changes,
+            **record.commits,
+            **dict.fromkeys(record.adopted),
+        }
         return {
-            name: recorded_map(self._lab, name, record.commits.get(name, record.wanted[name]))
+            name: recorded_map(
+                self._lab, name, record.commits.get(name, record.wanted[name])
+            )
             for name in changed
             if name not in self.unreadable or name in record.adopted
         }
@@ -385,7 +480,11 @@ class CommittedMaps:
     def with_changes(self, changes: Changes) -> dict[str, AnyMap]:
         """The present committed maps of these switches, after these changes."""
         names = self._maps.keys() - self.unreadable
-        known = {name: (self._maps[name], c) for name, c in changes.items() if name in names}
+        known = {
+            name: (self._maps[name], c)
+            for name, c in changes.items()
+            if name in names
+        }
         return {
             name: kept.without(change.breaks).joined(kept.of(change.makes))
             for name, (kept, change) in known.items()
@@ -398,11 +497,20 @@ class CommittedMaps:
 
     def begin_with(self, present: Mapping[str, AnyMap]) -> None:
         """Commit the maps of devices that were never seen before."""
-        if not (new := {name: m for name, m in present.items() if name not in self._maps}):
+        if not (
+            new := {
+                name: m
+                for name, m in present.items()
+                if name not in self._maps
+            }
+        ):
             return
         origin = {"reconfiguration": None, "at": time.time()}
         self._store.commit_maps(
-            {name: {"map": [*m.one_way_texts], **origin} for name, m in new.items()}
+            {
+                name: {"map": [*m.one_way_texts], **origin}
+                for name, m in new.items()
+            }
         )
         self._maps.update(new)
 
@@ -411,5 +519,8 @@ class CommittedMaps:
         drift = {}
         for name, now in present.items():
             change = self._maps.get(name, now).diff(now)
-            drift[name] = Drift(missing=change.breaks, unknown=change.makes)
+            drift[name] = Drift(
+                missing=change.breaks,
+                unknown=change.makes,
+            )
         return drift

@@ -9,10 +9,18 @@ from dataclasses import asdict, dataclass, field, replace
 
 from patchlight.controller.changes.device_maps import Drift, Maps
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.power import PortReading, PowerVerdict, measures_each
+from patchlight.controller.changes.power import (
+    PortReading,
+    PowerVerdict,
+    measures_each,
+)
 from patchlight.controller.changes.record import Notifier
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.contract import Alarm, DirectedPort, PortState
+from patchlight.controller.circuits.contract import (
+    Alarm,
+    DirectedPort,
+    PortState,
+)
 from patchlight.testbed.errors import in_words
 
 log = logging.getLogger("patchlight.circuits")
@@ -27,8 +35,11 @@ _EVENTS_AT_ONCE = 20
 class DeviceWatch:
     """Makes events of alarms (counted by switch and severity) and of the last known ``drift``."""
 
-    def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
-        self._parts, self._transactions = parts, transactions
+    def __init__(
+        self, parts: CircuitParts, transactions: Transactions
+    ) -> None:
+        self._parts = parts
+        self._transactions = transactions
         self.drift: dict[str, Drift] = {}
         self.alarms: Counter[tuple[str, str]] = Counter()
         self.looked = Notifier()
@@ -57,7 +68,8 @@ class DeviceWatch:
         await self._transactions.settle_flows()
 
     async def _listen_and_look(self) -> None:
-        drivers, devices = self._parts.drivers, self._parts.devices
+        drivers = self._parts.drivers
+        devices = self._parts.devices
         looked_at = time.monotonic()
         poll_s = self._parts.lab.controller_poll_s
         while True:
@@ -68,7 +80,9 @@ class DeviceWatch:
                 try:
                     await self.report_alarms(name)
                 except Exception as error:
-                    log.warning("%s: reading its alarms: %s", name, in_words(error))
+                    log.warning(
+                        "%s: reading its alarms: %s", name, in_words(error)
+                    )
             is_time = time.monotonic() - looked_at > _LOOK_EVERY_S
             if is_time or self._look_now:
                 self._look_now = False
@@ -77,11 +91,15 @@ class DeviceWatch:
                     if await self._transactions.settle():
                         await self._transactions.settle_flows()
                     await self._report_drift()
-                    answering = [name for name in drivers if name not in devices.unread]
+                    answering = [
+                        name for name in drivers if name not in devices.unread
+                    ]
                     for name in answering if is_time else ():
                         await self._parts.port_states.read(name)
                 except Exception as error:
-                    log.warning("checking the circuit switches: %s", in_words(error))
+                    log.warning(
+                        "checking the circuit switches: %s", in_words(error)
+                    )
                 looked_at = time.monotonic() if is_time else looked_at
                 self.looked.tell()
 
@@ -97,9 +115,21 @@ class DeviceWatch:
         self.alarms.update((name, alarm.severity) for alarm in alarms)
         left_out = len(alarms) - _EVENTS_AT_ONCE
         if left_out > 0:
-            message = f"and {left_out} more: patchlight ocs show --alarms {name}"
-            alarms = [*alarms[:_EVENTS_AT_ONCE], Alarm(time.time(), "minor", "flood", message)]
-        self._parts.store.add_events("alarm", [(a.at, {"ocs": name, **asdict(a)}) for a in alarms])
+            message = (
+                f"and {left_out} more: patchlight ocs show --alarms {name}"
+            )
+            alarms = [
+                *alarms[:_EVENTS_AT_ONCE],
+                Alarm(
+                    time.time(),
+                    "minor",
+                    "flood",
+                    message,
+                ),
+            ]
+        self._parts.store.add_events(
+            "alarm", [(a.at, {"ocs": name, **asdict(a)}) for a in alarms]
+        )
 
     async def _report_drift(self) -> None:
         for name, drift in (await self._transactions.drift()).items():
@@ -123,22 +153,43 @@ class PowerReport:
     unreachable: str = ""
 
 
-async def power_report(parts: CircuitParts, name: str, maps: Maps) -> PowerReport:
+async def power_report(
+    parts: CircuitParts,
+    name: str,
+    maps: Maps,
+) -> PowerReport:
     """The power of each circuit in a switch's present map, and its closed ports."""
     if name in maps.unread:
         return PowerReport(unreachable=maps.unread[name])
-    driver, check = parts.drivers[name], parts.power_check
+    driver = parts.drivers[name]
+    check = parts.power_check
     monitored = measures_each(parts.lab.optical_switch(name), driver)
     if driver.capabilities.power_out or driver.capabilities.power_in:
         should = check.should_show(parts.maps.links(maps), name, maps[name])
         readings = await check.judge(driver, should)
-        words = "" if monitored else "unverified, no power monitor at the outputs"
+        words = (
+            "" if monitored else "unverified, no power monitor at the outputs"
+        )
     else:
-        readings = [PortReading(c, None, None, None, None, PowerVerdict("ok")) for c in maps[name]]
+        readings = [
+            PortReading(
+                c,
+                None,
+                None,
+                None,
+                None,
+                PowerVerdict("ok"),
+            )
+            for c in maps[name]
+        ]
         words = "unverified, no power monitor"
     if words:
         verdict = PowerVerdict("unverified", words)
         readings = [replace(reading, verdict=verdict) for reading in readings]
     states = await parts.port_states.read(name)
-    closed = {port: state for port, state in states.items() if state.condition != "ready"}
+    closed = {
+        port: state
+        for port, state in states.items()
+        if state.condition != "ready"
+    }
     return PowerReport(monitored, readings, closed)

@@ -3,13 +3,30 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from patchlight.controller.changes import power, preflight
-from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor, MapCache, Maps
-from patchlight.controller.changes.record import ChangePlan, Reconfiguration, StepFailed, difference
+from patchlight.controller.changes.device_maps import (
+    CommittedMaps,
+    DeviceMonitor,
+    MapCache,
+    Maps,
+)
+from patchlight.controller.changes.record import (
+    ChangePlan,
+    Reconfiguration,
+    StepFailed,
+    difference,
+)
 from patchlight.controller.circuits import contract
 from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
@@ -53,7 +70,8 @@ class PlanExecutor:
         ``maps`` were just read. Unless ``judged``, circuits only have to read back. Raises errors
         of devices, and ``StepFailed`` for a refusal, a wrong map, wrong power, and the stop button.
         """
-        several, unread = len(plan.changes) > 1, maps.unread
+        several = len(plan.changes) > 1
+        unread = maps.unread
         readings: dict[BaselineKey, tuple[float, ...]] = {}
         # With wavelengths, everything breaks first, so that no two signals collide.
         first = plan.changes if several and self.lab.coloured else {}
@@ -65,11 +83,21 @@ class PlanExecutor:
                 await self._break(name, change, record)
             # Power is not expected through devices that change later, or do not answer.
             maps = maps.after({name: plan.wanted[name]})
-            links = lab_links(self.lab, maps) if several or unread else plan.links_after
+            links = (
+                lab_links(self.lab, maps)
+                if several or unread
+                else plan.links_after
+            )
             should: list[power.Should] = []
             if change.makes:
                 record.enter("make")
-                making = self._tell("make", name, driver.connect, change.makes, record)
+                making = self._tell(
+                    "make",
+                    name,
+                    driver.connect,
+                    change.makes,
+                    record,
+                )
                 # It is made or has failed before anything is rolled back.
                 answers: list[Any] = await run_all(
                     (making, self._expected(links, name, change.makes))
@@ -91,22 +119,41 @@ class PlanExecutor:
                     raise result
                 if isinstance(result, power.Verified) and not several:
                     record.note(result.remarks)
-                    readings |= self.power_check.baselines.with_readings(name, result.good)
+                    readings |= self.power_check.baselines.with_readings(
+                        name, result.good
+                    )
         if several and judged:
             links = lab_links(self.lab, maps) if unread else plan.links_after
             for name, change in plan.changes.items():
-                should = self.power_check.should_show(links, name, change.makes)
-                verified = await self.power_check.verify(self.drivers[name], should)
+                should = self.power_check.should_show(
+                    links, name, change.makes
+                )
+                verified = await self.power_check.verify(
+                    self.drivers[name], should
+                )
                 record.note(verified.remarks)
-                readings |= self.power_check.baselines.with_readings(name, verified.good)
+                readings |= self.power_check.baselines.with_readings(
+                    name, verified.good
+                )
         self.check(record)
         return readings
 
-    async def _break(self, name: str, change: MapChange[Any], record: Reconfiguration) -> None:
+    async def _break(
+        self,
+        name: str,
+        change: MapChange[Any],
+        record: Reconfiguration,
+    ) -> None:
         self.check(record)
         if change.breaks:
             record.enter("break")
-            await self._tell("break", name, self.drivers[name].disconnect, change.breaks, record)
+            await self._tell(
+                "break",
+                name,
+                self.drivers[name].disconnect,
+                change.breaks,
+                record,
+            )
             self.check(record)
 
     async def _tell(
@@ -118,7 +165,8 @@ class PlanExecutor:
         record: Reconfiguration,
     ) -> None:
         """Let a device make or break these, and count them; ``StepFailed`` if it refuses any."""
-        groups, done = [entries], 0
+        groups = [entries]
+        done = 0
         if self.lab.optical_switch(name).switching_time_s >= _LONG_S:
             by_circuit = defaultdict[frozenset[int], list[Any]](list)
             for entry in entries:
@@ -137,14 +185,21 @@ class PlanExecutor:
         if record.progress.cancelled:
             raise StepFailed(record.progress.cancelled)
 
-    async def _expected(self, links: Links, name: str, makes: Iterable[Any]) -> list[power.Should]:
+    async def _expected(
+        self,
+        links: Links,
+        name: str,
+        makes: Iterable[Any],
+    ) -> list[power.Should]:
         # Computed while the mirrors turn.
         switching_time_s = self.lab.optical_switch(name).switching_time_s
         await asyncio.sleep(min(switching_time_s / 2, _UNDER_WAY_S))
         return self.power_check.should_show(links, name, makes)
 
     async def undo(
-        self, before: Mapping[str, AnyMap], changes: Mapping[str, MapChange[Any]]
+        self,
+        before: Mapping[str, AnyMap],
+        changes: Mapping[str, MapChange[Any]],
     ) -> tuple[dict[str, AnyMap], str]:
         """Undo these changes where the devices show them done.
 
@@ -162,10 +217,14 @@ class PlanExecutor:
             raise failed[0]
         apart = difference(before, now)
         return now, (
-            f"this change is undone, but {apart}" if apart else "the previous map is restored"
+            f"this change is undone, but {apart}"
+            if apart
+            else "the previous map is restored"
         )
 
-    async def _undo_patiently(self, name: str, change: MapChange[Any]) -> AnyMap:
+    async def _undo_patiently(
+        self, name: str, change: MapChange[Any]
+    ) -> AnyMap:
         loop = asyncio.get_running_loop()
         began = loop.time()
         for pause_s in _PAUSES_S:
@@ -179,11 +238,20 @@ class PlanExecutor:
 
     def changes_of(self, record: Reconfiguration) -> dict[str, MapChange[Any]]:
         """The intended changes of a journalled change, by switch."""
-        before, wanted = self._parsed(record.before), self._parsed(record.wanted)
-        return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
+        before = self._parsed(record.before)
+        wanted = self._parsed(record.wanted)
+        return {
+            n: before[n].diff(wanted[n])
+            for n in before
+            if before[n] != wanted[n]
+        }
 
     async def settle(
-        self, record: Reconfiguration, now: Mapping[str, AnyMap], *, interrupted: bool
+        self,
+        record: Reconfiguration,
+        now: Mapping[str, AnyMap],
+        *,
+        interrupted: bool,
     ) -> None:
         """Settle a change by its devices' maps ``now``, and record it; raises a device's error.
 
@@ -192,13 +260,22 @@ class PlanExecutor:
         stays as it is.
         """
         changed = self.changes_of(record)
-        when = "after a restart" if interrupted else "when its switches answered again"
+        when = (
+            "after a restart"
+            if interrupted
+            else "when its switches answered again"
+        )
         if record.late_until is not None:
             when = "when its switches were read again"
-        if all(_is_done(change, now[name]) for name, change in changed.items()):
+        if all(
+            _is_done(change, now[name]) for name, change in changed.items()
+        ):
             record.state = "committed"
             record.message = f"found complete {when}"
-            apart = difference(self._parsed(record.wanted), {name: now[name] for name in changed})
+            apart = difference(
+                self._parsed(record.wanted),
+                {name: now[name] for name in changed},
+            )
             record.message += f", but {apart}" if apart else ""
             return
         whole = all(
@@ -207,32 +284,51 @@ class PlanExecutor:
         )
         if interrupted or whole or record.late_until is not None:
             _, became = await self.undo(self._parsed(record.before), changed)
-            why = "interrupted when the controller ended" if interrupted else f"found undone {when}"
+            why = (
+                "interrupted when the controller ended"
+                if interrupted
+                else f"found undone {when}"
+            )
             record.state = "rolled-back"
             record.message = f"{why}; {became}"
 
     def _parsed(self, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
-        return {name: recorded_map(self.lab, name, listed) for name, listed in texts.items()}
+        return {
+            name: recorded_map(self.lab, name, listed)
+            for name, listed in texts.items()
+        }
 
 
 async def _undo(driver: contract.AnyDriver, change: MapChange[Any]) -> AnyMap:
     # Also those missing in the map: an entered but inactive circuit uses its ports. Breaking a
     # missing entry is not an error.
     if change.makes:
-        _raise_refusals(driver.name, "break", (await driver.disconnect(change.makes)).refused)
+        _raise_refusals(
+            driver.name,
+            "break",
+            (await driver.disconnect(change.makes)).refused,
+        )
     now = frozenset(await driver.read_map())
     makes = tuple(c for c in change.breaks if c not in now)
     if makes:
-        _raise_refusals(driver.name, "make", (await driver.connect(makes)).refused)
+        _raise_refusals(
+            driver.name, "make", (await driver.connect(makes)).refused
+        )
     after: AnyMap = await driver.read_map()
     if not _is_done(change.inverse, after):
         raise StepFailed(f"{driver.name} does not read back its previous map")
     return after
 
 
-def _raise_refusals(ocs: str, verb: str, refused: Iterable[contract.Refusal[Any]]) -> None:
+def _raise_refusals(
+    ocs: str,
+    verb: str,
+    refused: Iterable[contract.Refusal[Any]],
+) -> None:
     if refused:
-        raise StepFailed(f"{ocs} refused to {verb} {'; '.join(map(str, refused))}")
+        raise StepFailed(
+            f"{ocs} refused to {verb} {'; '.join(map(str, refused))}"
+        )
 
 
 def _is_done(change: MapChange[Any], now: AnyMap) -> bool:
@@ -245,8 +341,12 @@ async def _read_back(driver: contract.AnyDriver, wanted: AnyMap) -> None:
     now: AnyMap = await driver.read_map()
     if now != wanted:
         left = now.diff(wanted)
-        apart = [f"{c} still exists" for c in left.breaks] + [f"{c} is missing" for c in left.makes]
-        raise StepFailed(f"{driver.name} reads back differently: {', '.join(apart)}")
+        apart = [f"{c} still exists" for c in left.breaks] + [
+            f"{c} is missing" for c in left.makes
+        ]
+        raise StepFailed(
+            f"{driver.name} reads back differently: {', '.join(apart)}"
+        )
 
 
 class FlowHook(Protocol):
@@ -293,7 +393,9 @@ class TrafficHook(Protocol):
         """Pause the traffic through these ports; returns failures as text."""
         return []
 
-    async def announce(self, moved: frozenset[Endpoint] | None, reach: Reach) -> Unreached:
+    async def announce(
+        self, moved: frozenset[Endpoint] | None, reach: Reach
+    ) -> Unreached:
         """Announce the NICs of the jobs that use these ports (``None``: of all jobs), and check for
         a second, with packets, that the workers of each job hear each other."""
         return Unreached()
@@ -323,14 +425,25 @@ class CircuitParts:
         power_ceiling_dbm: float = power.POWER_CEILING_DBM,
         tolerances: power.Tolerances = power.DEFAULT_TOLERANCES,
     ) -> None:
-        self.lab, self.drivers, self.store = lab, drivers, store
-        self.flows, self.traffic = flows, traffic
-        self.locks, self.stop = preflight.PortLocks(lab, store), preflight.EmergencyStop(store)
+        self.lab = lab
+        self.drivers = drivers
+        self.store = store
+        self.flows = flows
+        self.traffic = traffic
+        self.locks = preflight.PortLocks(lab, store)
+        self.stop = preflight.EmergencyStop(store)
         self.committed = CommittedMaps(store, lab)
-        self.devices = DeviceMonitor(lab, drivers, self.committed, store)
+        self.devices = DeviceMonitor(
+            lab,
+            drivers,
+            self.committed,
+            store,
+        )
         self.maps = MapCache(lab, self.devices)
         self.port_states = preflight.PortStates(drivers)
-        self.power_check = power.PowerCheck(lab, power.PowerBaselines(store), tolerances)
+        self.power_check = power.PowerCheck(
+            lab, power.PowerBaselines(store), tolerances
+        )
         self.preflight = preflight.PreflightChecks(
             lab,
             drivers,
@@ -340,7 +453,12 @@ class CircuitParts:
             traffic.jobs_using,
             power_ceiling_dbm,
         )
-        self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
+        self.executor = PlanExecutor(
+            lab,
+            drivers,
+            self.power_check,
+            self.stop,
+        )
 
     async def closed_ports(self) -> tuple[PortsByOcs, PortsByOcs]:
         """Ports whose circuits stay (locked here or on the device), and failed ports, by OCS: of
@@ -348,7 +466,9 @@ class CircuitParts:
         away = self.devices.unread
         staying: dict[str, set[int]] = {}
         failed: dict[str, set[int]] = {}
-        circuit_switches = [switch.name for switch in self.lab.circuit_switches]
+        circuit_switches = [
+            switch.name for switch in self.lab.circuit_switches
+        ]
         for lock in self.locks.all():
             if lock.ocs in circuit_switches:
                 staying.setdefault(lock.ocs, set()).add(lock.port)
@@ -362,22 +482,37 @@ class CircuitParts:
                     failed.setdefault(name, set()).add(port.number)
         missing = self.flows.missing_ports()
         for name, fibres in self.lab.circuit_fibres.items():
-            gone = {number for number, (end, _) in fibres.items() if end in missing}
+            gone = {
+                number for number, (end, _) in fibres.items() if end in missing
+            }
             if gone:
                 failed.setdefault(name, set()).update(gone)
         return staying, failed
 
     def journal_end(
-        self, record: Reconfiguration, committed: Mapping[str, AnyMap], readings: power.Readings
+        self,
+        record: Reconfiguration,
+        committed: Mapping[str, AnyMap],
+        readings: power.Readings,
     ) -> None:
         """Store how a change ended, with the maps and powers to keep if it is committed."""
         record.finished_at = record.finished_at or time.time()
         if record.state != "committed":
-            committed, readings = {}, {}
+            committed = {}
+            readings = {}
         record.enter("commit")
         origin = {"reconfiguration": record.id, "at": record.finished_at}
-        maps = {name: {"map": [*m.one_way_texts], **origin} for name, m in committed.items()}
-        self.store.update_reconfiguration(record.id, record.state, record.as_row, maps, readings)
+        maps = {
+            name: {"map": [*m.one_way_texts], **origin}
+            for name, m in committed.items()
+        }
+        self.store.update_reconfiguration(
+            record.id,
+            record.state,
+            record.as_row,
+            maps,
+            readings,
+        )
         self.committed.take(committed)
         self.power_check.baselines.take(readings)
         record.enter("over")

@@ -22,39 +22,56 @@ from patchlight.testbed.lab.wiring import Links
 
 def measures_each(switch: OpticalSwitch, driver: AnyDriver) -> bool:
     """Whether the device measures each entry's output power; at a WSS, by channel."""
-    if isinstance(switch, WavelengthSwitch) and not isinstance(driver, contract.TellsChannelPowers):
+    if isinstance(switch, WavelengthSwitch) and not isinstance(
+        driver, contract.TellsChannelPowers
+    ):
         return False
     return driver.capabilities.power_out
 
 
 async def powers_of(
-    driver: AnyDriver, entries: Sequence[Entry], arriving_dbm: Mapping[DirectedPort, float | None]
+    driver: AnyDriver,
+    entries: Sequence[Entry],
+    arriving_dbm: Mapping[DirectedPort, float | None],
 ) -> list[tuple[float | None, float | None]]:
     """The input and output power (dBm) of each entry; ``None`` without a signal or a monitor.
 
     Inputs in ``arriving_dbm`` were just measured, and are not measured again: no optical switch
     feeds them.
     """
-    ends = [(DirectedPort("in", c.inp), DirectedPort("out", c.out)) for c in entries]
+    ends = [
+        (DirectedPort("in", c.inp), DirectedPort("out", c.out))
+        for c in entries
+    ]
     if any(isinstance(c, ChannelConnect) for c in entries):
         return await _of_channels(driver, entries, ends)
     ports = [out for _, out in ends]
     if driver.capabilities.power_in:
         ports += [inp for inp, _ in ends if inp not in arriving_dbm]
     measured_dbm = {**arriving_dbm, **await driver.power(ports)}
-    return [(measured_dbm.get(inp), measured_dbm.get(out)) for inp, out in ends]
+    return [
+        (measured_dbm.get(inp), measured_dbm.get(out)) for inp, out in ends
+    ]
 
 
 async def _of_channels(
-    driver: AnyDriver, entries: Sequence[Entry], ends: Sequence[tuple[DirectedPort, DirectedPort]]
+    driver: AnyDriver,
+    entries: Sequence[Entry],
+    ends: Sequence[tuple[DirectedPort, DirectedPort]],
 ) -> list[tuple[float | None, float | None]]:
     if not isinstance(driver, contract.TellsChannelPowers):
         return [(None, None)] * len(entries)
-    measured_dbm = await driver.channel_powers({port: None for both in ends for port in both})
+    measured_dbm = await driver.channel_powers(
+        {port: None for both in ends for port in both}
+    )
 
     def power_dbm(port: DirectedPort, entry: Entry) -> float | None:
         channel = entry.channel if isinstance(entry, ChannelConnect) else None
-        return None if channel is None else measured_dbm.get(port, {}).get(channel)
+        return (
+            None
+            if channel is None
+            else measured_dbm.get(port, {}).get(channel)
+        )
 
     return [
         (power_dbm(inp, entry), power_dbm(out, entry))
@@ -65,7 +82,10 @@ async def _of_channels(
 VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Tolerances:
     """The tolerance of measured power, in dB.
 
@@ -87,7 +107,10 @@ POWER_CEILING_DBM = 13.0
 _DIMMEST_DBM = -30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Expected:
     """The power expected at the output of an entry, and its transmitter."""
 
@@ -96,14 +119,20 @@ class Expected:
 
 
 def expected_powers(
-    lab: Lab, links: Links, asked: tuple[str, Iterable[Entry]] | None = None
+    lab: Lab,
+    links: Links,
+    asked: tuple[str, Iterable[Entry]] | None = None,
 ) -> dict[tuple[str, Entry], Expected]:
     """The expected power of each entry on a path to a receiver, or of those in ``asked``."""
     expected: dict[tuple[str, Entry], Expected] = {}
-    for path in links.paths.values() if asked is None else links.paths_through(*asked):
+    for path in (
+        links.paths.values() if asked is None else links.paths_through(*asked)
+    ):
         launched_dbm = launch_power_dbm(lab, path.source)
         for entry, lost_db in links.passed(path):
-            expected[entry] = Expected(round(launched_dbm - lost_db, 3), path.source)
+            expected[entry] = Expected(
+                round(launched_dbm - lost_db, 3), path.source
+            )
     return expected
 
 
@@ -146,18 +175,31 @@ def judge(
     """
     should = expected.power_dbm if expected is not None else baseline_dbm
     if should is None:
-        return _judge_loss(made, in_dbm, out_dbm, insertion_loss_db + tolerances.budget_db)
+        return _judge_loss(
+            made,
+            in_dbm,
+            out_dbm,
+            insertion_loss_db + tolerances.budget_db,
+        )
     if out_dbm is None:
         if in_dbm is None:
             source = expected.source if expected is not None else "anywhere"
             words = f"{made}: unverified, no signal from {source} reaches in:{made.inp}"
             return PowerVerdict("unverified", words)
-        words = f"{made}: no power at out:{made.out}, expected {should:.1f} dBm"
+        words = (
+            f"{made}: no power at out:{made.out}, expected {should:.1f} dBm"
+        )
         return PowerVerdict("failed", words)
-    if expected is not None and abs(out_dbm - expected.power_dbm) > tolerances.budget_db:
+    if (
+        expected is not None
+        and abs(out_dbm - expected.power_dbm) > tolerances.budget_db
+    ):
         words = f"{made}: {out_dbm:.1f} dBm at out:{made.out}, expected {should:.1f} dBm"
         return PowerVerdict("failed", words)
-    if baseline_dbm is not None and baseline_dbm - out_dbm > tolerances.baseline_db:
+    if (
+        baseline_dbm is not None
+        and baseline_dbm - out_dbm > tolerances.baseline_db
+    ):
         words = (
             f"{made}: degraded, {out_dbm:.1f} dBm at out:{made.out}, "
             f"{baseline_dbm - out_dbm:.1f} dB less than before ({baseline_dbm:.1f} dBm)"
@@ -167,11 +209,17 @@ def judge(
 
 
 def _judge_loss(
-    made: Entry, in_dbm: float | None, out_dbm: float | None, most_db: float
+    made: Entry,
+    in_dbm: float | None,
+    out_dbm: float | None,
+    most_db: float,
 ) -> PowerVerdict:
     if in_dbm is None or in_dbm < _DIMMEST_DBM:
         words = f"{made}: unverified, no known source on in:{made.inp}"
-        return PowerVerdict("unverified", words + (", no power reading" if out_dbm is None else ""))
+        return PowerVerdict(
+            "unverified",
+            words + (", no power reading" if out_dbm is None else ""),
+        )
     if out_dbm is None:
         words = f"{made}: no power at out:{made.out}, but {in_dbm:.1f} dBm at in:{made.inp}"
         return PowerVerdict("failed", words)
@@ -207,7 +255,9 @@ class PortReading:
     def good(self) -> bool:
         """Whether it may become a baseline: verified, or the first power of an unknown circuit."""
         first = self.verdict.kind == "unverified" and self.out_dbm is not None
-        return self.verdict.kind == "ok" or (first and self.baseline_dbm is None)
+        return self.verdict.kind == "ok" or (
+            first and self.baseline_dbm is None
+        )
 
 
 class PowerBaselines:
@@ -221,7 +271,12 @@ class PowerBaselines:
         self._store = store
         self._readings: dict[str, dict[BaselineKey, tuple[float, ...]]] = {}
 
-    def dbm(self, ocs: str, c: Entry, source: Endpoint | None) -> float | None:
+    def dbm(
+        self,
+        ocs: str,
+        c: Entry,
+        source: Endpoint | None,
+    ) -> float | None:
         """The median of the last good readings of this circuit; ``None`` without any."""
         readings = self._of(ocs).get(_key(ocs, c, source))
         if readings is None:
@@ -242,7 +297,9 @@ class PowerBaselines:
     def begin_anew(self, ocs: str, readings: Iterable[PortReading]) -> int:
         """Replace the baselines with these powers; returns their number."""
         new = {
-            _key(ocs, reading.cross_connect, reading.source): (reading.out_dbm,)
+            _key(ocs, reading.cross_connect, reading.source): (
+                reading.out_dbm,
+            )
             for reading in readings
             if reading.out_dbm is not None
         }
@@ -261,7 +318,11 @@ class PowerBaselines:
         return self._readings[ocs]
 
 
-def _key(ocs: str, c: Entry, source: Endpoint | None) -> BaselineKey:
+def _key(
+    ocs: str,
+    c: Entry,
+    source: Endpoint | None,
+) -> BaselineKey:
     light = str(source or "")
     if isinstance(c, ChannelConnect):
         # The channel, with its attenuation.
@@ -285,7 +346,12 @@ class PowerCheck:
     baselines: PowerBaselines
     tolerances: Tolerances = DEFAULT_TOLERANCES
 
-    def should_show(self, links: Links, ocs: str, cross_connects: Iterable[Entry]) -> list[Should]:
+    def should_show(
+        self,
+        links: Links,
+        ocs: str,
+        cross_connects: Iterable[Entry],
+    ) -> list[Should]:
         """The expected power of these entries of a switch's map."""
         circuits = list(cross_connects)
         expected_of = expected_powers(self.lab, links, (ocs, circuits))
@@ -293,7 +359,9 @@ class PowerCheck:
         for c in circuits:
             expected = expected_of.get((ocs, c))
             source = expected.source if expected is not None else None
-            should.append(Should(c, expected, self.baselines.dbm(ocs, c, source)))
+            should.append(
+                Should(c, expected, self.baselines.dbm(ocs, c, source))
+            )
         return should
 
     async def judge(
@@ -303,15 +371,36 @@ class PowerCheck:
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> list[PortReading]:
         """Measure and judge cross-connects; inputs in ``arriving_dbm`` were just measured."""
-        powers_dbm = await powers_of(driver, [c for c, _, _ in should], arriving_dbm or {})
+        powers_dbm = await powers_of(
+            driver, [c for c, _, _ in should], arriving_dbm or {}
+        )
         loss_db = self.lab.optical_switch(driver.name).insertion_loss_db
         readings = []
-        for (in_dbm, out_dbm), (c, expected, before_dbm) in zip(powers_dbm, should, strict=True):
-            less_db = c.attenuation_db if isinstance(c, ChannelConnect) else 0.0
-            verdict = judge(
-                *(expected, before_dbm, c, in_dbm, out_dbm, loss_db + less_db, self.tolerances)
+        for (in_dbm, out_dbm), (c, expected, before_dbm) in zip(
+            powers_dbm, should, strict=True
+        ):
+            less_db = (
+                c.attenuation_db if isinstance(c, ChannelConnect) else 0.0
             )
-            readings.append(PortReading(c, in_dbm, out_dbm, expected, before_dbm, verdict))
+            verdict = judge(
+                expected,
+                before_dbm,
+                c,
+                in_dbm,
+                out_dbm,
+                loss_db + less_db,
+                self.tolerances,
+            )
+            readings.append(
+                PortReading(
+                    c,
+                    in_dbm,
+                    out_dbm,
+                    expected,
+                    before_dbm,
+                    verdict,
+                )
+            )
         return readings
 
     async def verify(
@@ -328,25 +417,44 @@ class PowerCheck:
             return Verified([await self._by_factory_losses(driver, should)])
         readings = await self.judge(driver, should, arriving_dbm)
         verdicts = [reading.verdict for reading in readings]
-        if failures := [verdict.words for verdict in verdicts if verdict.kind == "failed"]:
+        if failures := [
+            verdict.words for verdict in verdicts if verdict.kind == "failed"
+        ]:
             raise StepFailed(f"{driver.name}: {'; '.join(failures)}")
-        remarks = [f"{driver.name}: {verdict.words}" for verdict in verdicts if verdict.words]
-        return Verified(remarks, [reading for reading in readings if reading.good])
+        remarks = [
+            f"{driver.name}: {verdict.words}"
+            for verdict in verdicts
+            if verdict.words
+        ]
+        return Verified(
+            remarks, [reading for reading in readings if reading.good]
+        )
 
-    async def _by_factory_losses(self, driver: AnyDriver, should: Sequence[Should]) -> str:
+    async def _by_factory_losses(
+        self, driver: AnyDriver, should: Sequence[Should]
+    ) -> str:
         """A remark without power monitors; ``StepFailed`` if a path has too much loss."""
         words = f"{driver.name}: unverified, it has no power monitor"
         if driver.capabilities.power_out:
             words += " that tells channels apart"
         if not isinstance(driver, contract.TellsFactoryLosses):
             return words
-        circuits = [s.cross_connect for s in should if isinstance(s.cross_connect, CrossConnect)]
+        circuits = [
+            s.cross_connect
+            for s in should
+            if isinstance(s.cross_connect, CrossConnect)
+        ]
         losses_db = await driver.factory_losses_db(circuits)
         most_db = self.lab.optical_switch(driver.name).insertion_loss_db
         most_db += self.tolerances.budget_db
-        wrong = {c: loss_db for c, loss_db in losses_db.items() if loss_db > most_db}
+        wrong = {
+            c: loss_db for c, loss_db in losses_db.items() if loss_db > most_db
+        }
         if wrong:
-            each = "; ".join(f"{c} had {loss_db:.1f} dB of loss" for c, loss_db in wrong.items())
+            each = "; ".join(
+                f"{c} had {loss_db:.1f} dB of loss"
+                for c, loss_db in wrong.items()
+            )
             raise StepFailed(
                 f"{driver.name}: at the factory {each}, expected at most {most_db:.1f} dB"
             )

@@ -20,13 +20,23 @@ from patchlight.controller.changes.record import (
     Reconfiguration,
     StepFailed,
 )
-from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
+from patchlight.controller.circuits.contract import (
+    DirectedPort,
+    Drivers,
+    PortState,
+)
 from patchlight.controller.storage.store import UNREADABLE, Store
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.loops import closed_loops
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.spectrum import Channel
-from patchlight.testbed.lab.wiring import Place, check_place, in_order, lab_links, places_of
+from patchlight.testbed.lab.wiring import (
+    Place,
+    check_place,
+    in_order,
+    lab_links,
+    places_of,
+)
 
 _MARK = "stop"
 
@@ -52,14 +62,17 @@ class PortLock:
     @property
     def place(self) -> Place:
         """The locked place."""
-        return Place(self.port, Channel.parse(self.channel) if self.channel else None)
+        return Place(
+            self.port, Channel.parse(self.channel) if self.channel else None
+        )
 
     def stops(self, user: str) -> bool:
         """Whether it prevents this user from changing the port."""
         return self.kind != "kept" or not user or user != self.by
 
     def __str__(self) -> str:
-        by, why = f" by {self.by}" if self.by else "", f": {self.why}" if self.why else ""
+        by = f" by {self.by}" if self.by else ""
+        why = f": {self.why}" if self.why else ""
         return f"{self.ocs}.{self.place} is {self.kind}{by}{why}"
 
 
@@ -72,29 +85,44 @@ class PortLocks:
     """The locks of a lab's optical switches, stored on disk."""
 
     def __init__(self, lab: Lab, store: Store) -> None:
-        self._lab, self._store = lab, store
+        self._lab = lab
+        self._store = store
         # Locks of users at the ports of changes that could not be undone.
         self._under: dict[tuple[str, Place], PortLock] = {}
         locks = store.locks(self._read, self._unreadable)
         self._locks = {_key(lock): lock for lock in locks}
 
-    def _read(self, row: dict[str, Any], ocs: str, port: int, channel: str) -> PortLock:
+    def _read(
+        self,
+        row: dict[str, Any],
+        ocs: str,
+        port: int,
+        channel: str,
+    ) -> PortLock:
         lock = _LOCK.validate_python(row)
         if (lock.ocs, lock.port, lock.channel) != (ocs, port, channel):
             raise ValueError(f"it belongs to {lock.ocs}.{lock.port}")
         if (under := row.get("under")) is not None:
             before = _LOCK.validate_python(under)
             if _key(before) != _key(lock):
-                raise ValueError(f"the lock before it belongs to {before.ocs}.{before.port}")
+                raise ValueError(
+                    f"the lock before it belongs to {before.ocs}.{before.port}"
+                )
             self._under[_key(lock)] = before
         return lock
 
     def _unreadable(
-        self, ocs: object, port: object, channel: object, row: Mapping[str, Any]
+        self,
+        ocs: object,
+        port: object,
+        channel: object,
+        row: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Locks of what an unreadable lock may lock: its place by the columns and by the record,
         else its whole switch, else all."""
-        switches = {switch.name: switch for switch in self._lab.optical_switches}
+        switches = {
+            switch.name: switch for switch in self._lab.optical_switches
+        }
         named = [(ocs, port, channel)]
         with suppress(ValueError):
             of_record = _LOCK.validate_python(row)
@@ -102,39 +130,80 @@ class PortLocks:
         places = dict[tuple[str, Place], None]()
         for name, number, part in named:
             with suppress(BadInput):
-                place = Place.parse(f"{number}@{part}" if part else f"{number}")
+                place = Place.parse(
+                    f"{number}@{part}" if part else f"{number}"
+                )
                 if isinstance(name, str) and name:
                     if name in switches:
                         check_place(switches[name], place)
                     places[name, place] = None
         if not any(name in switches for name, _ in places):
-            whole = [ocs] if isinstance(ocs, str) and ocs in switches else [*switches]
+            whole = (
+                [ocs]
+                if isinstance(ocs, str) and ocs in switches
+                else [*switches]
+            )
             for name in whole:
                 every = range(1, switches[name].ports + 1)
                 places |= {(name, Place(number)): None for number in every}
         why = f"a lock: {UNREADABLE}"
         at = time.time()
-        return [asdict(_new_lock(name, place, "bad", _OURS, why, at)) for name, place in places]
+        return [
+            asdict(
+                _new_lock(
+                    name,
+                    place,
+                    "bad",
+                    _OURS,
+                    why,
+                    at,
+                )
+            )
+            for name, place in places
+        ]
 
     def all(self) -> list[PortLock]:
         """Every lock, in the order of ports."""
-        return sorted(self._locks.values(), key=lambda lock: (lock.ocs, lock.port, lock.channel))
+        return sorted(
+            self._locks.values(),
+            key=lambda lock: (lock.ocs, lock.port, lock.channel),
+        )
 
     def lock(
-        self, ocs: str, ports: Iterable[int | Place], kind: LockKind, by: str, why: str
+        self,
+        ocs: str,
+        ports: Iterable[int | Place],
+        kind: LockKind,
+        by: str,
+        why: str,
     ) -> list[PortLock]:
         """Lock ports or places; ``BadInput`` if one does not exist or is locked by another user."""
         places = self._checked(ocs, ports)
         for place in places:
             lock = self._locks.get((ocs, place))
             if lock is not None and lock.by != by:
-                raise BadInput(f"{lock}", hint="unlock it: patchlight ocs lock --release PORT")
-        return self._save(ocs, places, kind, by, why)
+                raise BadInput(
+                    f"{lock}",
+                    hint="unlock it: patchlight ocs lock --release PORT",
+                )
+        return self._save(
+            ocs,
+            places,
+            kind,
+            by,
+            why,
+        )
 
     def mark_bad(self, changes: Changes, number: int) -> None:
         """Lock what a change touched that could not be undone."""
         for name, places in _touched(changes).items():
-            self._save(name, places, "bad", _OURS, _NOT_UNDONE.format(number))
+            self._save(
+                name,
+                places,
+                "bad",
+                _OURS,
+                _NOT_UNDONE.format(number),
+            )
 
     @property
     def in_doubt(self) -> bool:
@@ -145,14 +214,24 @@ class PortLocks:
         """Whether all that ``mark_bad`` locked for a change is still locked for it."""
         why = _NOT_UNDONE.format(number)
         touched = _touched(changes)
-        locks = [self._locks.get((ocs, p)) for ocs, places in touched.items() for p in places]
-        return bool(locks) and all(lock and (lock.kind, lock.why) == ("bad", why) for lock in locks)
+        locks = [
+            self._locks.get((ocs, p))
+            for ocs, places in touched.items()
+            for p in places
+        ]
+        return bool(locks) and all(
+            lock and (lock.kind, lock.why) == ("bad", why) for lock in locks
+        )
 
     def lock_unreadable(self, named: object, number: int) -> list[str]:
         """Lock what an unreadable change may have touched, by its ``changes`` as far as they can be
         read; returns the switches."""
-        switches = {switch.name: switch for switch in self._lab.optical_switches}
-        texts = {n: each for n, each in _mapping(named).items() if n in switches}
+        switches = {
+            switch.name: switch for switch in self._lab.optical_switches
+        }
+        texts = {
+            n: each for n, each in _mapping(named).items() if n in switches
+        }
         for name in texts or switches:
             ports = set[int]()
             try:
@@ -163,49 +242,118 @@ class PortLocks:
                 places = self._checked(name, ports)
             except (KeyError, TypeError, ValueError, AttributeError, BadInput):
                 places = []
-            every = [Place(port) for port in range(1, switches[name].ports + 1)]
+            every = [
+                Place(port) for port in range(1, switches[name].ports + 1)
+            ]
             why = f"change {number}: {UNREADABLE}"
-            self._save(name, places or every, "bad", _OURS, why)
+            self._save(
+                name,
+                places or every,
+                "bad",
+                _OURS,
+                why,
+            )
         return [*(texts or switches)]
 
     def release(self, changes: Changes, record: Reconfiguration) -> None:
         """Undo ``mark_bad`` for a change whose result is known now; earlier locks are restored."""
         for ocs, places in _touched(changes).items():
-            under = [self._under[ocs, place] for place in places if (ocs, place) in self._under]
-            self.unlock(ocs, places, _OURS, f"change {record.id} is {record.state}")
+            under = [
+                self._under[ocs, place]
+                for place in places
+                if (ocs, place) in self._under
+            ]
+            self.unlock(
+                ocs,
+                places,
+                _OURS,
+                f"change {record.id} is {record.state}",
+            )
             for lock in under:
-                self._save(ocs, [lock.place], lock.kind, lock.by, lock.why)
+                self._save(
+                    ocs,
+                    [lock.place],
+                    lock.kind,
+                    lock.by,
+                    lock.why,
+                )
 
     def _save(
-        self, ocs: str, places: Sequence[Place], kind: LockKind, by: str, why: str
+        self,
+        ocs: str,
+        places: Sequence[Place],
+        kind: LockKind,
+        by: str,
+        why: str,
     ) -> list[PortLock]:
         at = time.time()
-        new = [_new_lock(ocs, place, kind, by, why, at) for place in places]
+        new = [
+            _new_lock(
+                ocs,
+                place,
+                kind,
+                by,
+                why,
+                at,
+            )
+            for place in places
+        ]
         for lock in new if kind == "bad" else ():
-            if (before := self._locks.get(_key(lock))) is not None and before.kind != "bad":
+            if (
+                before := self._locks.get(_key(lock))
+            ) is not None and before.kind != "bad":
                 self._under[_key(lock)] = before
         # A port in an unknown state is locked even if the disk is full.
-        self._store.save_locks([self._row(lock) for lock in new], soon=kind == "bad")
+        self._store.save_locks(
+            [self._row(lock) for lock in new], soon=kind == "bad"
+        )
         self._locks.update({_key(lock): lock for lock in new})
-        event = {"ocs": ocs, "ports": _in_json(places), "lock": kind, "by": by, "why": why}
+        event = {
+            "ocs": ocs,
+            "ports": _in_json(places),
+            "lock": kind,
+            "by": by,
+            "why": why,
+        }
         self._store.add_event(at, "locked", event)
         return new
 
     def _row(self, lock: PortLock) -> dict[str, Any]:
         under = self._under.get(_key(lock)) if lock.kind == "bad" else None
-        return asdict(lock) if under is None else {**asdict(lock), "under": asdict(under)}
+        return (
+            asdict(lock)
+            if under is None
+            else {**asdict(lock), "under": asdict(under)}
+        )
 
-    def unlock(self, ocs: str, ports: Iterable[int | Place], by: str, why: str) -> list[PortLock]:
+    def unlock(
+        self,
+        ocs: str,
+        ports: Iterable[int | Place],
+        by: str,
+        why: str,
+    ) -> list[PortLock]:
         """Remove the locks of these ports or places, including other users', and return them."""
         places = self._checked(ocs, ports)
-        gone = [self._locks[ocs, place] for place in places if (ocs, place) in self._locks]
-        self._store.delete_locks([(lock.ocs, lock.port, lock.channel) for lock in gone])
+        gone = [
+            self._locks[ocs, place]
+            for place in places
+            if (ocs, place) in self._locks
+        ]
+        self._store.delete_locks(
+            [(lock.ocs, lock.port, lock.channel) for lock in gone]
+        )
         for lock in gone:
             del self._locks[_key(lock)]
             self._under.pop(_key(lock), None)
         if gone:
             ports_gone = _in_json(lock.place for lock in gone)
-            event = {"ocs": ocs, "ports": ports_gone, "by": by, "why": why}
+            event = {
+                "ocs": ocs,
+                "ports": ports_gone,
+                "by": by,
+                "why": why,
+            }
             self._store.add_event(time.time(), "unlocked", event)
         return gone
 
@@ -217,20 +365,39 @@ class PortLocks:
             str(lock)
             for name, change in changes.items()
             for lock in self.all()
-            if lock.ocs == name and lock.port in change.ports and lock.stops(user)
+            if lock.ocs == name
+            and lock.port in change.ports
+            and lock.stops(user)
             if any(map(lock.place.holds, (*change.breaks, *change.makes)))
         ]
 
     def _checked(self, ocs: str, ports: Iterable[int | Place]) -> list[Place]:
         switch = self._lab.optical_switch(ocs)
-        places = in_order(Place(port) if isinstance(port, int) else port for port in ports)
+        places = in_order(
+            Place(port) if isinstance(port, int) else port for port in ports
+        )
         for place in places:
             check_place(switch, place)
         return places
 
 
-def _new_lock(ocs: str, place: Place, kind: LockKind, by: str, why: str, at: float) -> PortLock:
-    return PortLock(ocs, place.port, kind, by, why, at, str(place.channel or ""))
+def _new_lock(
+    ocs: str,
+    place: Place,
+    kind: LockKind,
+    by: str,
+    why: str,
+    at: float,
+) -> PortLock:
+    return PortLock(
+        ocs,
+        place.port,
+        kind,
+        by,
+        why,
+        at,
+        str(place.channel or ""),
+    )
 
 
 def _touched(changes: Changes) -> dict[str, list[Place]]:
@@ -250,7 +417,9 @@ def _key(lock: PortLock) -> tuple[str, Place]:
 
 def _in_json(places: Iterable[Place]) -> list[int | str]:
     """Ports as numbers, channels of them as texts."""
-    return [place.port if place.channel is None else str(place) for place in places]
+    return [
+        place.port if place.channel is None else str(place) for place in places
+    ]
 
 
 class EmergencyStop:
@@ -269,7 +438,11 @@ class EmergencyStop:
         # Read each time: with ``--direct`` another process may press it.
         return self._store.mark(
             _MARK,
-            lambda row: {"by": str(row["by"]), "why": str(row["why"]), "at": float(row["at"])},
+            lambda row: {
+                "by": str(row["by"]),
+                "why": str(row["why"]),
+                "at": float(row["at"]),
+            },
             unreadable=lambda: {"by": "", "why": UNREADABLE, "at": 0.0},
         )
 
@@ -297,9 +470,19 @@ class EmergencyStop:
         if self.pressed is not None:
             self._set(None, "stop-cleared", {"by": by, "why": why})
 
-    def _set(self, pressed: dict[str, Any] | None, kind: str, event: Mapping[str, Any]) -> None:
+    def _set(
+        self,
+        pressed: dict[str, Any] | None,
+        kind: str,
+        event: Mapping[str, Any],
+    ) -> None:
         self._latest = pressed
-        self._is_unwritten = not self._store.set_mark_soon(_MARK, pressed, kind, event)
+        self._is_unwritten = not self._store.set_mark_soon(
+            _MARK,
+            pressed,
+            kind,
+            event,
+        )
 
     def check(self) -> None:
         """``StepFailed`` if it is pressed; called between the steps of a change."""
@@ -316,7 +499,9 @@ class PortStates:
 
     def __init__(self, drivers: Drivers) -> None:
         self._drivers = drivers
-        self._states: dict[str, tuple[float, Mapping[DirectedPort, PortState]]] = {}
+        self._states: dict[
+            str, tuple[float, Mapping[DirectedPort, PortState]]
+        ] = {}
 
     async def of(self, ocs: str) -> Mapping[DirectedPort, PortState]:
         """The states, at most a minute old; empty if the device does not report them."""
@@ -355,10 +540,13 @@ class PortStates:
 
 def meetings(plan: ChangePlan) -> list[str]:
     """Each pair of signals that would newly collide after this plan, as text."""
-    before, after = plan.links_before.light, plan.links_after.light
+    before = plan.links_before.light
+    after = plan.links_after.light
     if before is None or after is None:
         return []
-    now = {frozenset((meeting.one, meeting.other)) for meeting in before.meetings}
+    now = {
+        frozenset((meeting.one, meeting.other)) for meeting in before.meetings
+    }
     return [
         str(meeting)
         for meeting in after.meetings
@@ -370,7 +558,9 @@ def loops(lab: Lab, plan: ChangePlan) -> list[str]:
     """Each loop through switches that flood which a step of this plan would close, as text."""
     if not any(switch.floods for switch in lab.packet_switches):
         return []
-    maps, before, found = dict(plan.before), plan.links_before.pairs(), list[str]()
+    maps = dict(plan.before)
+    before = plan.links_before.pairs()
+    found = list[str]()
     for name in plan.changes:  # one device after the other
         maps[name] = plan.wanted[name]
         found += closed_loops(lab, before, lab_links(lab, maps).pairs())
@@ -386,7 +576,9 @@ class PreflightResult:
     the change cannot alter it."""
 
     objections: list[str] = field(default_factory=list)
-    arriving_dbm: dict[str, Mapping[DirectedPort, float | None]] = field(default_factory=dict)
+    arriving_dbm: dict[str, Mapping[DirectedPort, float | None]] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)
@@ -407,23 +599,37 @@ class PreflightChecks:
 
     def halts(self, plan: ChangePlan) -> list[str]:
         """What prevents any change of these switches."""
-        reasons = [self.unfinished[name] for name in plan.changes if name in self.unfinished]
+        reasons = [
+            self.unfinished[name]
+            for name in plan.changes
+            if name in self.unfinished
+        ]
         stopped = self.stop.message
         return list(dict.fromkeys([stopped, *reasons] if stopped else reasons))
 
-    async def check(self, plan: ChangePlan, options: ChangeOptions) -> PreflightResult:
+    async def check(
+        self, plan: ChangePlan, options: ChangeOptions
+    ) -> PreflightResult:
         """Check a plan with these options. Reads from the devices; writes nothing."""
-        result = PreflightResult(self.locks.objections(plan.changes, options.by))
+        result = PreflightResult(
+            self.locks.objections(plan.changes, options.by)
+        )
         objections = result.objections
         if options.spare_jobs and (jobs := self.jobs_using(plan.moved)):
-            objections.append(f"the traffic of {', '.join(jobs)} uses what would change")
+            objections.append(
+                f"the traffic of {', '.join(jobs)} uses what would change"
+            )
         objections += [*meetings(plan), *loops(self.lab, plan)]
         for name, change in plan.changes.items():
             if not change.makes:
                 continue
-            for port, state in await self.port_states.not_ready(name, change.makes):
+            for port, state in await self.port_states.not_ready(
+                name, change.makes
+            ):
                 reason = f" ({state.words})" if state.words else ""
-                objections.append(f"{name} reports {port} as {state.condition}{reason}")
+                objections.append(
+                    f"{name} reports {port} as {state.condition}{reason}"
+                )
             if self.drivers[name].capabilities.power_in:
                 inputs = [DirectedPort("in", c.inp) for c in change.makes]
                 arriving = await self.drivers[name].power(inputs)
@@ -443,4 +649,6 @@ class PreflightChecks:
     def _is_fed_by_a_switch(self, name: str, port: DirectedPort) -> bool:
         """Whether an optical switch is at the other end of an input's fibre."""
         fibre = self.lab.fibre_ends.get(Endpoint(name, str(port.number)))
-        return fibre is not None and isinstance(self.lab.device(fibre[0].device), OpticalSwitch)
+        return fibre is not None and isinstance(
+            self.lab.device(fibre[0].device), OpticalSwitch
+        )

@@ -12,13 +12,22 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
 from patchlight.testbed.lab.reach import Reach, as_text
-from patchlight.testbed.lab.wiring import Links, Place, check_map, entries_at, lab_links
+from patchlight.testbed.lab.wiring import (
+    Links,
+    Place,
+    check_map,
+    entries_at,
+    lab_links,
+)
 
 Changes = Mapping[str, MapChange[Any]]
 """The changes of each optical switch, by name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class ChangePlan:
     """One change of the network, from the maps ``before`` to the maps ``wanted``.
 
@@ -36,7 +45,12 @@ class ChangePlan:
     moved: frozenset[Endpoint]
 
     @classmethod
-    def of(cls, lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> Self:
+    def of(
+        cls,
+        lab: Lab,
+        before: Mapping[str, AnyMap],
+        wanted: Mapping[str, AnyMap],
+    ) -> Self:
         """The plan from the maps ``before`` to ``wanted``.
 
         ``before`` has every optical switch of the lab, ``wanted`` those that should change. Without
@@ -46,16 +60,35 @@ class ChangePlan:
         for name, wanted_map in wanted.items():
             check_map(lab.optical_switch(name), wanted_map)
         after = {**before, **wanted}
-        diffs = {name: before[name].diff(wanted[name]) for name in before if name in wanted}
+        diffs = {
+            name: before[name].diff(wanted[name])
+            for name in before
+            if name in wanted
+        }
         changes = {name: change for name, change in diffs.items() if change}
-        links_before, links_after = lab_links(lab, before), lab_links(lab, after)
+        links_before = lab_links(lab, before)
+        links_after = lab_links(lab, after)
         moved = frozenset(_moved(changes, links_before, links_after))
         # Circuit switches change in this order.
-        done = [{name: after[name] for name in [*changes][:count]} for count in range(len(changes))]
+        done = [
+            {name: after[name] for name in [*changes][:count]}
+            for count in range(len(changes))
+        ]
         states = [lab_links(lab, {**before, **maps}) for maps in done]
-        early = set() if lab.coloured else _of_new_nics(lab, moved, states, links_after)
+        early = (
+            set()
+            if lab.coloured
+            else _of_new_nics(
+                lab,
+                moved,
+                states,
+                links_after,
+            )
+        )
         prepared = {
-            name: after[name].without(e for e in change.makes if (name, e) not in early)
+            name: after[name].without(
+                e for e in change.makes if (name, e) not in early
+            )
             for name, change in changes.items()
         }
         return cls(
@@ -89,31 +122,46 @@ class ChangePlan:
 
 
 def _of_new_nics(
-    lab: Lab, moved: Iterable[Endpoint], states: Sequence[Links], after: Links
+    lab: Lab,
+    moved: Iterable[Endpoint],
+    states: Sequence[Links],
+    after: Links,
 ) -> set[tuple[str, Any]]:
     """The entries, by switch, of new links between a NIC and a packet switch's port that leads to
     no packet switch in the ``states`` before."""
-    switches, entries = set(lab.switch_names), set[tuple[str, Any]]()
+    switches = set(lab.switch_names)
+    entries = set[tuple[str, Any]]()
     for source in moved:
         path = after.path(source)
         if path is None or after.peer(source) is None:
             continue
         ports = [end for end in (source, path.sink) if end.device in switches]
         before = (links.path(port) for links in states for port in ports)
-        if len(ports) == 1 and not any(each and each.sink.device in switches for each in before):
+        if len(ports) == 1 and not any(
+            each and each.sink.device in switches for each in before
+        ):
             entries.update(path.hops)
     return entries
 
 
-def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
+def _moved(
+    changes: Changes,
+    before: Links,
+    after: Links,
+) -> Iterable[Endpoint]:
     if changes and before.light is not None:
         # New signals may also disturb paths that use no changed entry.
         sources = before.paths.keys() | after.paths.keys()
-        return [s for s in sources if before.paths.get(s) != after.paths.get(s)]
+        return [
+            s for s in sources if before.paths.get(s) != after.paths.get(s)
+        ]
     return (
         source
         for name, change in changes.items()
-        for links, differing in ((before, change.breaks), (after, change.makes))
+        for links, differing in (
+            (before, change.breaks),
+            (after, change.makes),
+        )
         for source in links.sources(name, differing)
     )
 
@@ -158,7 +206,17 @@ class Notifier:
 WAITING = "waiting"
 # After these stages the change is complete, or already being undone.
 _MAY_HALT = frozenset(
-    (WAITING, "read", "plan", "check", "drain", "break", "make", "verify", "announce")
+    (
+        WAITING,
+        "read",
+        "plan",
+        "check",
+        "drain",
+        "break",
+        "make",
+        "verify",
+        "announce",
+    )
 )
 
 
@@ -171,8 +229,12 @@ class ChangeProgress:
 
     def __init__(self) -> None:
         self.news = Notifier()
-        self.stage, self.since, self._began = WAITING, time.time(), time.monotonic()
-        self.ocs, self.cross_connects, self.done = "", 0, 0
+        self.stage = WAITING
+        self.since = time.time()
+        self._began = time.monotonic()
+        self.ocs = ""
+        self.cross_connects = 0
+        self.done = 0
         self.cancelled = ""
         self.told_to_end = asyncio.Event()
 
@@ -184,21 +246,43 @@ class ChangeProgress:
     @property
     def as_json(self) -> dict[str, Any]:
         """As the API has it."""
-        names = ("stage", "since", "ocs", "cross_connects", "done", "cancelled", "may_cancel")
-        return {"step": self.news.step} | {name: getattr(self, name) for name in names}
+        names = (
+            "stage",
+            "since",
+            "ocs",
+            "cross_connects",
+            "done",
+            "cancelled",
+            "may_cancel",
+        )
+        return {"step": self.news.step} | {
+            name: getattr(self, name) for name in names
+        }
 
     def enter(self, stage: str) -> tuple[str, float]:
         """Begin a stage; the one before, and the seconds spent in it."""
-        now, ended = time.monotonic(), self.stage
+        now = time.monotonic()
+        ended = self.stage
         spent_s = now - self._began
-        self.stage, self.since, self._began = stage, time.time(), now
-        self.ocs, self.cross_connects, self.done = "", 0, 0
+        self.stage = stage
+        self.since = time.time()
+        self._began = now
+        self.ocs = ""
+        self.cross_connects = 0
+        self.done = 0
         self.news.tell()
         return ended, spent_s
 
-    def count(self, ocs: str, done: int, cross_connects: int) -> None:
+    def count(
+        self,
+        ocs: str,
+        done: int,
+        cross_connects: int,
+    ) -> None:
         """Set how many cross-connects of an OCS are done."""
-        self.ocs, self.done, self.cross_connects = ocs, done, cross_connects
+        self.ocs = ocs
+        self.done = done
+        self.cross_connects = cross_connects
         self.news.tell()
 
     def cancel(self, words: str) -> None:
@@ -279,59 +363,95 @@ class Reconfiguration:
     @property
     def as_row(self) -> dict[str, Any]:
         """The record as JSON; ``dataclasses.asdict`` would copy the maps, too."""
-        row = {**vars(self), "stages_s": dict(self.stages_s), "notes": list(self.notes)}
+        row = {
+            **vars(self),
+            "stages_s": dict(self.stages_s),
+            "notes": list(self.notes),
+        }
         del row["progress"]
         return row
 
     @property
     def as_intent(self) -> dict[str, Any]:
         """The same with its progress: a change is an intent until its end is journalled."""
-        return {**self.as_row, "state": "intent", "progress": self.progress.as_json}
+        return {
+            **self.as_row,
+            "state": "intent",
+            "progress": self.progress.as_json,
+        }
 
     @property
     def may_come_late(self) -> bool:
         """Whether a switch may still carry out what it did not answer; a clock that was set back
         does not prolong that."""
-        return self.late_until is not None and 0.0 < self.late_until - time.time() <= LATE_S
+        return (
+            self.late_until is not None
+            and 0.0 < self.late_until - time.time() <= LATE_S
+        )
 
     def fill(
-        self, plan: ChangePlan, committed: Mapping[str, AnyMap], lost: Mapping[str, str]
+        self,
+        plan: ChangePlan,
+        committed: Mapping[str, AnyMap],
+        lost: Mapping[str, str],
     ) -> None:
         """Store a plan, the maps that it commits, and the hosts that lose their link."""
-        self.before = {name: [*m.one_way_texts] for name, m in plan.before.items()}
-        self.wanted = {name: [*m.one_way_texts] for name, m in plan.wanted.items()}
-        self.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
+        self.before = {
+            name: [*m.one_way_texts] for name, m in plan.before.items()
+        }
+        self.wanted = {
+            name: [*m.one_way_texts] for name, m in plan.wanted.items()
+        }
+        self.changes = {
+            name: change_as_texts(change)
+            for name, change in plan.changes.items()
+        }
         self.adopted = [name for name in committed if name not in plan.changes]
         self.note(without_link_words(lost))
-        self.commits = {n: [*m.one_way_texts] for n, m in committed.items() if m != plan.wanted[n]}
+        self.commits = {
+            n: [*m.one_way_texts]
+            for n, m in committed.items()
+            if m != plan.wanted[n]
+        }
 
     def note(self, remarks: list[str]) -> None:
         """Add the new ones of these remarks."""
-        self.notes += [remark for remark in remarks if remark not in self.notes]
+        self.notes += [
+            remark for remark in remarks if remark not in self.notes
+        ]
 
     def enter(self, stage: str) -> None:
         """Begin a stage, which ends the one before."""
         ended, spent_s = self.progress.enter(stage)
         if ended != WAITING:
-            self.stages_s[ended] = round(self.stages_s.get(ended, 0.0) + spent_s, 6)
+            self.stages_s[ended] = round(
+                self.stages_s.get(ended, 0.0) + spent_s, 6
+            )
 
 
 def without_link_words(lost: Mapping[str, str]) -> list[str]:
     """A remark on the hosts that lose their link, if any."""
     count = "1 host has" if len(lost) == 1 else f"{len(lost)} hosts have"
-    return [f"{count} no link after this change: {as_text(lost)}"] if lost else []
+    return (
+        [f"{count} no link after this change: {as_text(lost)}"] if lost else []
+    )
 
 
 def change_as_texts(change: MapChange[Any]) -> dict[str, list[str]]:
     """A change of one map in the form of records and the API."""
-    return {"breaks": [str(c) for c in change.breaks], "makes": [str(c) for c in change.makes]}
+    return {
+        "breaks": [str(c) for c in change.breaks],
+        "makes": [str(c) for c in change.makes],
+    }
 
 
 def fingerprint(maps: Mapping[str, AnyMap]) -> str:
     """A short text that is equal only for equal maps."""
     digest = blake2s(digest_size=12)
     for name in sorted(maps):
-        digest.update(f"{name} {' '.join(maps[name].one_way_texts)}\n".encode())
+        digest.update(
+            f"{name} {' '.join(maps[name].one_way_texts)}\n".encode()
+        )
     return digest.hexdigest()
 
 
@@ -359,6 +479,10 @@ def wanted_maps(
         if gone and not asked and not entries_at(present[name], gone):
             ports = ", ".join(map(str, gone))
             raise BadInput(f"{name} port {ports} has no circuit to disconnect")
-        kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
+        kept = (
+            present[name].without(entries_at(present[name], gone))
+            if gone
+            else present[name]
+        )
         wanted[name] = kept.joined(asked[name]) if name in asked else kept
     return wanted

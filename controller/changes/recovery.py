@@ -23,7 +23,9 @@ class Recovery:
     def __init__(self, parts: CircuitParts) -> None:
         self.parts = parts
 
-    async def resume(self, is_under_way: Callable[[int], bool]) -> list[Reconfiguration]:
+    async def resume(
+        self, is_under_way: Callable[[int], bool]
+    ) -> list[Reconfiguration]:
         """Finish or undo the changes that a dead controller left, settle those with an unknown
         result, and return their records.
 
@@ -34,16 +36,22 @@ class Recovery:
         parts = self.parts
         ended: list[Reconfiguration] = []
         parts.preflight.unfinished.clear()
-        for record in parts.store.unfinished_reconfigurations(self._read, self._unreadable):
+        for record in parts.store.unfinished_reconfigurations(
+            self._read, self._unreadable
+        ):
             if is_under_way(record.id):
                 continue
             maps = await parts.maps.read()
             changed = parts.executor.changes_of(record)
             if away := [name for name in changed if name not in maps]:
                 message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
-                parts.preflight.unfinished.update(dict.fromkeys(changed, message))
+                parts.preflight.unfinished.update(
+                    dict.fromkeys(changed, message)
+                )
                 record.message = f"interrupted when the controller ended; waits for {away[0]}"
-                parts.store.update_reconfiguration(record.id, "intent", record.as_row)
+                parts.store.update_reconfiguration(
+                    record.id, "intent", record.as_row
+                )
                 continue
             if not record.before:
                 record.state = "refused"
@@ -72,7 +80,10 @@ class Recovery:
         for record in parts.store.unknown_reconfigurations(self._read):
             changed = parts.executor.changes_of(record)
             # A user who unlocked one of its ports has taken over.
-            if not parts.locks.still_holds(changed, record.id) or changed.keys() - maps.keys():
+            if (
+                not parts.locks.still_holds(changed, record.id)
+                or changed.keys() - maps.keys()
+            ):
                 continue
             if record.may_come_late:
                 continue
@@ -88,28 +99,52 @@ class Recovery:
             parts.maps.forget()
         return ended
 
-    def _settled(self, record: Reconfiguration, committed: Mapping[str, AnyMap]) -> None:
-        record.finished_at = None  # it ends now, not when its result became unknown
+    def _settled(
+        self, record: Reconfiguration, committed: Mapping[str, AnyMap]
+    ) -> None:
+        record.finished_at = (
+            None  # it ends now, not when its result became unknown
+        )
         self.parts.journal_end(record, committed, {})
-        event = {"reconfiguration": record.id, "state": record.state, "message": record.message}
+        event = {
+            "reconfiguration": record.id,
+            "state": record.state,
+            "message": record.message,
+        }
         self.parts.store.add_event(time.time(), "resumed", event)
 
-    def _unreadable(self, number: int, known: dict[str, Any]) -> dict[str, Any]:
+    def _unreadable(
+        self, number: int, known: dict[str, Any]
+    ) -> dict[str, Any]:
         """The record of an unreadable change, which may have been written to the devices in part;
         what it touched is locked."""
-        switches = ", ".join(self.parts.locks.lock_unreadable(known.get("changes"), number))
+        switches = ", ".join(
+            self.parts.locks.lock_unreadable(known.get("changes"), number)
+        )
         message = (
             f"{UNREADABLE}: what it changed at {switches} is unknown. Check with 'patchlight ocs "
             "show'; its ports stay locked until you unlock them"
         )
         now = time.time()
-        record = Reconfiguration("", now, number, "unknown", message, finished_at=now)
+        record = Reconfiguration(
+            "",
+            now,
+            number,
+            "unknown",
+            message,
+            finished_at=now,
+        )
         return record.as_row
 
     def _read(self, row: dict[str, Any]) -> Reconfiguration:
         """An unfinished change from the journal; raises if it is incomplete."""
         record = _RECORD.validate_python(row)
-        if self.parts.executor.changes_of(record).keys() != record.changes.keys():
-            raise ValueError("its maps before and after do not match its changes")
+        if (
+            self.parts.executor.changes_of(record).keys()
+            != record.changes.keys()
+        ):
+            raise ValueError(
+                "its maps before and after do not match its changes"
+            )
         self.parts.committed.of(record)
         return record

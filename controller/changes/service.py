@@ -18,7 +18,11 @@ from patchlight.controller.changes.record import (
     wanted_maps,
 )
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.changes.wanted import bringing_together, lighting, undoing
+from patchlight.controller.changes.wanted import (
+    bringing_together,
+    lighting,
+    undoing,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import wiring
 from patchlight.testbed.lab.portmap import AnyMap
@@ -32,18 +36,27 @@ Answer = dict[str, Any]
 class CircuitService:
     """Each method answers one request with JSON; those that make changes get the caller."""
 
-    def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
-        self.parts, self.transactions = parts, transactions
+    def __init__(
+        self, parts: CircuitParts, transactions: Transactions
+    ) -> None:
+        self.parts = parts
+        self.transactions = transactions
 
     def _named(self, names: Collection[str]) -> list[str]:
         """These optical switches, or all with a driver if none are named; else ``BadInput``."""
         switch = self.parts.lab.optical_switch
-        return [wiring.driven(switch(name)) for name in names] or list(self.parts.drivers)
+        return [wiring.driven(switch(name)) for name in names] or list(
+            self.parts.drivers
+        )
 
-    def _places(self, name: str, given: Iterable[int | str]) -> list[wiring.Place]:
-        switch, place_of = self.parts.lab.optical_switch(name), wiring.Place
+    def _places(
+        self, name: str, given: Iterable[int | str]
+    ) -> list[wiring.Place]:
+        switch = self.parts.lab.optical_switch(name)
+        place_of = wiring.Place
         places = [
-            place_of(each) if isinstance(each, int) else place_of.parse(each) for each in given
+            place_of(each) if isinstance(each, int) else place_of.parse(each)
+            for each in given
         ]
         for place in places:
             if place.channel is not None:
@@ -62,65 +75,137 @@ class CircuitService:
             name: wiring.parse_map(lab.optical_switch(name), texts)
             for name, texts in request.maps.items()
         }
-        dropped = {name: self._places(name, given) for name, given in request.disconnect.items()}
+        dropped = {
+            name: self._places(name, given)
+            for name, given in request.disconnect.items()
+        }
 
         def decide(maps: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
-            return wanted_maps(lab, maps, asked, dropped, only=request.only)
+            return wanted_maps(
+                lab,
+                maps,
+                asked,
+                dropped,
+                only=request.only,
+            )
 
-        return await self._run(decide, request, who, asked)
+        return await self._run(
+            decide,
+            request,
+            who,
+            asked,
+        )
 
     async def roll_back(
-        self, number: requests.Number, request: requests.ChangeRequest, who: ChangeOptions
+        self,
+        number: requests.Number,
+        request: requests.ChangeRequest,
+        who: ChangeOptions,
     ) -> Answer:
         """Undo one change only."""
         decide, adopts = undoing(self.parts, number)
-        who, why = replace(who, reverts=number), f"undoes change {number}"
-        return await self._run(decide, request, who, adopts, why)
+        who = replace(who, reverts=number)
+        why = f"undoes change {number}"
+        return await self._run(
+            decide,
+            request,
+            who,
+            adopts,
+            why,
+        )
 
-    async def together(self, request: requests.TogetherRequest, who: ChangeOptions) -> Answer:
+    async def together(
+        self, request: requests.TogetherRequest, who: ChangeOptions
+    ) -> Answer:
         """Connect nodes to one packet switch."""
-        decide = await bringing_together(self.parts, request.nodes, request.force)
-        spared = request.model_copy(update={"spare_jobs": request.spare_jobs or not request.force})
+        decide = await bringing_together(
+            self.parts, request.nodes, request.force
+        )
+        spared = request.model_copy(
+            update={"spare_jobs": request.spare_jobs or not request.force}
+        )
         why = f"connects {', '.join(request.nodes)} to one switch"
-        return await self._run(decide, spared, who, {}, why)
+        return await self._run(
+            decide,
+            spared,
+            who,
+            {},
+            why,
+        )
 
-    async def light_paths(self, request: requests.LightRequest, who: ChangeOptions) -> Answer:
+    async def light_paths(
+        self, request: requests.LightRequest, who: ChangeOptions
+    ) -> Answer:
         """Connect pairs of ends, over any number of switches."""
         pairs = [(one, other) for one, other in request.pairs]
         decide = await lighting(self.parts, pairs)
         why = f"connects {', '.join(f'{one}:{other}' for one, other in pairs)}"
-        return await self._run(decide, request, who, {}, why)
+        return await self._run(
+            decide,
+            request,
+            who,
+            {},
+            why,
+        )
 
     async def restore(
-        self, name: str, request: requests.ChangeRequest, who: ChangeOptions
+        self,
+        name: str,
+        request: requests.ChangeRequest,
+        who: ChangeOptions,
     ) -> Answer:
         """Restore saved maps."""
         saved = {
             switch: wiring.recorded_map(self.parts.lab, switch, texts)
             for switch, texts in self._restorable(name)["maps"].items()
         }
-        return await self._run(lambda _: saved, request, who, saved, f"restores {name}")
+        return await self._run(
+            lambda _: saved,
+            request,
+            who,
+            saved,
+            f"restores {name}",
+        )
 
-    async def repair(self, request: requests.RepairRequest, who: ChangeOptions) -> Answer:
+    async def repair(
+        self, request: requests.RepairRequest, who: ChangeOptions
+    ) -> Answer:
         """Restore devices to their committed maps."""
-        committed, names = self.parts.committed.maps, self._named(request.ocs)
+        committed = self.parts.committed.maps
+        names = self._named(request.ocs)
         for name in names if request.ocs else ():
             if name not in committed:
-                raise Refused(f"{name} has no committed map: it was never seen before")
+                raise Refused(
+                    f"{name} has no committed map: it was never seen before"
+                )
         if lost := self.parts.committed.unreadable.intersection(names):
             raise Refused(
                 f"the committed map of {', '.join(sorted(lost))} could not be read",
                 hint="check its circuits, and accept them with: patchlight ocs verify --adopt",
             )
         wanted = {name: committed[name] for name in names if name in committed}
-        return await self._run(lambda _: wanted, request, who, wanted, "repairs drift")
+        return await self._run(
+            lambda _: wanted,
+            request,
+            who,
+            wanted,
+            "repairs drift",
+        )
 
-    async def adopt(self, request: requests.PresentMapsRequest, who: ChangeOptions) -> Answer:
+    async def adopt(
+        self, request: requests.PresentMapsRequest, who: ChangeOptions
+    ) -> Answer:
         """Commit the present maps of the devices."""
         maps = await self.parts.maps.read()
         adopts = {name: maps[name] for name in self._named(request.ocs)}
         asked = requests.ChangeRequest(why=request.why)
-        return await self._run(lambda _: {}, asked, who, adopts, "adopts drift")
+        return await self._run(
+            lambda _: {},
+            asked,
+            who,
+            adopts,
+            "adopts drift",
+        )
 
     async def _run(
         self,
@@ -131,20 +216,36 @@ class CircuitService:
         why: str = "",
     ) -> Answer:
         shown = request.planned_from or who.planned_from
-        options = replace(who, spare_jobs=request.spare_jobs, planned_from=shown, adopts=adopts)
+        options = replace(
+            who,
+            spare_jobs=request.spare_jobs,
+            planned_from=shown,
+            adopts=adopts,
+        )
         if request.dry_run:
-            return self._planned(*await self.transactions.preview(decide, options))
-        why = ": ".join(filter(None, (why, request.why))) or "requested by the user"
+            return self._planned(
+                *await self.transactions.preview(decide, options)
+            )
+        why = (
+            ": ".join(filter(None, (why, request.why)))
+            or "requested by the user"
+        )
         if who.detaches:
-            return (await self.transactions.begin(decide, why, options)).as_intent
+            return (
+                await self.transactions.begin(decide, why, options)
+            ).as_intent
         return (await self.transactions.change(decide, why, options)).as_row
 
     def _planned(self, plan: ChangePlan, objections: list[str]) -> Answer:
-        before, after = set(plan.links_before.pairs()), set(plan.links_after.pairs())
+        before = set(plan.links_before.pairs())
+        after = set(plan.links_after.pairs())
         committed = self.parts.committed.maps
         return {
             "state": "planned",
-            "changes": {name: change_as_texts(change) for name, change in plan.changes.items()},
+            "changes": {
+                name: change_as_texts(change)
+                for name, change in plan.changes.items()
+            },
             "links_down": [f"{a}:{b}" for a, b in sorted(before - after)],
             "links_up": [f"{a}:{b}" for a, b in sorted(after - before)],
             "jobs": self.parts.traffic.jobs_using(plan.moved),
@@ -152,7 +253,13 @@ class CircuitService:
             "strangers": {
                 name: theirs
                 for name, change in plan.changes.items()
-                if (theirs := [str(c) for c in change.breaks if c not in committed.get(name, (c,))])
+                if (
+                    theirs := [
+                        str(c)
+                        for c in change.breaks
+                        if c not in committed.get(name, (c,))
+                    ]
+                )
             },
             # Cross-connects that are not replaced.
             "lost": {
@@ -160,7 +267,11 @@ class CircuitService:
                 for name, change in plan.changes.items()
                 if len(change.breaks) > len(change.makes)
             },
-            "cleared": [n for n in plan.changes if plan.before[n] and not len(plan.wanted[n])],
+            "cleared": [
+                n
+                for n in plan.changes
+                if plan.before[n] and not len(plan.wanted[n])
+            ],
             "objections": objections,
             "hosts_losing_link": [
                 {"host": host, "reason": reason}
@@ -183,21 +294,33 @@ class CircuitService:
         if since is None:
             rows = self.parts.store.reconfigurations(last, after)
         else:
-            rows = self.parts.store.past_reconfigurations((since, until), last, before)
+            rows = self.parts.store.past_reconfigurations(
+                (since, until), last, before
+            )
         return {"reconfigurations": self._as_known(rows)}
 
-    async def change(self, number: int, step: int = 0, wait_s: float = 0.0) -> Answer:
+    async def change(
+        self,
+        number: int,
+        step: int = 0,
+        wait_s: float = 0.0,
+    ) -> Answer:
         """One change; while in progress once it is beyond ``step``, or after ``wait_s``."""
         record = self.transactions.under_way(number)
         if record is not None and wait_s:
             await record.progress.news.after(step, wait_s)
         row = self.parts.store.reconfiguration(number)
         if row is None:
-            raise BadInput(f"unknown change {number}: see 'patchlight ocs history'")
+            raise BadInput(
+                f"unknown change {number}: see 'patchlight ocs history'"
+            )
         return self._as_known([row])[0]
 
     async def cancel(
-        self, number: requests.Number, request: requests.StopRequest, who: ChangeOptions
+        self,
+        number: requests.Number,
+        request: requests.StopRequest,
+        who: ChangeOptions,
     ) -> Answer:
         """Stop a change before its next step, and undo what it did."""
         if (await self.change(number))["state"] in ("intent", "committed"):
@@ -206,12 +329,18 @@ class CircuitService:
 
     def _as_known(self, rows: list[Answer]) -> list[Answer]:
         """Add the progress of running changes, and which change undid the others."""
-        undone = self.parts.store.undone_by(min((row["id"] for row in rows), default=0))
+        undone = self.parts.store.undone_by(
+            min((row["id"] for row in rows), default=0)
+        )
         known = []
         for row in rows:
             is_open = row["state"] == "intent"
-            record = self.transactions.under_way(row["id"]) if is_open else None
-            by = {"undone_by": undone[row["id"]]} if row["id"] in undone else {}
+            record = (
+                self.transactions.under_way(row["id"]) if is_open else None
+            )
+            by = (
+                {"undone_by": undone[row["id"]]} if row["id"] in undone else {}
+            )
             known.append({**row, **by} if record is None else record.as_intent)
         return known
 
@@ -230,7 +359,11 @@ class CircuitService:
                     "rate_bps": present.paths[a].rate_bps,
                     "via": [
                         {"ocs": ocs, "inp": c.inp, "out": c.out}
-                        | ({"channel": str(c.channel)} if isinstance(c, ChannelConnect) else {})
+                        | (
+                            {"channel": str(c.channel)}
+                            if isinstance(c, ChannelConnect)
+                            else {}
+                        )
                         for (ocs, c), _ in present.passed(present.paths[a])
                     ],
                 }
@@ -244,10 +377,17 @@ class CircuitService:
         # No map rather than an empty one, which would clear the switch if applied later.
         held = maps.assumed
         unread = {
-            name: {"map": None, "unreachable": reason, "assumed": [*held[name].one_way_texts]}
+            name: {
+                "map": None,
+                "unreachable": reason,
+                "assumed": [*held[name].one_way_texts],
+            }
             for name, reason in maps.unread.items()
         }
-        known = {name: {"map": [*port_map.one_way_texts]} for name, port_map in maps.items()}
+        known = {
+            name: {"map": [*port_map.one_way_texts]}
+            for name, port_map in maps.items()
+        }
         return {name: (known | unread)[name] for name in self.parts.drivers}
 
     def tag(self) -> str:
@@ -260,7 +400,13 @@ class CircuitService:
         rows = []
         for status in self.parts.devices.status():
             switch = self.parts.lab.optical_switch(status["name"])
-            names = ("driver", "address", "ports", "switching_time_s", "insertion_loss_db")
+            names = (
+                "driver",
+                "address",
+                "ports",
+                "switching_time_s",
+                "insertion_loss_db",
+            )
             row = status | {name: getattr(switch, name) for name in names}
             row |= {"identity": None, "standing_alarms": None}
             if isinstance(switch, WavelengthSwitch):
@@ -269,7 +415,9 @@ class CircuitService:
                 try:
                     driver = self.parts.drivers[switch.name]
                     row["identity"] = asdict(await driver.identify())
-                    row["standing_alarms"] = sum(alarm.standing for alarm in await driver.alarms())
+                    row["standing_alarms"] = sum(
+                        alarm.standing for alarm in await driver.alarms()
+                    )
                 except PatchlightError as error:
                     row["words"] = error.message
             rows.append(row)
@@ -278,7 +426,9 @@ class CircuitService:
     async def light(self, ocs: str) -> Answer:
         """The power of each circuit of one switch, and its ports that are not ready."""
         (name,) = self._named([ocs])
-        report = await power_report(self.parts, name, await self.parts.maps.read())
+        report = await power_report(
+            self.parts, name, await self.parts.maps.read()
+        )
         return {
             "monitored": report.monitored,
             "circuits": [
@@ -286,9 +436,13 @@ class CircuitService:
                     "cross_connect": str(reading.cross_connect),
                     "in_dbm": reading.in_dbm,
                     "out_dbm": reading.out_dbm,
-                    "expected_dbm": reading.expected.power_dbm if reading.expected else None,
+                    "expected_dbm": reading.expected.power_dbm
+                    if reading.expected
+                    else None,
                     "baseline_dbm": reading.baseline_dbm,
-                    "source": str(reading.expected.source) if reading.expected else None,
+                    "source": str(reading.expected.source)
+                    if reading.expected
+                    else None,
                     "verdict": reading.verdict.kind,
                     "words": reading.verdict.words,
                 }
@@ -305,18 +459,24 @@ class CircuitService:
         """The devices' alarms."""
         rows: list[Answer] = []
         for name in self._named(ocs):
-            rows += [{"ocs": name, **asdict(a)} for a in await self.parts.devices.alarms(name)]
+            rows += [
+                {"ocs": name, **asdict(a)}
+                for a in await self.parts.devices.alarms(name)
+            ]
         return {"alarms": rows}
 
     async def drift(self) -> Answer:
         """How each device differs from its last committed map, and the change that left it so."""
         committed = self.parts.store.committed_maps(lambda _, row: row)
-        drift, unread = await self.transactions.drift(), self.parts.devices.unread
+        drift = await self.transactions.drift()
+        unread = self.parts.devices.unread
         return {
             "drift": {
                 name: {
                     **drift.get(name, Drift((), ())).as_texts(),
-                    "reconfiguration": committed.get(name, {}).get("reconfiguration"),
+                    "reconfiguration": committed.get(name, {}).get(
+                        "reconfiguration"
+                    ),
                     "committed_at": committed.get(name, {}).get("at"),
                     "unreachable": unread.get(name, ""),
                 }
@@ -327,15 +487,23 @@ class CircuitService:
 
     # -- what operators leave ------------------------------------------------------------------
 
-    async def accept_power(self, request: requests.BaselinesRequest, who: ChangeOptions) -> Answer:
+    async def accept_power(
+        self, request: requests.BaselinesRequest, who: ChangeOptions
+    ) -> Answer:
         """Use the present power as baselines, except for failed circuits."""
         maps = await self.parts.maps.read()
         counts: dict[str, int] = {}
         for name in self._named(request.ocs):
             maps[name]  # raises if unknown
             readings = (await power_report(self.parts, name, maps)).readings
-            good = [reading for reading in readings if reading.verdict.kind != "failed"]
-            counts[name] = self.parts.power_check.baselines.begin_anew(name, good)
+            good = [
+                reading
+                for reading in readings
+                if reading.verdict.kind != "failed"
+            ]
+            counts[name] = self.parts.power_check.baselines.begin_anew(
+                name, good
+            )
         event = {"circuits": counts, "by": who.by}
         self.parts.store.add_event(time.time(), "baselines", event)
         return {"circuits": counts}
@@ -345,13 +513,24 @@ class CircuitService:
         return {"maps": list(self.parts.store.saved_maps().values())}
 
     async def save(
-        self, name: str, request: requests.PresentMapsRequest, who: ChangeOptions
+        self,
+        name: str,
+        request: requests.PresentMapsRequest,
+        who: ChangeOptions,
     ) -> Answer:
         """Save the present maps under a name."""
         wiring.check_map_name(name)
         maps = await self.parts.maps.read()
-        texts = {ocs: [*maps[ocs].one_way_texts] for ocs in self._named(request.ocs)}
-        row = {"name": name, "maps": texts, "by": who.by, "why": request.why, "at": time.time()}
+        texts = {
+            ocs: [*maps[ocs].one_way_texts] for ocs in self._named(request.ocs)
+        }
+        row = {
+            "name": name,
+            "maps": texts,
+            "by": who.by,
+            "why": request.why,
+            "at": time.time(),
+        }
         self.parts.store.save_map(name, row)
         return row
 
@@ -364,42 +543,70 @@ class CircuitService:
     def _saved(self, name: str) -> Answer:
         saved = self.parts.store.saved_maps()
         if name not in saved:
-            raise BadInput(f"no maps saved as {name!r}: saved are {', '.join(saved) or 'none'}")
+            raise BadInput(
+                f"no maps saved as {name!r}: saved are {', '.join(saved) or 'none'}"
+            )
         return saved[name]
 
     def _restorable(self, name: str) -> Answer:
         saved = self._saved(name)
         if not saved["maps"]:
-            raise Refused(f"nothing was changed: no map is saved as {name}: {saved['why']}")
+            raise Refused(
+                f"nothing was changed: no map is saved as {name}: {saved['why']}"
+            )
         return saved
 
     async def locks(self) -> Answer:
         """Every locked port."""
         return {"locks": self.parts.locks.all()}
 
-    async def lock(self, request: requests.LockRequest, who: ChangeOptions) -> Answer:
+    async def lock(
+        self, request: requests.LockRequest, who: ChangeOptions
+    ) -> Answer:
         """Lock ports for all users, or for all but the caller."""
         places = self._places(request.ocs, request.ports)
         kind: LockKind = "kept" if request.keep else "locked"
-        made = self.parts.locks.lock(request.ocs, places, kind, who.by, request.why)
+        made = self.parts.locks.lock(
+            request.ocs,
+            places,
+            kind,
+            who.by,
+            request.why,
+        )
         self.transactions.heed_locks()
         return {"locks": made}
 
-    async def unlock(self, request: requests.UnlockRequest, who: ChangeOptions) -> Answer:
+    async def unlock(
+        self, request: requests.UnlockRequest, who: ChangeOptions
+    ) -> Answer:
         """Remove locks."""
         places = self._places(request.ocs, request.ports)
-        return {"locks": self.parts.locks.unlock(request.ocs, places, who.by, request.why)}
+        return {
+            "locks": self.parts.locks.unlock(
+                request.ocs,
+                places,
+                who.by,
+                request.why,
+            )
+        }
 
     async def stop_button(self) -> Answer:
         """Whether the stop button is pressed."""
-        return {"pressed": self.parts.stop.pressed, "unwritten": self.parts.stop.unwritten}
+        return {
+            "pressed": self.parts.stop.pressed,
+            "unwritten": self.parts.stop.unwritten,
+        }
 
-    async def press_stop(self, request: requests.StopRequest, who: ChangeOptions) -> Answer:
+    async def press_stop(
+        self, request: requests.StopRequest, who: ChangeOptions
+    ) -> Answer:
         """Stop the change in progress, and refuse new ones."""
         self.parts.stop.press(who.by, request.why)
         return await self.stop_button()
 
-    async def clear_stop(self, request: requests.StopRequest, who: ChangeOptions) -> Answer:
+    async def clear_stop(
+        self, request: requests.StopRequest, who: ChangeOptions
+    ) -> Answer:
         """Allow changes again."""
         self.parts.stop.clear(who.by, request.why)
         return await self.stop_button()

@@ -25,7 +25,12 @@ from patchlight.controller.changes.record import (
     fingerprint,
 )
 from patchlight.controller.changes.recovery import Recovery
-from patchlight.testbed.errors import NoReply, OutcomeUnknown, PatchlightError, in_words
+from patchlight.testbed.errors import (
+    NoReply,
+    OutcomeUnknown,
+    PatchlightError,
+    in_words,
+)
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.reach import Reach
@@ -46,11 +51,25 @@ class _ChangeRun:
     """One change: its request, its plan, and the ``record`` of its progress."""
 
     def __init__(
-        self, parts: CircuitParts, decide: Decide, why: str, options: ChangeOptions
+        self,
+        parts: CircuitParts,
+        decide: Decide,
+        why: str,
+        options: ChangeOptions,
     ) -> None:
-        by, origin, reverts = options.by, options.origin, options.reverts
-        self.record = Reconfiguration(why, time.time(), by=by, origin=origin, reverts=reverts)
-        self._parts, self._decide, self._options = parts, decide, options
+        by = options.by
+        origin = options.origin
+        reverts = options.reverts
+        self.record = Reconfiguration(
+            why,
+            time.time(),
+            by=by,
+            origin=origin,
+            reverts=reverts,
+        )
+        self._parts = parts
+        self._decide = decide
+        self._options = options
         self._plan: ChangePlan
         self._committed: dict[str, AnyMap] = {}
         self._readings: Readings = {}
@@ -78,12 +97,15 @@ class _ChangeRun:
 
     async def _attempt(self, *, from_memory: bool) -> bool:
         """Plan, check and carry out; false if the plan was made from outdated maps."""
-        parts, record = self._parts, self.record
+        parts = self._parts
+        record = self.record
         remembered = parts.maps.last if from_memory else None
         if from_memory and (self._options.planned_from or remembered is None):
             return False
         record.enter("read")
-        maps = remembered if remembered is not None else await parts.maps.read()
+        maps = (
+            remembered if remembered is not None else await parts.maps.read()
+        )
         record.enter("plan")
         try:
             self._plan = parts.maps.plan(maps, self._decide)
@@ -91,8 +113,12 @@ class _ChangeRun:
             if from_memory:
                 return False
             raise
-        self._committed = parts.committed.after(self._plan, self._options.adopts)
-        record.fill(self._plan, self._committed, self._plan.losing_link(parts.lab))
+        self._committed = parts.committed.after(
+            self._plan, self._options.adopts
+        )
+        record.fill(
+            self._plan, self._committed, self._plan.losing_link(parts.lab)
+        )
         record.enter("check")
         preflight = await self._check()
         if from_memory and (preflight.objections or not self._plan):
@@ -103,7 +129,9 @@ class _ChangeRun:
             self._refuse("; ".join(preflight.objections))
         elif not self._plan:
             record.message = "no change: already in the requested state"
-            record.message += ", and count as committed" if record.adopted else ""
+            record.message += (
+                ", and count as committed" if record.adopted else ""
+            )
             await self._set_flows(self._plan.links_after)
             record.state = "committed"
         else:
@@ -112,16 +140,24 @@ class _ChangeRun:
 
     async def _check(self) -> PreflightResult:
         """Objections to the plan. Without any, it is in the journal afterwards."""
-        plan, options, preflight = self._plan, self._options, self._parts.preflight
+        plan = self._plan
+        options = self._options
+        preflight = self._parts.preflight
         objections = preflight.halts(plan)
         if self.record.progress.cancelled:
             objections.append(self.record.progress.cancelled)
-        if options.planned_from and options.planned_from != fingerprint(plan.before):
-            objections.append("the maps have changed since the change was shown")
+        if options.planned_from and options.planned_from != fingerprint(
+            plan.before
+        ):
+            objections.append(
+                "the maps have changed since the change was shown"
+            )
         if objections or not plan:
             return PreflightResult(objections)
         # The devices are read while the intent is written to disk.
-        journalled = asyncio.create_task(asyncio.to_thread(self.prepared_intent()))
+        journalled = asyncio.create_task(
+            asyncio.to_thread(self.prepared_intent())
+        )
         try:
             return await preflight.check(plan, options)
         except PatchlightError as error:
@@ -136,16 +172,22 @@ class _ChangeRun:
 
     def prepared_intent(self) -> Callable[[], None]:
         """A function that writes the present intent into the journal."""
-        write = self._parts.store.prepared_intent(self.record.id, self.record.as_row)
+        write = self._parts.store.prepared_intent(
+            self.record.id, self.record.as_row
+        )
 
         def journal() -> None:
             self.record.id = write()
 
         return journal
 
-    async def _carry_out(self, preflight: PreflightResult, *, from_memory: bool) -> bool:
+    async def _carry_out(
+        self, preflight: PreflightResult, *, from_memory: bool
+    ) -> bool:
         """Drain, read again, and write if the maps are those of the plan."""
-        parts, plan, record = self._parts, self._plan, self.record
+        parts = self._parts
+        plan = self._plan
+        record = self.record
         try:
             try:
                 record.enter("drain")
@@ -157,7 +199,8 @@ class _ChangeRun:
                     maps[name]  # raises if it cannot be read
                 changed = difference(plan.before, maps)
             except PatchlightError as error:
-                changed, from_memory = error.message, False
+                changed = error.message
+                from_memory = False
             if not changed:
                 await self._write(preflight, maps)
             elif from_memory:
@@ -175,22 +218,33 @@ class _ChangeRun:
 
     async def _write(self, preflight: PreflightResult, maps: Maps) -> None:
         """Break, make, verify, and set the flows; restore the previous ``maps`` if that fails."""
-        parts, plan, record = self._parts, self._plan, self.record
+        parts = self._parts
+        plan = self._plan
+        record = self.record
         try:
             self._readings = await parts.executor.write(
-                plan, preflight, record, maps, judged=self._options.judged
+                plan,
+                preflight,
+                record,
+                maps,
+                judged=self._options.judged,
             )
             await self._set_flows(plan.links_after)
             record.enter("announce")
-            end = asyncio.get_running_loop().time() + _reached_within_s(parts.lab)
+            end = asyncio.get_running_loop().time() + _reached_within_s(
+                parts.lab
+            )
             while silent := await self._announce(plan.links_after):
                 if asyncio.get_running_loop().time() > end:
                     if self._options.judged:
-                        raise StepFailed(f"packets do not pass: {'; '.join(silent)}")
+                        raise StepFailed(
+                            f"packets do not pass: {'; '.join(silent)}"
+                        )
                     record.note(silent)
                     break
                 parts.executor.check(record)
-            record.state, record.message = "committed", "done"
+            record.state = "committed"
+            record.message = "done"
             parts.maps.done(plan, maps)
         except Exception as error:
             if not isinstance(error, PatchlightError):
@@ -199,7 +253,9 @@ class _ChangeRun:
             await self._roll_back(error)
 
     async def _roll_back(self, error: Exception) -> None:
-        parts, plan, record = self._parts, self._plan, self.record
+        parts = self._parts
+        plan = self._plan
+        record = self.record
         reason = in_words(error)
         for name in plan.changes:
             parts.port_states.forget(name)
@@ -234,7 +290,8 @@ class _ChangeRun:
                 parts.locks.mark_bad(plan.changes, record.id)
 
     def _refuse(self, reason: str) -> None:
-        self.record.state, self.record.message = "refused", f"nothing was changed: {reason}"
+        self.record.state = "refused"
+        self.record.message = f"nothing was changed: {reason}"
 
     async def _set_flows(self, links: Links) -> None:
         self.record.enter("flows")
@@ -259,7 +316,9 @@ class _ChangeRun:
             self._parts.journal_end(record, self._committed, self._readings)
         except PatchlightError as error:
             message = f"the end of change {record.id} is not in the journal: {error.message}"
-            self._parts.preflight.unfinished.update(dict.fromkeys(record.changes, message))
+            self._parts.preflight.unfinished.update(
+                dict.fromkeys(record.changes, message)
+            )
             raise OutcomeUnknown(
                 f"change {record.id}: {record.state}, {record.message}; but {message}",
                 hint="free space for the journal: it is written then",
@@ -270,7 +329,9 @@ class _ChangeRun:
 def _reached_within_s(lab: Lab) -> float:
     """How long carriers may take to return, and switches to forward to their ports."""
     blocks = any(switch.spanning_tree for switch in lab.packet_switches)
-    relock_s = max((host.nic.relock_s or 0.0 for host in lab.hosts), default=0.0)
+    relock_s = max(
+        (host.nic.relock_s or 0.0 for host in lab.hosts), default=0.0
+    )
     return (_SPANNING_TREE_S if blocks else _FORWARDING_S) + relock_s
 
 
@@ -282,7 +343,9 @@ class Transactions:
         self.on_end: list[OnEnd] = []
         self._recovery = Recovery(parts)
         self._one_at_a_time = asyncio.Lock()
-        self._running: dict[asyncio.Task[Reconfiguration], Reconfiguration] = {}
+        self._running: dict[
+            asyncio.Task[Reconfiguration], Reconfiguration
+        ] = {}
         self._unclosed: list[_ChangeRun] = []
 
     @property
@@ -294,7 +357,9 @@ class Transactions:
         """Set the flow tables for the devices' present circuits."""
         async with self._one_at_a_time:
             maps = await self.parts.maps.read()
-            await self.parts.flows.follow(self.parts.maps.links(maps.everywhere))
+            await self.parts.flows.follow(
+                self.parts.maps.links(maps.everywhere)
+            )
 
     async def close(self) -> None:
         """Wait until the change in progress, if any, has ended."""
@@ -314,7 +379,12 @@ class Transactions:
         with newer maps, and ``OutcomeUnknown`` if the end cannot be journalled. ``at_end`` is
         called with the record even if the caller is cancelled.
         """
-        change = _ChangeRun(self.parts, decide, why, options)
+        change = _ChangeRun(
+            self.parts,
+            decide,
+            why,
+            options,
+        )
         return await asyncio.shield(self._start(change, at_end))
 
     async def begin(
@@ -325,46 +395,80 @@ class Transactions:
         at_end: OnEnd | None = None,
     ) -> Reconfiguration:
         """The same without waiting; an error of ``decide`` refuses the change."""
-        change = _ChangeRun(self.parts, decide, why, options)
+        change = _ChangeRun(
+            self.parts,
+            decide,
+            why,
+            options,
+        )
         await asyncio.to_thread(change.prepared_intent())
-        begun = {"id": change.record.id, "by": options.by, "origin": options.origin, "why": why}
-        self.parts.store.add_event(change.record.started_at, "circuits-begun", begun)
+        begun = {
+            "id": change.record.id,
+            "by": options.by,
+            "origin": options.origin,
+            "why": why,
+        }
+        self.parts.store.add_event(
+            change.record.started_at, "circuits-begun", begun
+        )
         self._start(change, at_end).add_done_callback(_said_in_the_record)
-        await asyncio.sleep(0)  # if nothing else is in progress, it has planned then
+        # If nothing else is in progress, it has planned then.
+        await asyncio.sleep(0)
         return change.record
 
     def under_way(self, number: int) -> Reconfiguration | None:
         """The change of that number, if it is waiting or in progress."""
-        return next((r for r in self._running.values() if r.id == number > 0), None)
+        return next(
+            (r for r in self._running.values() if r.id == number > 0), None
+        )
 
-    def cancel(self, number: int, by: str, why: str) -> None:
+    def cancel(
+        self,
+        number: int,
+        by: str,
+        why: str,
+    ) -> None:
         """Stop a change before its next step and undo it; ``Refused`` if it is too late."""
         record = self.under_way(number)
         if record is None or not record.progress.may_cancel:
-            at = "over" if record is None else f"at its end ({record.progress.stage})"
+            at = (
+                "over"
+                if record is None
+                else f"at its end ({record.progress.stage})"
+            )
             raise Refused(
                 f"change {number} is {at}: it can no longer be cancelled",
                 hint=f"'patchlight ocs watch {number}' shows the result; undo it with: patchlight "
                 f"ocs rollback {number}",
             )
-        record.progress.cancel(f"cancelled by {by or 'somebody'}{f': {why}' if why else ''}")
+        record.progress.cancel(
+            f"cancelled by {by or 'somebody'}{f': {why}' if why else ''}"
+        )
 
     def heed_locks(self) -> None:
         """Stop the changes in progress that the present locks prevent before their next step."""
         for record in self._running.values():
             if record.changes and record.progress.may_cancel:
                 changes = self.parts.executor.changes_of(record)
-                if objections := self.parts.locks.objections(changes, record.by):
+                if objections := self.parts.locks.objections(
+                    changes, record.by
+                ):
                     record.progress.cancel("; ".join(objections))
 
-    def _start(self, change: _ChangeRun, at_end: OnEnd | None) -> asyncio.Task[Reconfiguration]:
+    def _start(
+        self, change: _ChangeRun, at_end: OnEnd | None
+    ) -> asyncio.Task[Reconfiguration]:
         # The waiting caller may be cancelled; the change's task must not.
         task = asyncio.create_task(self._run(change, at_end))
         self._running[task] = change.record
-        task.add_done_callback(lambda task: self._running.pop(task).progress.news.tell())
+        task.add_done_callback(
+            lambda task: self._running.pop(task).progress.news.tell()
+        )
         return task
 
-    async def _run(self, change: _ChangeRun, at_end: OnEnd | None) -> Reconfiguration:
+    async def _run(
+        self, change: _ChangeRun, at_end: OnEnd | None
+    ) -> Reconfiguration:
         # Nobody cancels this task: one that is cancelled before its first step ends silently.
         told_to_end = change.record.progress.told_to_end
         try:
@@ -415,7 +519,9 @@ class Transactions:
     async def resume(self) -> list[Reconfiguration]:
         """As ``Recovery.resume``, between changes."""
         async with self._one_at_a_time:
-            return await self._recovery.resume(lambda number: self.under_way(number) is not None)
+            return await self._recovery.resume(
+                lambda number: self.under_way(number) is not None
+            )
 
     async def settle(self) -> list[Reconfiguration]:
         """As ``Recovery.settle``, between changes."""
@@ -425,12 +531,16 @@ class Transactions:
             self._close_earlier()
             return await self._recovery.settle()
 
-    async def when_settled(self, record: Reconfiguration, wait_s: float) -> Reconfiguration:
+    async def when_settled(
+        self, record: Reconfiguration, wait_s: float
+    ) -> Reconfiguration:
         """A change of unknown result once its switches answer again, at most ``wait_s`` later."""
         deadline = time.monotonic() + wait_s
         while record.state == "unknown" and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_AGAIN_S)
-            if (row := self.parts.store.reconfiguration(record.id)) is not None:
+            if (
+                row := self.parts.store.reconfiguration(record.id)
+            ) is not None:
                 record.state = row["state"]
                 record.message = row["message"]
         return record
@@ -438,5 +548,7 @@ class Transactions:
 
 def _said_in_the_record(task: asyncio.Task[Reconfiguration]) -> None:
     """Record an error of a change that nobody waits for in the history."""
-    if not task.cancelled() and isinstance(error := task.exception(), Exception):
+    if not task.cancelled() and isinstance(
+        error := task.exception(), Exception
+    ):
         log.warning("%s", in_words(error))

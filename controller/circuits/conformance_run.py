@@ -5,7 +5,13 @@ import contextlib
 import functools
 import logging
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +39,10 @@ def _kept_secret(password: str) -> Iterator[None]:
     if not password:
         yield
         return
-    heard, root = _Heard(), logging.getLogger()
-    level, levels = root.level, [(handler, handler.level) for handler in root.handlers]
+    heard = _Heard()
+    root = logging.getLogger()
+    level = root.level
+    levels = [(handler, handler.level) for handler in root.handlers]
     for handler, least in levels:
         handler.setLevel(max(least, level))
     root.addHandler(heard)
@@ -50,7 +58,9 @@ def _kept_secret(password: str) -> Iterator[None]:
         for handler, least in levels:
             handler.setLevel(least)
         if any(password in text for text in heard.texts):
-            raise conformance.CheckFailed("the password is in the log or in an error") from None
+            raise conformance.CheckFailed(
+                "the password is in the log or in an error"
+            ) from None
 
 
 NewDriver = Callable[[], Driver]
@@ -67,7 +77,11 @@ class CheckResult:
 
 
 async def run_check(
-    check: conformance.Check, new_driver: NewDriver, *, password: str = "", is_initial: bool = False
+    check: conformance.Check,
+    new_driver: NewDriver,
+    *,
+    password: str = "",
+    is_initial: bool = False,
 ) -> None:
     """Set the device's map to that of its ground, run one check with a fresh driver, and reset it.
 
@@ -112,18 +126,37 @@ async def run_checks(
             hint="the checks rewire it; if that is acceptable, name exactly these circuits with "
             "--initial, or use --any-map: they are restored at the end",
         )
-    inputs, outputs = ground.inputs, ground.outputs
-    if ground.missing or any(c.inp > inputs or c.out > outputs for c in before):
-        has = f"{inputs} ports" if inputs == outputs else f"{inputs} inputs and {outputs} outputs"
-        raise BadInput(f"the device has {has}: the checks need {ground.missing or 'those in use'}")
+    inputs = ground.inputs
+    outputs = ground.outputs
+    if ground.missing or any(
+        c.inp > inputs or c.out > outputs for c in before
+    ):
+        has = (
+            f"{inputs} ports"
+            if inputs == outputs
+            else f"{inputs} inputs and {outputs} outputs"
+        )
+        raise BadInput(
+            f"the device has {has}: the checks need {ground.missing or 'those in use'}"
+        )
     try:
         checks = {check.__name__: (check, check.__doc__) for check in of_kind}
         if raise_alarm is not None:
-            arrive = functools.partial(conformance.alarms_arrive, raise_alarm=raise_alarm)
-            checks[conformance.alarms_arrive.__name__] = (arrive, conformance.alarms_arrive.__doc__)
+            arrive = functools.partial(
+                conformance.alarms_arrive, raise_alarm=raise_alarm
+            )
+            checks[conformance.alarms_arrive.__name__] = (
+                arrive,
+                conformance.alarms_arrive.__doc__,
+            )
         failure = "no check has run"
         for name, (check, about) in checks.items():
-            run = run_check(check, new_driver, password=password, is_initial=not failure)
+            run = run_check(
+                check,
+                new_driver,
+                password=password,
+                is_initial=not failure,
+            )
             failure = await _failure(run, longest_s)
             yield CheckResult(name, about or "", failure)
     finally:
@@ -133,10 +166,17 @@ async def run_checks(
 
 async def _bring(driver: Any, target: PortMap | SpectrumMap) -> None:
     change = (await driver.read_map()).diff(target)
-    outcomes = [await driver.disconnect(change.breaks), await driver.connect(change.makes)]
-    refused = [str(refusal) for outcome in outcomes for refusal in outcome.refused]
+    outcomes = [
+        await driver.disconnect(change.breaks),
+        await driver.connect(change.makes),
+    ]
+    refused = [
+        str(refusal) for outcome in outcomes for refusal in outcome.refused
+    ]
     if refused:
-        raise PatchlightError(f"setting the device's map: {'; '.join(refused)}")
+        raise PatchlightError(
+            f"setting the device's map: {'; '.join(refused)}"
+        )
 
 
 async def _failure(check: Awaitable[None], longest_s: float) -> str:

@@ -13,11 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
-from patchlight.testbed.errors import BadInput, NoReply, OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import (
+    BadInput,
+    NoReply,
+    OutcomeUnknown,
+    PatchlightError,
+)
 from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
-from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
+from patchlight.testbed.lab.spectrum import (
+    Channel,
+    ChannelConnect,
+    Grid,
+    SpectrumMap,
+)
 
 C = TypeVar("C", bound=JoinsPorts)
 M_co = TypeVar("M_co", covariant=True)
@@ -46,10 +64,15 @@ class DirectedPort(NamedTuple):
                 return cls("in", int(number))
             if side == "out":
                 return cls("out", int(number))
-        raise BadInput(f"{text!r} is not a directed port: expected 'in:N' or 'out:N', N from 1")
+        raise BadInput(
+            f"{text!r} is not a directed port: expected 'in:N' or 'out:N', N from 1"
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Capabilities:
     """Optional features of a device: power monitors on that side of its ports."""
 
@@ -57,7 +80,10 @@ class Capabilities:
     power_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Identity:
     """A device's identity; empty strings for what it does not report."""
 
@@ -68,7 +94,10 @@ class Identity:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PortState:
     """Whether a port can carry a circuit; ``words`` is the device's own message.
 
@@ -79,7 +108,10 @@ class PortState:
     words: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Alarm:
     """An alarm or event of the device. ``at`` is the Unix time of its arrival here.
 
@@ -91,10 +123,16 @@ class Alarm:
     subject: str
     words: str
     # The key of an alarm, the same after it has gone.
-    standing: bool = field(default=False, compare=False)
+    standing: bool = field(
+        default=False,
+        compare=False,
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Standing:
     """One line of a device's list of alarms.
 
@@ -113,7 +151,10 @@ Powers = Mapping[DirectedPort, float | None]
 """Optical power in dBm; ``None`` without a signal."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Refusal(Generic[C]):
     """One entry that the device refused, and its reason."""
 
@@ -124,7 +165,10 @@ class Refusal(Generic[C]):
         return f"{self.cross_connect}: {self.words}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Outcome(Generic[C]):
     """The result of a connect or disconnect; every entry is in one of the two.
 
@@ -150,14 +194,21 @@ class DeviceUnreachable(PatchlightError):
 def outcome_unknown(words: str, *, is_late: bool = False) -> OutcomeUnknown:
     """The error after a change was sent to a device whose answer is missing, ``is_late``, or
     unclear."""
-    return (NoReply if is_late else OutcomeUnknown)(words, hint="read the device's map first")
+    return (NoReply if is_late else OutcomeUnknown)(
+        words, hint="read the device's map first"
+    )
 
 
 class DeviceRefused(PatchlightError):
     """The device answered with a refusal. ``code`` and ``words`` are its own."""
 
     def __init__(
-        self, message: str, *, code: str = "", words: str = "", hint: str | None = None
+        self,
+        message: str,
+        *,
+        code: str = "",
+        words: str = "",
+        hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
@@ -167,7 +218,13 @@ class DeviceRefused(PatchlightError):
 class LoginRefused(PatchlightError):
     """The device rejected the user or password; ``words`` are its own."""
 
-    def __init__(self, message: str, *, words: str = "", hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        words: str = "",
+        hint: str | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.words = words
 

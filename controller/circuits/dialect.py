@@ -68,9 +68,17 @@ def _forms(user: str, password: str) -> tuple[str, ...]:
         password.replace("\\", "\\\\").replace('"', '\\"'),
         json.dumps(password)[1:-1],
         quote(password, safe=""),
-        base64.b64encode(f"{user}:{password}".encode(errors="replace")).decode(),
+        base64.b64encode(
+            f"{user}:{password}".encode(errors="replace")
+        ).decode(),
     }
-    return tuple(sorted(forms, key=len, reverse=True))
+    return tuple(
+        sorted(
+            forms,
+            key=len,
+            reverse=True,
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -100,10 +108,23 @@ class Session:
             raise BadInput(
                 f"{switch.name}: {switch.address!r} is not an address: expected host:port"
             )
-        legacy, host = switch.legacy_ssh, host.strip("[]")
-        session = cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
+        legacy = switch.legacy_ssh
+        host = host.strip("[]")
+        session = cls(
+            switch.name,
+            host,
+            int(port),
+            switch.user,
+            password,
+            timeouts,
+            legacy,
+        )
         if isinstance(switch, PacketSwitch):
-            session = replace(session, identity=switch.identity, host_key=switch.host_key)
+            session = replace(
+                session,
+                identity=switch.identity,
+                host_key=switch.host_key,
+            )
         return session
 
     def masked(self, text: str) -> str:
@@ -129,7 +150,8 @@ class Session:
 
 DIRECTORY_VARIABLE = "PATCHLIGHT_DIALECTS"
 
-_TEMPLATE, _PATTERN = "template", "pattern"
+_TEMPLATE = "template"
+_PATTERN = "pattern"
 Template = Annotated[str, _TEMPLATE]
 """A command template: ``"DLT-PATCH::{ins}:{ctag}:;"``."""
 Pattern = Annotated[str, _PATTERN]
@@ -140,7 +162,11 @@ class Bare(str):
     """Text made from numbers and a dialect's marks: it goes into a command unquoted."""
 
 
-def filled(template: str, quoted: Callable[[str], str], **values: str | int) -> str:
+def filled(
+    template: str,
+    quoted: Callable[[str], str],
+    **values: str | int,
+) -> str:
     """A template with these values; each text that is not ``Bare`` is passed to ``quoted``.
 
     A user's or device's text, like a name, must not end a command or start another. Every command
@@ -205,20 +231,36 @@ def corrected(driver: str, built_in: D) -> D:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadInput(f"reading the dialect {path}: {reason(error)}") from error
-    mistakes = [m for key, value in table.items() if (m := _mistake(key, value, built_in))]
+        raise BadInput(
+            f"reading the dialect {path}: {reason(error)}"
+        ) from error
+    mistakes = [
+        m
+        for key, value in table.items()
+        if (m := _mistake(key, value, built_in))
+    ]
     if mistakes:
-        raise BadInput(f"the dialect {path} has mistakes:\n  " + "\n  ".join(mistakes))
+        raise BadInput(
+            f"the dialect {path} has mistakes:\n  " + "\n  ".join(mistakes)
+        )
     return replace(built_in, **table)
 
 
-def _mistake(key: str, value: object, built_in: Dialect) -> str | None:
+def _mistake(
+    key: str,
+    value: object,
+    built_in: Dialect,
+) -> str | None:
     known = {f.name: getattr(built_in, f.name) for f in fields(built_in)}
     if key not in known:
         near = difflib.get_close_matches(key, known, n=1)
-        return f"{key}: unknown entry" + (f"; did you mean {near[0]}?" if near else "")
+        return f"{key}: unknown entry" + (
+            f"; did you mean {near[0]}?" if near else ""
+        )
     wanted = type(known[key])
-    if type(value) is not wanted and not (wanted is float and type(value) is int):
+    if type(value) is not wanted and not (
+        wanted is float and type(value) is int
+    ):
         return f"{key}: expected a {wanted.__name__}, got {value!r}"
     if type(value) is int and wanted is int and value < 1:
         return f"{key}: expected more than {value!r}"
@@ -228,18 +270,30 @@ def _mistake(key: str, value: object, built_in: Dialect) -> str | None:
     kinds: tuple[Any, ...] = getattr(hints[key], "__metadata__", ())
     if _TEMPLATE in kinds:
         try:
-            names = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
+            names = {
+                name
+                for _, name, _, _ in string.Formatter().parse(value)
+                if name is not None
+            }
         except ValueError as error:
             return f"{key}: {error}"
         wrong = names - built_in.FIELDS
-        return f"{key}: unknown fields: {', '.join(sorted(wrong))}" if wrong else None
+        return (
+            f"{key}: unknown fields: {', '.join(sorted(wrong))}"
+            if wrong
+            else None
+        )
     if _PATTERN in kinds:
         try:
             groups = re.compile(value).groupindex
         except re.error as error:
             return f"{key}: not a pattern: {error}"
         missing = set(re.compile(known[key]).groupindex) - set(groups)
-        return f"{key}: lacks the groups {', '.join(sorted(missing))}" if missing else None
+        return (
+            f"{key}: lacks the groups {', '.join(sorted(missing))}"
+            if missing
+            else None
+        )
     return None
 
 

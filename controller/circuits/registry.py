@@ -20,11 +20,18 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast, overload
 
-from patchlight.controller.circuits.contract import CircuitDriver, WavelengthDriver
+from patchlight.controller.circuits.contract import (
+    CircuitDriver,
+    WavelengthDriver,
+)
 from patchlight.controller.circuits.dialect import DeviceLinks
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.lab import ocs_drivers
-from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch, PacketSwitch
+from patchlight.testbed.lab.model import (
+    CircuitSwitch,
+    OpticalSwitch,
+    PacketSwitch,
+)
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.linux.credentials import secret_of
 from patchlight.testbed.linux.files import user_folder
@@ -64,21 +71,34 @@ class PlugIns:
                 "installation",
             ) from error
 
-    def require(self, device: str, name: str, hint: str = "") -> object:
+    def require(
+        self,
+        device: str,
+        name: str,
+        hint: str = "",
+    ) -> object:
         """The factory; ``BadInput`` about the device if the name is unknown."""
         try:
             return self.load(name)
         except KeyError:
             known = self.names()
             near = difflib.get_close_matches(name, known, n=1)
-            hint = hint or (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
-            raise BadInput(f"{device}: unknown driver {name!r}: {hint}") from None
+            hint = hint or (
+                f"did you mean {near[0]}?"
+                if near
+                else f"known: {', '.join(known)}"
+            )
+            raise BadInput(
+                f"{device}: unknown driver {name!r}: {hint}"
+            ) from None
 
     def _theirs(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.group)}
 
 
-def _plug_ins(group: str, rows: Mapping[str, ocs_drivers.OcsDriver]) -> PlugIns:
+def _plug_ins(
+    group: str, rows: Mapping[str, ocs_drivers.OcsDriver]
+) -> PlugIns:
     return PlugIns(group, {row.name: row.place for row in rows.values()})
 
 
@@ -89,28 +109,42 @@ driver_names = _DRIVERS.names
 
 @overload
 def open_driver(
-    switch: CircuitSwitch, password: str = "", links: DeviceLinks | None = None
+    switch: CircuitSwitch,
+    password: str = "",
+    links: DeviceLinks | None = None,
 ) -> CircuitDriver: ...
 @overload
 def open_driver(
-    switch: WavelengthSwitch, password: str = "", links: DeviceLinks | None = None
+    switch: WavelengthSwitch,
+    password: str = "",
+    links: DeviceLinks | None = None,
 ) -> WavelengthDriver: ...
 def open_driver(
-    switch: OpticalSwitch, password: str = "", links: DeviceLinks | None = None
+    switch: OpticalSwitch,
+    password: str = "",
+    links: DeviceLinks | None = None,
 ) -> CircuitDriver | WavelengthDriver:
     """The driver of this switch, not yet connected: call ``await driver.open()``.
 
     ``links``: how it reaches its device, if it has a client of ``circuits.protocols``. ``BadInput``
     if no driver has that name, ``PatchlightError`` if it cannot be loaded.
     """
-    name, drivers = switch.driver, _DRIVERS
-    other, kind = _WSS_DRIVERS, "wavelength"
+    name = switch.driver
+    drivers = _DRIVERS
+    other = _WSS_DRIVERS
+    kind = "wavelength"
     if isinstance(switch, WavelengthSwitch):
-        drivers, other, kind = _WSS_DRIVERS, _DRIVERS, "circuit"
+        drivers = _WSS_DRIVERS
+        other = _DRIVERS
+        kind = "circuit"
     hint = ""
     if name in other.names():
-        hint = f"it is for {kind} switches; known: {', '.join(drivers.names())}"
-    driver = cast(_AnyFactory, drivers.require(switch.name, name, hint))(switch, password)
+        hint = (
+            f"it is for {kind} switches; known: {', '.join(drivers.names())}"
+        )
+    driver = cast(_AnyFactory, drivers.require(switch.name, name, hint))(
+        switch, password
+    )
     client: Any = getattr(driver, "client", None)
     if links is not None and hasattr(client, "links"):
         client.links = links
@@ -127,24 +161,36 @@ USER_FOLDERS = Path("/run/user")
 """The folders of logged-in users, by number."""
 _BELOW_USER = Path("patchlight", "locks")
 _KERNEL_LIST = Path("/proc/locks")
-_LISTED = re.compile(r"^\d+: FLOCK +\w+ +WRITE +(\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE)
+_LISTED = re.compile(
+    r"^\d+: FLOCK +\w+ +WRITE +(\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ",
+    re.MULTILINE,
+)
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
-CONTROLLER, DIRECT = "the controller of lab", "patchlight ocs --direct"
+CONTROLLER = "the controller of lab"
+DIRECT = "patchlight ocs --direct"
 """Kinds of programs that lock devices: the start of a holder's name."""
 
 
 class DeviceLocked(PatchlightError):
     """Another program controls the device; ``holder`` is its name."""
 
-    def __init__(self, message: str, *, holder: str = "", hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        holder: str = "",
+        hint: str | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.holder = holder
 
 
 @contextlib.contextmanager
 def device_lock(
-    switches: Iterable[OpticalSwitch], holder: str, folder: Path | None = None
+    switches: Iterable[OpticalSwitch],
+    holder: str,
+    folder: Path | None = None,
 ) -> Iterator[None]:
     """Lock these devices for the block; ``DeviceLocked`` names the holder of one.
 
@@ -153,7 +199,9 @@ def device_lock(
     """
     with contextlib.ExitStack() as stack:
         for switch in switches:
-            if (descriptor := stack.enter_context(_locked(switch, folder))) is not None:
+            if (
+                descriptor := stack.enter_context(_locked(switch, folder))
+            ) is not None:
                 text = f"{holder} (pid {os.getpid()})\n".encode()
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, text, 0)
@@ -172,7 +220,9 @@ def refuse_beside(switches: Iterable[OpticalSwitch], kind: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(switch: OpticalSwitch, folder: Path | None = None) -> Iterator[int | None]:
+def _locked(
+    switch: OpticalSwitch, folder: Path | None = None
+) -> Iterator[int | None]:
     """The switch's lock file, locked; ``None`` for a rehearsal, which has no device."""
     if switch.driver == "dry-run":
         yield None
@@ -206,19 +256,34 @@ def _own_folder() -> Path:
     user = os.geteuid()
     session = USER_FOLDERS / str(user)
     if user == 0:
-        folder, mode = ROOT_FOLDER, 0o755
+        folder = ROOT_FOLDER
+        mode = 0o755
     else:
-        above = session if session.is_dir() else user_folder("XDG_STATE_HOME", ".local/state")
-        folder, mode = above / _BELOW_USER, 0o700
+        above = (
+            session
+            if session.is_dir()
+            else user_folder("XDG_STATE_HOME", ".local/state")
+        )
+        folder = above / _BELOW_USER
+        mode = 0o700
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             folder.chmod(mode)
         found = folder.lstat()
     except OSError as error:
-        raise PatchlightError(f"making the folder of locks {folder}: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
+        raise PatchlightError(
+            f"making the folder of locks {folder}: {error.strerror}"
+        ) from error
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != user
+        or found.st_mode & 0o022
+    ):
         raise PatchlightError(
             f"{folder} is not a private folder of this user",
             hint=f"remove it (rm -r {folder}) while Patchlight is not running; it is created again",
@@ -227,13 +292,16 @@ def _own_folder() -> Path:
 
 
 def _open(name: str, path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = (
+        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    )
     try:
         # Nobody else may open it, and so lock it.
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         raise PatchlightError(
-            f"locking {name} with {path}: {error.strerror}", hint=f"remove {path}"
+            f"locking {name} with {path}: {error.strerror}",
+            hint=f"remove {path}",
         ) from error
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
@@ -248,7 +316,9 @@ def _open(name: str, path: Path) -> int:
 def _holder_elsewhere(name: str) -> str:
     """The holder of the device's lock in another user's folder; empty if there is none."""
     if os.geteuid() == 0:
-        folders = [found / _BELOW_USER for found in USER_FOLDERS.glob("[1-9]*")]
+        folders = [
+            found / _BELOW_USER for found in USER_FOLDERS.glob("[1-9]*")
+        ]
     else:
         folders = [ROOT_FOLDER]
     for folder in folders:
@@ -279,7 +349,9 @@ def _locked_by(found: os.stat_result) -> int:
 def _words(path: Path) -> str:
     """The holder's name for itself; empty if that cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
     except OSError:
         return ""
     try:
@@ -297,7 +369,13 @@ def _command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         words = []
-    kind = DIRECT if "--direct" in words else CONTROLLER if "controller" in words else "a program"
+    kind = (
+        DIRECT
+        if "--direct" in words
+        else CONTROLLER
+        if "controller" in words
+        else "a program"
+    )
     return f"{kind} (pid {pid})"
 
 

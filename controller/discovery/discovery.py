@@ -10,9 +10,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from patchlight.controller.changes.record import ChangeOptions, Notifier, Refused
+from patchlight.controller.changes.record import (
+    ChangeOptions,
+    Notifier,
+    Refused,
+)
 from patchlight.controller.discovery import search
-from patchlight.controller.discovery.window import Listened, MaintenanceWindow, SwitchListening
+from patchlight.controller.discovery.window import (
+    Listened,
+    MaintenanceWindow,
+    SwitchListening,
+)
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 from patchlight.testbed.wire.rest.requests import DiscoveryRequest
@@ -45,9 +53,18 @@ class DiscoveryProgress:
 class Discovery:
     """The search for the wiring of one lab, one at a time; ``news`` gets a new step each round."""
 
-    def __init__(self, lab: Lab, window: MaintenanceWindow, listening: SwitchListening) -> None:
-        self._lab, self._window, self._listening = lab, window, listening
-        self._task: asyncio.Task[tuple[dict[str, Any] | None, State]] | None = None
+    def __init__(
+        self,
+        lab: Lab,
+        window: MaintenanceWindow,
+        listening: SwitchListening,
+    ) -> None:
+        self._lab = lab
+        self._window = window
+        self._listening = listening
+        self._task: (
+            asyncio.Task[tuple[dict[str, Any] | None, State]] | None
+        ) = None
         self._beginning_or_ending = asyncio.Lock()
         self.progress = DiscoveryProgress()
         self.news = Notifier()
@@ -61,7 +78,10 @@ class Discovery:
     def status(self) -> dict[str, Any]:
         """The progress as JSON, its ``step``, and whether circuits are out of place (``open``)."""
         is_open = self._window.opened is not None
-        return asdict(self.progress) | {"step": self.news.step, "open": is_open}
+        return asdict(self.progress) | {
+            "step": self.news.step,
+            "open": is_open,
+        }
 
     async def preview(self, wanted: DiscoveryRequest) -> dict[str, Any]:
         """What a search would probe, the circuits it interrupts, its duration, and objections."""
@@ -72,23 +92,36 @@ class Discovery:
             "circuits": await self._window.circuits(ports),
             "rounds": rounds,
             "takes_s": takes_s,
-            "objections": await self._window.objections(ports, whole=not wanted.ports),
+            "objections": await self._window.objections(
+                ports, whole=not wanted.ports
+            ),
         }
 
     def _estimate(
         self, wanted: DiscoveryRequest, ports: Mapping[str, Collection[int]]
     ) -> tuple[int, float]:
         """The number of rounds if all is as in the lab file, and their approximate seconds."""
-        each = [search.OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers]
+        each = [
+            search.OcsPort(ocs, number)
+            for ocs, numbers in ports.items()
+            for number in numbers
+        ]
         rounds = 1 + search.likely_rounds(each, expected_ends(self._lab))
-        slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
+        slowest_s = max(
+            (c.switching_time_s for c in self._lab.circuit_switches),
+            default=0.0,
+        )
         return rounds, rounds * (wanted.listen_s + 2 * slowest_s)
 
-    async def start(self, wanted: DiscoveryRequest, caller: ChangeOptions) -> None:
+    async def start(
+        self, wanted: DiscoveryRequest, caller: ChangeOptions
+    ) -> None:
         """Start a search; ``Refused`` or ``BadInput`` if it is not possible."""
         async with self._beginning_or_ending:
             if self.under_way:
-                raise Refused(f"{self.progress.by} is already searching the wiring")
+                raise Refused(
+                    f"{self.progress.by} is already searching the wiring"
+                )
             ports = await self._window.ports(wanted.ports)
             try:
                 await self._window.open(ports, caller, whole=not wanted.ports)
@@ -99,9 +132,16 @@ class Discovery:
                 raise
             rounds, left_s = self._estimate(wanted, ports)
             self.progress = DiscoveryProgress(
-                "looking", caller.by, 0, rounds, time.time(), left_s=left_s
+                "looking",
+                caller.by,
+                0,
+                rounds,
+                time.time(),
+                left_s=left_s,
             )
-            self._task = asyncio.create_task(self._run(wanted, ports), name="wiring discovery")
+            self._task = asyncio.create_task(
+                self._run(wanted, ports), name="wiring discovery"
+            )
             self._task.add_done_callback(self._ended)
             self.news.tell()
 
@@ -119,16 +159,23 @@ class Discovery:
         try:
             await self._window.close()
         except PatchlightError as error:
-            _log.error("restoring circuits after an interrupted wiring discovery: %s", error)
+            _log.error(
+                "restoring circuits after an interrupted wiring discovery: %s",
+                error,
+            )
 
     async def close(self) -> None:
         """Stop at the controller's end."""
         with contextlib.suppress(PatchlightError):
             await self.stop()
 
-    def _ended(self, task: asyncio.Task[tuple[dict[str, Any] | None, State]]) -> None:
+    def _ended(
+        self, task: asyncio.Task[tuple[dict[str, Any] | None, State]]
+    ) -> None:
         # Both at once, so that no client sees one without the other.
-        if task.cancelled():  # before its first step; ``stop`` restores the circuits
+        if (
+            task.cancelled()
+        ):  # before its first step; ``stop`` restores the circuits
             self.progress.state = "stopped"
         else:
             self.progress.wiring, self.progress.state = task.result()
@@ -137,26 +184,33 @@ class Discovery:
     async def _run(
         self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
     ) -> tuple[dict[str, Any] | None, State]:
-        progress, found = self.progress, None
+        progress = self.progress
+        found = None
         end: State = "failed"
         try:
             found = await self._search(wanted, ports)
             end = "done"
         except asyncio.CancelledError:
-            end, progress.message = "stopped", "it was interrupted"
+            end = "stopped"
+            progress.message = "it was interrupted"
         except Exception as error:
             if not isinstance(error, PatchlightError):
                 _log.exception("wiring discovery")
             progress.message = in_words(error)
             progress.hint = getattr(error, "hint", None)
-        progress.state, progress.rounds_left, progress.left_s = "restoring", 0, 0.0
+        progress.state = "restoring"
+        progress.rounds_left = 0
+        progress.left_s = 0.0
         self.news.tell()
         try:
             await self._window.close()
         except Exception as error:
-            end, progress.message = "failed", in_words(error)
+            end = "failed"
+            progress.message = in_words(error)
             progress.hint = getattr(error, "hint", None)
-            _log.error("restoring after the wiring discovery: %s", progress.message)
+            _log.error(
+                "restoring after the wiring discovery: %s", progress.message
+            )
         progress.took_s = time.time() - progress.began_at
         return found, end
 
@@ -174,19 +228,39 @@ class Discovery:
         expected = expected_ends(self._lab)
         every_port = wanted.every_port
         rounds = search.search(
-            ports, expected, dark.ends, elsewhere, every_port=every_port, mute=dark.mute
+            ports,
+            expected,
+            dark.ends,
+            elsewhere,
+            every_port=every_port,
+            mute=dark.mute,
         )
         try:
             asked = next(rounds)
             while True:
-                heard = await self._round(wanted, asked.light, asked.left, asked.patience)
+                heard = await self._round(
+                    wanted,
+                    asked.light,
+                    asked.left,
+                    asked.patience,
+                )
                 asked = rounds.send(heard.beside(dark))
         except StopIteration as end:
             found: search.Findings = end.value
-        silent = {end: why for end, why in dark.silent.items() if end not in dark.ends}
+        silent = {
+            end: why
+            for end, why in dark.silent.items()
+            if end not in dark.ends
+        }
         whole = not wanted.ports
         wiring = found_wiring(
-            self._lab, found, elsewhere, dark.ends, silent, whole=whole, mute=dark.mute
+            self._lab,
+            found,
+            elsewhere,
+            dark.ends,
+            silent,
+            whole=whole,
+            mute=dark.mute,
         )
         return {
             "ports": [
@@ -196,24 +270,38 @@ class Discovery:
             "differences": list(wiring.differences),
             "doubts": list(wiring.doubts),
             "silent": silent,
-            "fibres": [[str(fibre.a), str(fibre.b)] for fibre in wiring.fibres],
+            "fibres": [
+                [str(fibre.a), str(fibre.b)] for fibre in wiring.fibres
+            ],
         }
 
     async def _round(
-        self, wanted: DiscoveryRequest, light: search.Light, left: int, patience: int = 1
+        self,
+        wanted: DiscoveryRequest,
+        light: search.Light,
+        left: int,
+        patience: int = 1,
     ) -> Listened:
         progress = self.progress
         number = progress.rounds_done + 1
         await self._window.light(light, f"wiring discovery: round {number}")
         token = f"{secrets.token_hex(8)}-{number}"
-        listened = await self._listening.listen(token, wanted.listen_s * patience)
-        progress.rounds_done, progress.rounds_left = number, left
-        progress.left_s = (left + 1) * (time.time() - progress.began_at) / number
+        listened = await self._listening.listen(
+            token, wanted.listen_s * patience
+        )
+        progress.rounds_done = number
+        progress.rounds_left = left
+        progress.left_s = (
+            (left + 1) * (time.time() - progress.began_at) / number
+        )
         self.news.tell()
         return listened
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PortFinding:
     """The ends that send into a port of a circuit switch and hear it, and that in the lab file
     (``said``). ``not told``: that end could not be probed."""
@@ -226,7 +314,10 @@ class PortFinding:
     words: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class FoundWiring:
     """The result of a search. ``fibres`` are those of the lab file, corrected where certain."""
 
@@ -261,7 +352,13 @@ def found_wiring(
     expected = expected_ends(lab)
     lit = found.inputs.keys() | found.outputs.keys()
     ports = tuple(
-        _judged(port, found, expected.get(port), ends, silent)
+        _judged(
+            port,
+            found,
+            expected.get(port),
+            ends,
+            silent,
+        )
         for port in sorted(lit | (expected.keys() if whole else set()))
     )
     # LLDP senders cannot hear; if the lab file agrees or is silent, one direction is enough.
@@ -271,18 +368,37 @@ def found_wiring(
         if row.sends is not None
         and (
             row.sends == row.hears
-            or not (row.sends == search.LIGHT or row.hears or row.sends in ends)
+            or not (
+                row.sends == search.LIGHT or row.hears or row.sends in ends
+            )
         )
     }
-    both = {(min(a, b), max(a, b)) for a, b in elsewhere if (b, a) in elsewhere or b in mute}
+    both = {
+        (min(a, b), max(a, b))
+        for a, b in elsewhere
+        if (b, a) in elsewhere or b in mute
+    }
     direct = both if whole else set()
-    beside = list(_other_fibres(lab, both, direct, ends))
-    pairs = [(str(port), end) for port, end in certain.items()] + sorted(direct)
+    beside = list(
+        _other_fibres(
+            lab,
+            both,
+            direct,
+            ends,
+        )
+    )
+    pairs = [(str(port), end) for port, end in certain.items()] + sorted(
+        direct
+    )
     partners = defaultdict[str, set[str]](set)
     for a, b in pairs:
         partners[a].add(b)
         partners[b].add(a)
-    several = {end: sorted(others) for end, others in partners.items() if len(others) > 1}
+    several = {
+        end: sorted(others)
+        for end, others in partners.items()
+        if len(others) > 1
+    }
     doubts = [
         f"{end} was found at {' and at '.join(others)}, so none of these is taken as a fibre"
         for end, others in sorted(several.items())
@@ -290,7 +406,8 @@ def found_wiring(
     barred = several.keys() | found.twice
     return FoundWiring(
         ports,
-        tuple(row.words for row in ports if row.verdict == "differs") + tuple(beside),
+        tuple(row.words for row in ports if row.verdict == "differs")
+        + tuple(beside),
         (*found.doubts, *doubts),
         _corrected(lab, [pair for pair in pairs if not {*pair} & barred]),
     )
@@ -303,26 +420,46 @@ def _judged(
     ends: Collection[str],
     silent: Mapping[str, str],
 ) -> PortFinding:
-    sends, hears = found.inputs.get(port), found.outputs.get(port)
-    lab_file = f"the lab file says {said}" if said else "the lab file has nothing there"
+    sends = found.inputs.get(port)
+    hears = found.outputs.get(port)
+    lab_file = (
+        f"the lab file says {said}"
+        if said
+        else "the lab file has nothing there"
+    )
 
     def row(verdict: Verdict, words: str) -> PortFinding:
-        return PortFinding(port, sends, hears, said, verdict, words)
+        return PortFinding(
+            port,
+            sends,
+            hears,
+            said,
+            verdict,
+            words,
+        )
 
     if sends is None and hears is None:
         if said is None:
             return row("free", "nothing was heard")
         if said in silent:
-            return row("not told", f"{port}: {said} was not probed: {silent[said]}")
+            return row(
+                "not told", f"{port}: {said} was not probed: {silent[said]}"
+            )
         sides = (found.inputs, found.outputs)
-        looked_at = any(port in side or said in side.values() for side in sides)
+        looked_at = any(
+            port in side or said in side.values() for side in sides
+        )
         if not looked_at:
             words = f"{port}: no known sender behind {port.ocs}; {lab_file}"
             return row("not told", words)
         return row("differs", f"nothing was heard at {port}, {lab_file}")
     if sends == search.LIGHT:
-        words = f"a signal arrives at {port}, but no frame identifies its source"
-        return row("not told" if said in silent else "differs", f"{words}; {lab_file}")
+        words = (
+            f"a signal arrives at {port}, but no frame identifies its source"
+        )
+        return row(
+            "not told" if said in silent else "differs", f"{words}; {lab_file}"
+        )
     only_lldp = hears is None and sends not in ends
     if sends == hears or only_lldp:
         if sends == said:
@@ -361,7 +498,9 @@ def _other_fibres(
         )
 
 
-def _corrected(lab: Lab, pairs: Iterable[tuple[str, str]]) -> tuple[Fibre, ...]:
+def _corrected(
+    lab: Lab, pairs: Iterable[tuple[str, str]]
+) -> tuple[Fibre, ...]:
     """The lab's fibres with these pairs of ends as they are, each with its device's end, rate and
     losses; new ones last."""
     named = {str(host.endpoint): host.endpoint for host in lab.hosts}
@@ -377,8 +516,15 @@ def _corrected(lab: Lab, pairs: Iterable[tuple[str, str]]) -> tuple[Fibre, ...]:
     switches = {switch.name for switch in lab.circuit_switches}
     fibres: dict[frozenset[Endpoint], Fibre] = {}
     for fibre in lab.fibres:
-        moved = [end for end in (fibre.a, fibre.b) if end in other and end.device not in switches]
-        if other.get(fibre.a) == fibre.b or not {fibre.a, fibre.b} & other.keys():
+        moved = [
+            end
+            for end in (fibre.a, fibre.b)
+            if end in other and end.device not in switches
+        ]
+        if (
+            other.get(fibre.a) == fibre.b
+            or not {fibre.a, fibre.b} & other.keys()
+        ):
             kept = fibre
         elif moved and moved[0] == fibre.a:
             kept = replace(fibre, b=other[fibre.a])

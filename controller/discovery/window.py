@@ -43,7 +43,10 @@ class _NothingWritten(PatchlightError):
     """A change of the window was refused: a lock, or the stop button."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Opened:
     """An open window: its ports and their circuits ``before``, by OCS; ``queue_held`` for it."""
 
@@ -77,8 +80,11 @@ class MaintenanceWindow:
         scheduler: Scheduler,
         jobs: JobTable,
     ) -> None:
-        self._parts, self._transactions, self._switches = parts, transactions, switches
-        self._scheduler, self._jobs = scheduler, jobs
+        self._parts = parts
+        self._transactions = transactions
+        self._switches = switches
+        self._scheduler = scheduler
+        self._jobs = jobs
 
     @property
     def opened(self) -> Opened | None:
@@ -86,7 +92,9 @@ class MaintenanceWindow:
         # Without it the ports stay locked, and the queue held, until somebody releases both.
         return self._parts.store.mark(_MARK, _opened, unreadable=None)
 
-    async def ports(self, wanted: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
+    async def ports(
+        self, wanted: Mapping[str, Collection[int]]
+    ) -> dict[str, list[int]]:
         """The requested ports (all, if none are named) that can be tested, by OCS; ``Refused`` or
         ``BadInput`` for others, and for circuits that leave the window."""
         parts = self._parts
@@ -97,7 +105,9 @@ class MaintenanceWindow:
             )
         for ocs, numbers in wanted.items():
             last = parts.lab.circuit_switch(ocs).ports
-            if wrong := [number for number in numbers if not 1 <= number <= last]:
+            if wrong := [
+                number for number in numbers if not 1 <= number <= last
+            ]:
                 raise BadInput(f"{ocs} has ports 1–{last}, not {wrong[0]}")
         staying, failed = await parts.closed_ports()
         maps = await parts.maps.read()
@@ -115,12 +125,18 @@ class MaintenanceWindow:
                         hint=f"name a second port of {ocs}, preferably with a known fibre",
                     )
                 if shut := closed & set(numbers):
-                    raise Refused(f"{ocs}.{min(shut)} is locked or out of order: omit it")
+                    raise Refused(
+                        f"{ocs}.{min(shut)} is locked or out of order: omit it"
+                    )
             elif ocs in maps.unread:
                 continue
             else:
                 staying_too = _with_their_ends(closed, maps.circuits[ocs])
-                numbers = [n for n in range(1, switch.ports + 1) if n not in staying_too]
+                numbers = [
+                    n
+                    for n in range(1, switch.ports + 1)
+                    if n not in staying_too
+                ]
             inside = set(numbers)
             for c in maps[ocs] if numbers else ():
                 if len(inside & {c.inp, c.out}) == 1 and c.inp != c.out:
@@ -132,25 +148,45 @@ class MaintenanceWindow:
                 found[ocs] = numbers
         return found
 
-    async def objections(self, ports: Mapping[str, Collection[int]], *, whole: bool) -> list[str]:
+    async def objections(
+        self, ports: Mapping[str, Collection[int]], *, whole: bool
+    ) -> list[str]:
         """Objections to a window of these ports now."""
         found: list[str] = []
         if (open_now := self.opened) is not None:
-            found.append(f"{open_now.by} has circuits out of their places already")
+            found.append(
+                f"{open_now.by} has circuits out of their places already"
+            )
         if stopped := self._parts.stop.message:
             found.append(stopped)
-        busy = [status.id for status in self._jobs.live() if not status.state.is_waiting]
+        busy = [
+            status.id
+            for status in self._jobs.live()
+            if not status.state.is_waiting
+        ]
         if whole and busy:
             found.append(f"the lab is not idle: {', '.join(busy)}")
-        drifted = [o for o, d in (await self._transactions.drift()).items() if d and o in ports]
+        drifted = [
+            o
+            for o, d in (await self._transactions.drift()).items()
+            if d and o in ports
+        ]
         if drifted:
-            found.append(f"{', '.join(drifted)}: not as committed, see 'patchlight ocs verify'")
+            found.append(
+                f"{', '.join(drifted)}: not as committed, see 'patchlight ocs verify'"
+            )
         options = ChangeOptions(spare_jobs=True)
-        _, against = await self._transactions.preview(_only(ports, {}), options)
+        _, against = await self._transactions.preview(
+            _only(ports, {}), options
+        )
         return list(dict.fromkeys(found + against))
 
     async def open(
-        self, ports: Mapping[str, Collection[int]], caller: ChangeOptions, *, whole: bool
+        self,
+        ports: Mapping[str, Collection[int]],
+        caller: ChangeOptions,
+        *,
+        whole: bool,
     ) -> None:
         """Lock these ports, and start no jobs; ``Refused`` if there are objections."""
         if objections := await self.objections(ports, whole=whole):
@@ -166,19 +202,29 @@ class MaintenanceWindow:
             whole=whole,
         )
         self._parts.store.set_mark(_MARK, asdict(opened))
-        self._parts.store.add_event(time.time(), "discovery-begun", {"by": caller.by})
+        self._parts.store.add_event(
+            time.time(), "discovery-begun", {"by": caller.by}
+        )
         if opened.queue_held:
             await self._scheduler.hold_queue(opened.by)
         why = "wiring discovery"
         for ocs, numbers in ports.items():
-            self._parts.locks.lock(ocs, numbers, "kept", opened.by, why)
+            self._parts.locks.lock(
+                ocs,
+                numbers,
+                "kept",
+                opened.by,
+                why,
+            )
         # This waits for earlier changes.
         await self._transactions.drift()
         latest = replace(opened, before=await self.circuits(ports))
         self._parts.store.set_mark(_MARK, asdict(latest))
         self._switches.hand_over_probes = True
 
-    async def circuits(self, ports: Mapping[str, Collection[int]]) -> dict[str, list[str]]:
+    async def circuits(
+        self, ports: Mapping[str, Collection[int]]
+    ) -> dict[str, list[str]]:
         """The present cross-connects of these ports."""
         maps = await self._parts.maps.read()
         return {
@@ -190,8 +236,13 @@ class MaintenanceWindow:
         """Make exactly these cross-connects on the window's ports."""
         wanted: dict[str, list[CrossConnect]] = {}
         for inp, out in light.items():
-            wanted.setdefault(inp.ocs, []).append(CrossConnect(inp.number, out.number))
-        await self._change({ocs: PortMap.of(circuits) for ocs, circuits in wanted.items()}, why)
+            wanted.setdefault(inp.ocs, []).append(
+                CrossConnect(inp.number, out.number)
+            )
+        await self._change(
+            {ocs: PortMap.of(circuits) for ocs, circuits in wanted.items()},
+            why,
+        )
 
     async def close(self) -> None:
         """Restore circuits, locks and queue, if a window is open. ``PatchlightError`` if that
@@ -200,14 +251,22 @@ class MaintenanceWindow:
         if opened is None:
             return
         self._switches.hand_over_probes = False
-        before = {ocs: PortMap.parse(texts) for ocs, texts in opened.before.items()}
+        before = {
+            ocs: PortMap.parse(texts) for ocs, texts in opened.before.items()
+        }
         for pause_s in (*_PAUSES_S, None):
             try:
-                await self._change(before, "as before the wiring discovery", restores=True)
+                await self._change(
+                    before, "as before the wiring discovery", restores=True
+                )
                 break
             except PatchlightError as error:
                 if pause_s is None:
-                    kind = Refused if isinstance(error, _NothingWritten) else PatchlightError
+                    kind = (
+                        Refused
+                        if isinstance(error, _NothingWritten)
+                        else PatchlightError
+                    )
                     raise kind(
                         f"the previous circuits were not restored: {error.message}",
                         hint="remove the obstacle, then run: patchlight lab discover "
@@ -215,33 +274,56 @@ class MaintenanceWindow:
                     ) from error
                 await asyncio.sleep(pause_s)
         for ocs, numbers in opened.ports.items():
-            self._parts.locks.unlock(ocs, numbers, opened.by, "wiring discovery is over")
+            self._parts.locks.unlock(
+                ocs,
+                numbers,
+                opened.by,
+                "wiring discovery is over",
+            )
         if opened.queue_held:
             self._scheduler.resume()
         self._parts.store.set_mark(_MARK, None)
-        self._parts.store.add_event(time.time(), "discovery-ended", {"by": opened.by})
+        self._parts.store.add_event(
+            time.time(), "discovery-ended", {"by": opened.by}
+        )
 
     async def _change(
-        self, circuits: Mapping[str, PortMap], why: str, *, restores: bool = False
+        self,
+        circuits: Mapping[str, PortMap],
+        why: str,
+        *,
+        restores: bool = False,
     ) -> None:
         opened = self.opened
         assert opened is not None
-        options = ChangeOptions(by=opened.by, spare_jobs=not restores, judged=False)
+        options = ChangeOptions(
+            by=opened.by,
+            spare_jobs=not restores,
+            judged=False,
+        )
         decide = _only(opened.ports, circuits)
         record = await self._transactions.change(decide, why, options)
         if record.state != "committed":
-            kind = _NothingWritten if record.state == "refused" else PatchlightError
+            kind = (
+                _NothingWritten
+                if record.state == "refused"
+                else PatchlightError
+            )
             raise kind(f"change {record.id}: {record.state}, {record.message}")
 
 
-def _only(ports: Mapping[str, Collection[int]], circuits: Mapping[str, PortMap]) -> Decide:
+def _only(
+    ports: Mapping[str, Collection[int]], circuits: Mapping[str, PortMap]
+) -> Decide:
     """These circuits on these ports; all other ports unchanged."""
 
     def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
         wanted = {}
         for ocs, numbers in ports.items():
             inside = set(numbers)
-            staying = PortMap.of(c for c in maps[ocs] if not inside & {c.inp, c.out})
+            staying = PortMap.of(
+                c for c in maps[ocs] if not inside & {c.inp, c.out}
+            )
             wanted[ocs] = staying.joined(circuits.get(ocs, PortMap()))
         return wanted
 
@@ -251,7 +333,10 @@ def _only(ports: Mapping[str, Collection[int]], circuits: Mapping[str, PortMap])
 def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
     """These ports, and all that chains of circuits connect to them."""
     joined = set(numbers)
-    while more := {n for c in port_map if joined & {c.inp, c.out} for n in c} - joined:
+    while (
+        more := {n for c in port_map if joined & {c.inp, c.out} for n in c}
+        - joined
+    ):
         joined |= more
     return joined
 
@@ -267,14 +352,21 @@ class Listened:
     carriers: set[str] = field(default_factory=set)
     ends: set[str] = field(default_factory=set)
     mute: set[str] = field(default_factory=set)
-    neighbours: list[tuple[probe_frames.LldpNeighbour, str]] = field(default_factory=list)
-    older: list[tuple[probe_frames.LldpNeighbour, str]] = field(default_factory=list)
+    neighbours: list[tuple[probe_frames.LldpNeighbour, str]] = field(
+        default_factory=list
+    )
+    older: list[tuple[probe_frames.LldpNeighbour, str]] = field(
+        default_factory=list
+    )
     claims: list[tuple[str, str]] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)
 
     def beside(self, dark: "Listened") -> Heard:
         """What was heard; ``LIGHT`` for ends with a carrier in that round only."""
-        return frozenset(self.heard | {(LIGHT, end) for end in self.carriers - dark.carriers})
+        return frozenset(
+            self.heard
+            | {(LIGHT, end) for end in self.carriers - dark.carriers}
+        )
 
 
 class SwitchListening:
@@ -288,21 +380,34 @@ class SwitchListening:
         speaker: Speaker,
         telemetry: Telemetry,
     ) -> None:
-        self._lab, self._fleet, self._switches, self._speaker = lab, fleet, switches, speaker
+        self._lab = lab
+        self._fleet = fleet
+        self._switches = switches
+        self._speaker = speaker
         self._telemetry = telemetry
 
     async def listen(self, token: str, listen_s: float) -> Listened:
         """Probe for that long, with probes of this token."""
-        found, frames = Listened(), list[Message]()
+        found = Listened()
+        frames = list[Message]()
         unsubscribe = self._speaker.subscribe(
-            lambda event: frames.append(event) if event["event"] == "frame" else None
+            lambda event: (
+                frames.append(event) if event["event"] == "frame" else None
+            )
         )
         sending = asyncio.create_task(self._keep_sending(token, found))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(asyncio.sleep(listen_s))
                 for server in self._lab.servers:
-                    group.create_task(self._ask_agent(server, token, listen_s, found))
+                    group.create_task(
+                        self._ask_agent(
+                            server,
+                            token,
+                            listen_s,
+                            found,
+                        )
+                    )
         finally:
             sending.cancel()
             unsubscribe()
@@ -310,33 +415,53 @@ class SwitchListening:
         await self._look_at_switches(token, found)
         await self._look_for_macs(found)
         for event in frames:
-            end = str(self._switches.endpoint(event["datapath_id"], event["port"]))
+            end = str(
+                self._switches.endpoint(event["datapath_id"], event["port"])
+            )
             frame = bytes.fromhex(event["frame"])
             if (source := probe_frames.probe_source(frame, token)) is not None:
                 found.heard.add((source, end))
             elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
                 found.neighbours.append((neighbour, end))
-        macs = {str(host.endpoint): self._fleet.macs.of(host) for host in self._lab.hosts}
-        names = NeighbourNames(self._lab, [*found.claims, *self._telemetry.claims()], macs)
+        macs = {
+            str(host.endpoint): self._fleet.macs.of(host)
+            for host in self._lab.hosts
+        }
+        names = NeighbourNames(
+            self._lab, [*found.claims, *self._telemetry.claims()], macs
+        )
         # Of NICs that probe, older neighbours may be from another circuit.
         probing = {source for source, _ in found.heard}
-        older = {(names.end_of(neighbour), end) for neighbour, end in found.older}
+        older = {
+            (names.end_of(neighbour), end) for neighbour, end in found.older
+        }
         found.heard |= {pair for pair in older if pair[0] not in probing}
-        found.heard |= {(names.end_of(neighbour), end) for neighbour, end in found.neighbours}
+        found.heard |= {
+            (names.end_of(neighbour), end)
+            for neighbour, end in found.neighbours
+        }
         return found
 
     async def _ask_agent(
-        self, server: Server, token: str, listen_s: float, found: Listened
+        self,
+        server: Server,
+        token: str,
+        listen_s: float,
+        found: Listened,
     ) -> None:
         names = [str(Endpoint(server.name, nic.name)) for nic in server.nics]
         client = self._fleet.clients.get(server.name)
         if client is None:
-            found.silent |= dict.fromkeys(names, f"the lab file has no agent for {server.name}")
+            found.silent |= dict.fromkeys(
+                names, f"the lab file has no agent for {server.name}"
+            )
             return
         try:
             left_s = listen_s
             while left_s > 0:
-                answer = await client.probe(token, min(left_s, LONGEST_LISTEN_S))
+                answer = await client.probe(
+                    token, min(left_s, LONGEST_LISTEN_S)
+                )
                 left_s -= LONGEST_LISTEN_S
                 for nic in answer.nics:
                     name = str(Endpoint(server.name, nic.name))
@@ -356,12 +481,19 @@ class SwitchListening:
             for switch in self._connected():
                 names = _ports_of(switch)
                 frames = [
-                    {"port": port, "frame": probe_frames.probe_frame(name, token).hex()}
+                    {
+                        "port": port,
+                        "frame": probe_frames.probe_frame(name, token).hex(),
+                    }
                     for port, name in enumerate(names, start=1)
                 ]
                 at = switch.datapath_id
                 try:
-                    await self._speaker.request("send", datapath_id=at, frames=frames)
+                    await self._speaker.request(
+                        "send",
+                        datapath_id=at,
+                        frames=frames,
+                    )
                 except PatchlightError as error:
                     found.silent |= dict.fromkeys(names, in_words(error))
             await asyncio.sleep(_SEND_EVERY_S)
@@ -375,14 +507,22 @@ class SwitchListening:
                 if switch not in connected:
                     await self._ask_by_snmp(switch, token, found)
                     continue
-                ports = await self._speaker.request("ports", datapath_id=switch.datapath_id)
+                ports = await self._speaker.request(
+                    "ports", datapath_id=switch.datapath_id
+                )
             except PatchlightError as error:
                 found.silent |= dict.fromkeys(names, in_words(error))
                 continue
-            there = {f"{switch.name}.{port['port']}": bool(port["up"]) for port in ports}
+            there = {
+                f"{switch.name}.{port['port']}": bool(port["up"])
+                for port in ports
+            }
             for port in ports:
                 end = f"{switch.name}.{port['port']}"
-                found.claims += [(port["mac"], end), (f"{switch.name} {port['name']}", end)]
+                found.claims += [
+                    (port["mac"], end),
+                    (f"{switch.name} {port['name']}", end),
+                ]
             found.ends |= there.keys() & set(names)
             found.carriers |= {name for name in names if there.get(name)}
             gone = f"{switch.name} reports that it has no such port"
@@ -398,10 +538,17 @@ class SwitchListening:
         for mac, end in (await self._telemetry.behind(macs)).items():
             found.silent[macs[mac]] += f"; {end} has its MAC"
 
-    async def _ask_by_snmp(self, switch: PacketSwitch, token: str, found: Listened) -> None:
+    async def _ask_by_snmp(
+        self,
+        switch: PacketSwitch,
+        token: str,
+        found: Listened,
+    ) -> None:
         said = await self._telemetry.heard(switch.name, token)
         if said is None:
-            found.silent |= dict.fromkeys(_ports_of(switch), f"{switch.name} is not connected")
+            found.silent |= dict.fromkeys(
+                _ports_of(switch), f"{switch.name} is not connected"
+            )
             return
         found.ends |= said.ends
         found.mute |= said.ends
@@ -412,7 +559,11 @@ class SwitchListening:
 
     def _connected(self) -> Iterator[PacketSwitch]:
         connected = self._switches.connected()
-        return (s for s in self._lab.packet_switches if connected.get(s.name) and s.datapath_id)
+        return (
+            s
+            for s in self._lab.packet_switches
+            if connected.get(s.name) and s.datapath_id
+        )
 
 
 class NeighbourNames:
@@ -430,23 +581,38 @@ class NeighbourNames:
         for host in lab.hosts:
             end = str(host.endpoint)
             called = {host.nic.name, host.nic.interface or host.nic.name}
-            self._claims.add((f"{host.server.name} {name}", end) for name in called)
-            self._claims.add((mac.lower(), end) for mac in {host.nic.mac, macs.get(end, "")})
+            self._claims.add(
+                (f"{host.server.name} {name}", end) for name in called
+            )
+            self._claims.add(
+                (mac.lower(), end) for mac in {host.nic.mac, macs.get(end, "")}
+            )
         for switch in lab.packet_switches:
             numbers = tuple(map(str, range(1, switch.ports + 1)))
             for names in (numbers, switch.interfaces):
                 for number, name in enumerate(names, start=1):
-                    self._claims.add([(f"{switch.name} {name}", f"{switch.name}.{number}")])
+                    self._claims.add(
+                        [(f"{switch.name} {name}", f"{switch.name}.{number}")]
+                    )
 
     def end_of(self, neighbour: probe_frames.LldpNeighbour) -> str:
         """The lab's end; the neighbour as text if it is none, or ambiguous."""
-        port, mac = neighbour.port, neighbour.device.lower()
+        port = neighbour.port
+        mac = neighbour.device.lower()
         # Ports with one MAC still tell their device by it.
         owners = {re.split("[. ]", end)[0] for end in self._claims.ends(mac)}
         devices = {neighbour.device, *(owners if len(owners) == 1 else ())}
         said = [port.lower()] if ":" in port else []
-        said += [f"{device} {text}" for device in devices for text in (port, neighbour.about)]
-        found = {end for name in said if (end := self._claims.only(name)) is not None}
+        said += [
+            f"{device} {text}"
+            for device in devices
+            for text in (port, neighbour.about)
+        ]
+        found = {
+            end
+            for name in said
+            if (end := self._claims.only(name)) is not None
+        }
         if not found and all(self._nics[owner] == 1 for owner in owners):
             found = {*self._claims.ends(mac)}
         return found.pop() if len(found) == 1 else str(neighbour)

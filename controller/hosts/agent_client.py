@@ -18,7 +18,12 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from patchlight.controller.hosts.on_time import OnTimeClock
-from patchlight.testbed.errors import BadInput, PatchlightError, mistakes_in_words, reason
+from patchlight.testbed.errors import (
+    BadInput,
+    PatchlightError,
+    mistakes_in_words,
+    reason,
+)
 from patchlight.testbed.linux import credentials
 from patchlight.testbed.linux.sockets import split_address
 from patchlight.testbed.wire import agent_status, worker_api
@@ -38,7 +43,9 @@ _ALERTS = {
     "UNKNOWN_CA": "it was issued by another authority than that agent's",
     "UNSUPPORTED_CERTIFICATE": "it is not a controller's",
 }
-_DEPLOY = "issue both again with 'patchlight deploy certificates LAB --output DIR'"
+_DEPLOY = (
+    "issue both again with 'patchlight deploy certificates LAB --output DIR'"
+)
 
 INTERVAL_S = 3.0
 """An agent should answer once per interval. It is called every second, unless the lab file has a
@@ -103,7 +110,9 @@ class Heartbeat:
     poll_s: float = 0.0
     silent_since: float | None = None
     heard_at: float | None = None
-    answers_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST_ANSWERS))
+    answers_s: deque[float] = field(
+        default_factory=lambda: deque(maxlen=_LATEST_ANSWERS)
+    )
 
     def answered(self, now: float) -> None:
         """The agent answered."""
@@ -131,7 +140,10 @@ class Heartbeat:
     @property
     def slowness(self) -> float:
         """The factor for time limits: above 1 if its machine was measured to be overloaded."""
-        return min(_MOST_SLOWNESS, max(1.0, max(self.answers_s, default=0.0) / _SLOW_S))
+        return min(
+            _MOST_SLOWNESS,
+            max(1.0, max(self.answers_s, default=0.0) / _SLOW_S),
+        )
 
     @property
     def overload(self) -> str:
@@ -147,14 +159,18 @@ class AgentTls:
     certificate may appear later; ``BadInput`` for a wrong one."""
 
     def __init__(self, lab: str, folder: Path) -> None:
-        self.lab, self.folder = lab, folder
+        self.lab = lab
+        self.folder = folder
         self.credentials: credentials.Credentials | None = None
         self.context = credentials.new_context(server=False)
         self._stamp = credentials.stamp(folder)
         if self._stamp or not folder.is_dir():
             self._take()
         else:
-            _log.warning("no certificate in %s yet: agents on TCP are not called", folder)
+            _log.warning(
+                "no certificate in %s yet: agents on TCP are not called",
+                folder,
+            )
 
     def agent(self, server: str) -> str:
         """The name of a server's agent in its certificate."""
@@ -175,7 +191,11 @@ class AgentTls:
         found.check(credentials.controller_name(self.lab))
         found.load_into(self.context)
         self.credentials = found
-        _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
+        _log.info(
+            "certificate for %s, until %s",
+            found.name,
+            f"{found.not_after:%Y-%m-%d}",
+        )
 
 
 class AgentCallError(PatchlightError):
@@ -219,7 +239,11 @@ class AgentClient:
         self.server = server
         self._clock = clock or OnTimeClock()
         self._where = management
-        unix = management.removeprefix("unix:") if management.startswith("unix:") else None
+        unix = (
+            management.removeprefix("unix:")
+            if management.startswith("unix:")
+            else None
+        )
         self._tls = None if unix else tls
         self._is_unix = unix is not None or transport is not None
         self._refused: AgentIncompatible | None = None
@@ -277,12 +301,20 @@ class AgentClient:
             self.heartbeat.missed(began)
             raise self._refused
         # The name expected in the agent's certificate, whatever its address.
-        name = {"sni_hostname": self._tls.agent(self.server)} if self._tls else {}
-        for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
+        name = (
+            {"sni_hostname": self._tls.agent(self.server)} if self._tls else {}
+        )
+        for pause_s in itertools.chain(
+            _PAUSES_S, itertools.repeat(_PAUSES_S[-1])
+        ):
             called_at = self._clock.now()
             try:
                 response = await self._http.request(
-                    method, f"/v1{path}", json=body, timeout=limit_s, extensions=name
+                    method,
+                    f"/v1{path}",
+                    json=body,
+                    timeout=limit_s,
+                    extensions=name,
                 )
                 break
             # The agent's rejection of the certificate is passed on.
@@ -290,8 +322,13 @@ class AgentClient:
                 self.heartbeat.missed(called_at)
                 await self._check_trust(error)
                 now = self._clock.now()
-                if self.presence is Presence.LOST or now + pause_s - began > patience_s + grace_s:
-                    raise self._silent(f"{method} {path}", error, now - called_at) from error
+                if (
+                    self.presence is Presence.LOST
+                    or now + pause_s - began > patience_s + grace_s
+                ):
+                    raise self._silent(
+                        f"{method} {path}", error, now - called_at
+                    ) from error
             await asyncio.sleep(pause_s)
         if path != _STATUS:
             self.heartbeat.answered(self._clock.now())
@@ -302,10 +339,19 @@ class AgentClient:
         except ValueError:
             answer = {}
         message = answer.get("error") or answer.get("detail") or response.text
-        kind = {404: NotOnServer, 503: NicWithoutCarrier}.get(response.status_code, AgentCallError)
-        raise kind(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
+        kind = {404: NotOnServer, 503: NicWithoutCarrier}.get(
+            response.status_code, AgentCallError
+        )
+        raise kind(
+            f"the agent of {self.server}: {message}", hint=answer.get("hint")
+        )
 
-    def _silent(self, call: str, error: Exception, waited_s: float) -> AgentSilent:
+    def _silent(
+        self,
+        call: str,
+        error: Exception,
+        waited_s: float,
+    ) -> AgentSilent:
         why = reason(error)
         if isinstance(error, httpx.TimeoutException):
             why = f"{type(error).__name__} after {waited_s:.0f} s"
@@ -318,19 +364,36 @@ class AgentClient:
 
     async def _check_trust(self, error: Exception) -> None:
         own = self._tls.credentials if self._tls else None
-        if self._tls is None or own is None or isinstance(error, httpx.TimeoutException):
+        if (
+            self._tls is None
+            or own is None
+            or isinstance(error, httpx.TimeoutException)
+        ):
             return
         try:
             name = self._tls.agent(self.server)
-            found = await asyncio.to_thread(_mistrust, self._where, name, own)
+            found = await asyncio.to_thread(
+                _mistrust,
+                self._where,
+                name,
+                own,
+            )
         except OSError:
             return
         if found is not None:
             raise found from error
 
-    async def _ask(self, answer: type[M], method: str, path: str, **how: Any) -> M:
+    async def _ask(
+        self,
+        answer: type[M],
+        method: str,
+        path: str,
+        **how: Any,
+    ) -> M:
         try:
-            return answer.model_validate_json(await self._call(method, path, **how))
+            return answer.model_validate_json(
+                await self._call(method, path, **how)
+            )
         except ValidationError as error:
             raise AgentCallError(
                 f"the agent of {self.server} answered {method} {path} with an invalid "
@@ -342,7 +405,12 @@ class AgentClient:
         """What the server has and who uses it; not repeated. After ``AgentIncompatible`` (another
         server or API version) all other calls fail until this call succeeds."""
         called_at = self._clock.now()
-        status = await self._ask(agent_status.AgentStatus, "GET", _STATUS, patience_s=0)
+        status = await self._ask(
+            agent_status.AgentStatus,
+            "GET",
+            _STATUS,
+            patience_s=0,
+        )
         self._refused = None
         self._knows_no_users = status.worker_user is None
         if status.server != self.server:
@@ -366,38 +434,85 @@ class AgentClient:
         self.heartbeat.answers_s.append(now - called_at)
         return status
 
-    async def probe(self, token: str, listen_s: float) -> agent_status.ProbeAnswer:
+    async def probe(
+        self, token: str, listen_s: float
+    ) -> agent_status.ProbeAnswer:
         """What idle NICs receive while all send probes of this token; not repeated."""
-        body = agent_status.ProbeRequest(token=token, listen_s=listen_s).model_dump()
-        return await self._ask(agent_status.ProbeAnswer, "POST", "/probes", body=body, patience_s=0)
+        body = agent_status.ProbeRequest(
+            token=token,
+            listen_s=listen_s,
+        ).model_dump()
+        return await self._ask(
+            agent_status.ProbeAnswer,
+            "POST",
+            "/probes",
+            body=body,
+            patience_s=0,
+        )
 
-    async def create_worker(self, spec: worker_api.WorkerSpec) -> worker_api.WorkerStatus:
+    async def create_worker(
+        self, spec: worker_api.WorkerSpec
+    ) -> worker_api.WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
         # Only non-default values: an agent may know fewer optional keys.
         unknown = {"user"} if self._knows_no_users else None
-        body = spec.model_dump(mode="json", exclude_defaults=True, exclude=unknown)
-        return await self._ask(worker_api.WorkerStatus, "POST", "/workers", body=body)
+        body = spec.model_dump(
+            mode="json",
+            exclude_defaults=True,
+            exclude=unknown,
+        )
+        return await self._ask(
+            worker_api.WorkerStatus,
+            "POST",
+            "/workers",
+            body=body,
+        )
 
     async def worker(self, worker_id: str) -> worker_api.WorkerStatus:
         """The state of a worker; not repeated."""
         where = f"/workers/{worker_id}"
-        return await self._ask(worker_api.WorkerStatus, "GET", where, patience_s=0)
+        return await self._ask(
+            worker_api.WorkerStatus,
+            "GET",
+            where,
+            patience_s=0,
+        )
 
     async def reports(self, worker_id: str, after: int) -> worker_api.Reports:
         """The iterations that a worker finished after number ``after``, and the next ``after``; not
         repeated."""
         where = f"/workers/{worker_id}/reports?after={after}"
-        return await self._ask(worker_api.Reports, "GET", where, patience_s=0)
+        return await self._ask(
+            worker_api.Reports,
+            "GET",
+            where,
+            patience_s=0,
+        )
 
-    async def log(self, worker_id: str, after: int, limit: int) -> worker_api.LogPart:
+    async def log(
+        self,
+        worker_id: str,
+        after: int,
+        limit: int,
+    ) -> worker_api.LogPart:
         """At most ``limit`` bytes of a worker's output after byte ``after``."""
         where = f"/workers/{worker_id}/log?after={after}&limit={limit}"
-        return await self._ask(worker_api.LogPart, "GET", where, patience_s=_LOG_PATIENCE_S)
+        return await self._ask(
+            worker_api.LogPart,
+            "GET",
+            where,
+            patience_s=_LOG_PATIENCE_S,
+        )
 
     async def start(self, worker_id: str) -> None:
         """Let a ready worker train."""
         where = f"/workers/{worker_id}/start"
-        await self._call("POST", where, {}, deadline_s=_START_DEADLINE_S)
+        await self._call(
+            "POST",
+            where,
+            {},
+            deadline_s=_START_DEADLINE_S,
+        )
 
     async def hold(self, worker_id: str, iteration: int) -> None:
         """Make a worker pause before the all-reduce of ``iteration``."""
@@ -406,21 +521,42 @@ class AgentClient:
 
     async def slot(self, worker_id: str, slot: worker_api.SlotRequest) -> None:
         """Let a worker begin its all-reduces only then."""
-        await self._call("POST", f"/workers/{worker_id}/slot", slot.model_dump())
+        await self._call(
+            "POST", f"/workers/{worker_id}/slot", slot.model_dump()
+        )
 
     async def release(self, worker_id: str) -> None:
         """Resume a held worker."""
         await self._call("POST", f"/workers/{worker_id}/release", {})
 
-    async def announce(self, worker_id: str, token: str, wait_s: float) -> list[str]:
+    async def announce(
+        self,
+        worker_id: str,
+        token: str,
+        wait_s: float,
+    ) -> list[str]:
         """Announce a worker's NIC; the addresses of the job's other workers that it did not hear.
 
         Not repeated.
         """
-        body = worker_api.AnnounceRequest(token=token, wait_s=wait_s).model_dump()
-        how = {"body": body, "patience_s": 0, "deadline_s": wait_s + SUSPECTED_AFTER * INTERVAL_S}
+        body = worker_api.AnnounceRequest(
+            token=token,
+            wait_s=wait_s,
+        ).model_dump()
+        how = {
+            "body": body,
+            "patience_s": 0,
+            "deadline_s": wait_s + SUSPECTED_AFTER * INTERVAL_S,
+        }
         where = f"/workers/{worker_id}/announce"
-        return (await self._ask(worker_api.AnnounceAnswer, "POST", where, **how)).unheard
+        return (
+            await self._ask(
+                worker_api.AnnounceAnswer,
+                "POST",
+                where,
+                **how,
+            )
+        ).unheard
 
     async def stop_at(self, worker_id: str, iteration: int) -> None:
         """Make a worker end, as stopped, before the all-reduce of ``iteration``."""
@@ -432,7 +568,12 @@ class AgentClient:
     ) -> agent_status.PathNodeStatus:
         """Give a NIC bounds for agreeing on paths."""
         body = bounds.model_dump()
-        return await self._ask(agent_status.PathNodeStatus, "PUT", f"/nics/{nic}/paths", body=body)
+        return await self._ask(
+            agent_status.PathNodeStatus,
+            "PUT",
+            f"/nics/{nic}/paths",
+            body=body,
+        )
 
     async def withdraw_paths(self, nic: str, epoch: int) -> None:
         """End bounds up to this epoch for a NIC."""
@@ -441,23 +582,42 @@ class AgentClient:
     async def end(self, worker_id: str, grace_s: float) -> None:
         """Stop a worker, which has ``grace_s`` to end; its GPU and NIC are freed, and its output
         stays until it is deleted."""
-        await self._call("POST", f"/workers/{worker_id}/end", {}, grace_s=grace_s)
+        await self._call(
+            "POST",
+            f"/workers/{worker_id}/end",
+            {},
+            grace_s=grace_s,
+        )
 
-    async def delete(self, worker_id: str, grace_s: float) -> worker_api.WorkerStatus:
+    async def delete(
+        self, worker_id: str, grace_s: float
+    ) -> worker_api.WorkerStatus:
         """Delete a worker, which has ``grace_s`` to end, and free its GPU and NIC. Idempotent."""
         where = f"/workers/{worker_id}"
-        return await self._ask(worker_api.WorkerStatus, "DELETE", where, grace_s=grace_s)
+        return await self._ask(
+            worker_api.WorkerStatus,
+            "DELETE",
+            where,
+            grace_s=grace_s,
+        )
 
 
-def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNotTrusted | None:
+def _mistrust(
+    address: str,
+    name: str,
+    own: credentials.Credentials,
+) -> AgentNotTrusted | None:
     """The obstacle between ``own`` and the agent ``name`` at ``host:port``, from both
     certificates."""
     # Slow to import, and most controllers have no certificates.
     from cryptography import x509
 
     context = own.context(server=False)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(split_address(address), timeout=_TRUST_DEADLINE_S) as plain:
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with socket.create_connection(
+        split_address(address), timeout=_TRUST_DEADLINE_S
+    ) as plain:
         try:
             tls = context.wrap_socket(plain)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -469,15 +629,27 @@ def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNot
                 "FOLDER'",
             )
         with tls:
-            shown = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
-            if found := _objection(shown, address, name, own):
+            shown = x509.load_der_x509_certificate(
+                tls.getpeercert(binary_form=True) or b""
+            )
+            if found := _objection(
+                shown,
+                address,
+                name,
+                own,
+            ):
                 return found
             try:
                 # An agent that accepts the certificate waits for a request.
                 tls.read(1)
             except ssl.SSLError as error:
                 why = next(
-                    (w for alert, w in _ALERTS.items() if alert in (error.reason or "")), None
+                    (
+                        w
+                        for alert, w in _ALERTS.items()
+                        if alert in (error.reason or "")
+                    ),
+                    None,
                 )
                 return AgentNotTrusted(
                     f"the agent at {address} rejects the certificate in {own.folder}: "
@@ -488,14 +660,18 @@ def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNot
 
 
 def _objection(
-    shown: "Certificate", address: str, name: str, own: credentials.Credentials
+    shown: "Certificate",
+    address: str,
+    name: str,
+    own: credentials.Credentials,
 ) -> AgentNotTrusted | None:
     """What is wrong with the agent's certificate, if anything."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
     if (found := credentials.name_in(shown)) != name:
-        (server, lab), (wanted, _) = _server_and_lab(found), _server_and_lab(name)
+        server, lab = _server_and_lab(found)
+        wanted, _ = _server_and_lab(name)
         who = (
             f"the certificate of the agent at {address} is for {server} of lab {lab}"
             if server and lab
@@ -508,14 +684,17 @@ def _objection(
         )
     try:
         authority = (own.folder / credentials.CA_FILE).read_bytes()
-        shown.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+        shown.verify_directly_issued_by(
+            x509.load_pem_x509_certificate(authority)
+        )
     except (InvalidSignature, ValueError, TypeError):
         return AgentNotTrusted(
             f"the certificate of the agent at {address} was not issued by the authority in "
             f"{own.folder}",
             hint=_DEPLOY,
         )
-    begin, end = shown.not_valid_before_utc, shown.not_valid_after_utc
+    begin = shown.not_valid_before_utc
+    end = shown.not_valid_after_utc
     if not begin <= datetime.now(UTC) <= end:
         return AgentNotTrusted(
             f"the certificate of the agent at {address} is valid from {begin:%Y-%m-%d} to "

@@ -4,7 +4,15 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -28,7 +36,12 @@ from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.tasks import run_all
-from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus, PathNodeStatus
+from patchlight.testbed.wire.agent_status import (
+    AgentStatus,
+    GpuStatus,
+    NicStatus,
+    PathNodeStatus,
+)
 from patchlight.testbed.wire.worker_api import Mac
 
 
@@ -47,10 +60,15 @@ class HostFaults:
     @cached_property
     def lost(self) -> Mapping[str, str]:
         """Why NICs have no carrier, by host and without its name."""
-        return {host: why.split(": ", 1)[-1] for host, why in self.no_carrier.items()}
+        return {
+            host: why.split(": ", 1)[-1]
+            for host, why in self.no_carrier.items()
+        }
 
 
-def host_faults(lab: Lab, samples: Mapping[str, Sequence[AgentStatus]]) -> HostFaults:
+def host_faults(
+    lab: Lab, samples: Mapping[str, Sequence[AgentStatus]]
+) -> HostFaults:
     """What all of the latest ``samples`` of a server agree on; at least two, because NICs move."""
     gone: dict[str, str] = {}
     no_carrier: dict[str, str] = {}
@@ -60,42 +78,76 @@ def host_faults(lab: Lab, samples: Mapping[str, Sequence[AgentStatus]]) -> HostF
             continue
         if all(_gpu_problem(host, sample) for sample in of_server):
             assert host.gpu is not None
-            gone[host.name] = f"{host.gpu.name} of {host.server.name}: " + _gpu_problem(
-                host, of_server[-1]
+            gone[host.name] = (
+                f"{host.gpu.name} of {host.server.name}: "
+                + _gpu_problem(host, of_server[-1])
             )
             continue
-        nics = [nic for sample in of_server for nic in sample.nics if nic.name == host.nic.name]
+        nics = [
+            nic
+            for sample in of_server
+            for nic in sample.nics
+            if nic.name == host.nic.name
+        ]
         if nics and all(nic.problem for nic in nics):
-            words = f"{host.nic.name} of {host.server.name}: {nics[-1].problem}"
+            words = (
+                f"{host.nic.name} of {host.server.name}: {nics[-1].problem}"
+            )
             dark = not any(nic.carrier for nic in nics)
             (no_carrier if dark else gone)[host.name] = words
     return HostFaults(gone, no_carrier)
 
 
 def _gpu_problem(host: Host, sample: AgentStatus) -> str:
-    return next((g.problem for g in sample.gpus if host.gpu and g.name == host.gpu.name), "")
+    return next(
+        (
+            g.problem
+            for g in sample.gpus
+            if host.gpu and g.name == host.gpu.name
+        ),
+        "",
+    )
 
 
 def unfit_hosts(
-    lab: Lab, silent: Collection[str], faults: HostFaults, links: Links | None
+    lab: Lab,
+    silent: Collection[str],
+    faults: HostFaults,
+    links: Links | None,
 ) -> dict[str, str]:
     """The hosts that no job can use now, and why. A NIC without a circuit has no carrier because of
     that: a circuit can be made for it."""
-    dark = {host.name for host in lab.hosts if links is None or links.peer(host.endpoint) is None}
-    no_carrier = {name: why for name, why in faults.no_carrier.items() if name not in dark}
+    dark = {
+        host.name
+        for host in lab.hosts
+        if links is None or links.peer(host.endpoint) is None
+    }
+    no_carrier = {
+        name: why
+        for name, why in faults.no_carrier.items()
+        if name not in dark
+    }
     quiet = [host for host in lab.hosts if host.server.name in silent]
     without_agent = {
-        host.name: f"the agent of {host.server.name} does not answer" for host in quiet
+        host.name: f"the agent of {host.server.name} does not answer"
+        for host in quiet
     }
     return {**no_carrier, **faults.gone, **without_agent}
 
 
-def differences(lab: Lab, links: Links | None, nics: Mapping[str, NicStatus]) -> list[str]:
+def differences(
+    lab: Lab,
+    links: Links | None,
+    nics: Mapping[str, NicStatus],
+) -> list[str]:
     """The MTU, PFC and DSCP settings that differ between NICs of one circuit or switch, as text.
     Ports of packet switches do not report settings."""
     found = []
     for hosts in () if links is None else _set_alike(lab, links):
-        settings = {host: _settings(host, nics.get(str(host.endpoint))) for host in hosts}
+        settings = {
+            host: _settings(host, nics.get(str(host.endpoint)))
+            for host in hosts
+        }
         for name in ("MTU", "PFC", "DSCP", "DSCP's priorities"):
             by_value: dict[str, list[str]] = defaultdict(list)
             for host, told in settings.items():
@@ -104,8 +156,12 @@ def differences(lab: Lab, links: Links | None, nics: Mapping[str, NicStatus]) ->
             if len(by_value) > 1:
                 rows = []
                 # The fewest first: they are probably the wrong ones.
-                for value, ends in sorted(by_value.items(), key=lambda row: (len(row[1]), row[0])):
-                    more = f" and {len(ends) - 3} more" if len(ends) > 3 else ""
+                for value, ends in sorted(
+                    by_value.items(), key=lambda row: (len(row[1]), row[0])
+                ):
+                    more = (
+                        f" and {len(ends) - 3} more" if len(ends) > 3 else ""
+                    )
                     rows.append(f"{value} at {', '.join(ends[:3])}{more}")
                 found.append(f"{name} differs: {'; '.join(rows)}")
     return found
@@ -127,7 +183,9 @@ def _set_alike(lab: Lab, links: Links) -> Iterator[Sequence[Host]]:
 
 
 def _settings(host: Host, told: NicStatus | None) -> dict[str, str]:
-    settings = {"DSCP": "none" if host.nic.dscp is None else str(host.nic.dscp)}
+    settings = {
+        "DSCP": "none" if host.nic.dscp is None else str(host.nic.dscp)
+    }
     if told is None:
         return settings
     if told.mtu is not None:
@@ -136,7 +194,9 @@ def _settings(host: Host, told: NicStatus | None) -> dict[str, str]:
         settings["PFC"] = ", ".join(map(str, told.pfc)) or "off"
     if told.dscp_priorities is not None:
         pairs = sorted(told.dscp_priorities.items())
-        settings["DSCP's priorities"] = ", ".join(f"{d} is {p}" for d, p in pairs) or "none"
+        settings["DSCP's priorities"] = (
+            ", ".join(f"{d} is {p}" for d, p in pairs) or "none"
+        )
     return settings
 
 
@@ -152,12 +212,26 @@ class NicMacs:
 
     def __init__(self, lab: Lab, store: Store | None = None) -> None:
         self._store = store
-        self._assumed = {str(host.endpoint): host.nic.mac for host in lab.hosts}
-        self._unsure = {str(host.endpoint) for host in lab.hosts if host.nic.keeps_mac}
+        self._assumed = {
+            str(host.endpoint): host.nic.mac for host in lab.hosts
+        }
+        self._unsure = {
+            str(host.endpoint) for host in lab.hosts if host.nic.keeps_mac
+        }
         # Without a readable record agents are polled before a job starts.
-        kept = store.mark(_MARK, _MACS.validate_python, unreadable=None) if store else None
-        self._said = {name: mac for name, mac in (kept or {}).items() if name in self._unsure}
-        self._owners = {mac: name for name, mac in {**self._assumed, **self._said}.items()}
+        kept = (
+            store.mark(_MARK, _MACS.validate_python, unreadable=None)
+            if store
+            else None
+        )
+        self._said = {
+            name: mac
+            for name, mac in (kept or {}).items()
+            if name in self._unsure
+        }
+        self._owners = {
+            mac: name for name, mac in {**self._assumed, **self._said}.items()
+        }
 
     def of(self, host: Host) -> str:
         """The MAC to which frames for a host are sent, if known."""
@@ -168,7 +242,8 @@ class NicMacs:
         return {
             host.server.name
             for host in hosts
-            if str(host.endpoint) in self._unsure and str(host.endpoint) not in self._said
+            if str(host.endpoint) in self._unsure
+            and str(host.endpoint) not in self._said
         }
 
     def hear(self, status: AgentStatus) -> bool:
@@ -179,18 +254,26 @@ class NicMacs:
             name = f"{status.server}.{nic.name}"
             if nic.mac is None or name not in self._unsure:
                 continue
-            mac, before = nic.mac.lower(), self._said.get(name, self._assumed[name])
+            mac = nic.mac.lower()
+            before = self._said.get(name, self._assumed[name])
             taken = self._owners.get(mac, name)
             if taken != name:
                 message = "%s reports the MAC %s, which %s has: set 'mac: lab' for one of them"
-                _log.error(message, name, mac, taken)
+                _log.error(
+                    message,
+                    name,
+                    mac,
+                    taken,
+                )
                 continue
             self._owners.pop(before, None)
             self._said[name] = mac
             self._owners[mac] = name
             changed = changed or mac != before
         if changed and self._store is not None:
-            differing = {n: m for n, m in self._said.items() if m != self._assumed[n]}
+            differing = {
+                n: m for n, m in self._said.items() if m != self._assumed[n]
+            }
             self._store.keep_mark(_MARK, differing)
         return changed
 
@@ -207,14 +290,20 @@ class Fleet:
         lab: Lab,
         tls: AgentTls | None = None,
         macs: NicMacs | None = None,
-        transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = lambda server: None,
+        transport_to: Callable[
+            [str], httpx.AsyncBaseTransport | None
+        ] = lambda server: None,
     ) -> None:
         """``macs`` is updated with reports of NICs; by default nothing is stored.
         ``transport_to`` an agent replaces its socket."""
         self._clock = OnTimeClock()
         self.clients = {
             server.name: AgentClient(
-                server.name, server.management, tls, transport_to(server.name), self._clock
+                server.name,
+                server.management,
+                tls,
+                transport_to(server.name),
+                self._clock,
             )
             for server in lab.servers
             if server.management
@@ -227,19 +316,25 @@ class Fleet:
         self._macs_changed = False
         # By samples alone: what they say must be known before the next job is placed there.
         self._heartbeats = {
-            name: Heartbeat(lab.controller_poll_s, answers_s=client.heartbeat.answers_s)
+            name: Heartbeat(
+                lab.controller_poll_s, answers_s=client.heartbeat.answers_s
+            )
             for name, client in self.clients.items()
         }
         self._said: dict[str, Presence] = {}
         self._troubles: dict[str, str] = {}
         self._versions: dict[str, str] = {}
-        self._lab, self._tls = lab, tls
+        self._lab = lab
+        self._tls = tls
         self._samples: dict[str, deque[AgentStatus]] = {
             name: deque(maxlen=2) for name in self.clients
         }
-        self._faults: HostFaults | None = None  # not computed since the last sample
+        self._faults: HostFaults | None = (
+            None  # not computed since the last sample
+        )
         self.gpu_samples: deque[dict[str, Any]] = deque(
-            maxlen=SAMPLES_KEPT_S * sum(len(server.gpus) for server in lab.servers)
+            maxlen=SAMPLES_KEPT_S
+            * sum(len(server.gpus) for server in lab.servers)
         )
 
     def agent_of(self, server: str) -> AgentClient:
@@ -258,7 +353,9 @@ class Fleet:
 
     def silent(self) -> frozenset[str]:
         """The servers with suspected or lost agents: nothing new is started there."""
-        return frozenset(name for name in self._heartbeats if self.presence(name).is_silent)
+        return frozenset(
+            name for name in self._heartbeats if self.presence(name).is_silent
+        )
 
     def status(self) -> list[dict[str, Any]]:
         """The state of each agent; ``words``: why it does not answer, ``problems``: other
@@ -267,11 +364,17 @@ class Fleet:
         faults = self.faults().words
         answer = []
         for name, heartbeat in self._heartbeats.items():
-            hosts = (host.name for host in self._lab.hosts if host.server.name == name)
+            hosts = (
+                host.name
+                for host in self._lab.hosts
+                if host.server.name == name
+            )
             problems = [faults[host] for host in hosts if host in faults]
             agent_version = self._versions.get(name)
             if agent_version not in (None, VERSION):
-                problems.append(f"its version is {agent_version}, the controller's {VERSION}")
+                problems.append(
+                    f"its version is {agent_version}, the controller's {VERSION}"
+                )
             if name in self.with_root_workers():
                 problems.append("its workers run as root")
             if overload := self.clients[name].heartbeat.overload:
@@ -291,7 +394,11 @@ class Fleet:
 
     def with_root_workers(self) -> set[str]:
         """The servers where, by their agents' last samples, workers run as root."""
-        return {n for n, told in self._samples.items() if told and told[-1].worker_user == "root"}
+        return {
+            n
+            for n, told in self._samples.items()
+            if told and told[-1].worker_user == "root"
+        }
 
     def faults(self) -> HostFaults:
         """The problems of hosts in their agents' last two samples."""
@@ -299,7 +406,9 @@ class Fleet:
             self._faults = host_faults(self._lab, self._samples)
         return self._faults
 
-    def held_for(self, job_ids: Collection[str], hosts: Sequence[Host]) -> dict[str, str]:
+    def held_for(
+        self, job_ids: Collection[str], hosts: Sequence[Host]
+    ) -> dict[str, str]:
         """Which of these hosts the workers of these jobs hold, and why. Those of agents that have
         not answered yet count as held."""
         found: dict[str, str] = {}
@@ -308,26 +417,47 @@ class Fleet:
             if samples is None:
                 continue
             if not samples:
-                found[host.name] = f"the agent of {host.server.name} has not answered yet"
+                found[host.name] = (
+                    f"the agent of {host.server.name} has not answered yet"
+                )
             for worker in samples[-1].workers if samples else ():
                 gpu = host.gpu.name if host.gpu else None
-                on_host = worker.nic == host.nic.name or (gpu is not None and worker.gpu == gpu)
-                if worker.job in job_ids and on_host and not worker.state.is_final:
+                on_host = worker.nic == host.nic.name or (
+                    gpu is not None and worker.gpu == gpu
+                )
+                if (
+                    worker.job in job_ids
+                    and on_host
+                    and not worker.state.is_final
+                ):
                     found[host.name] = f"a worker of job {worker.job} is on it"
         return found
 
     def nics(self) -> dict[str, NicStatus]:
         """Each NIC in its agent's last sample, by ``server.nic``."""
-        latest = (of_server[-1] for of_server in self._samples.values() if of_server)
-        return {f"{each.server}.{nic.name}": nic for each in latest for nic in each.nics}
+        latest = (
+            of_server[-1] for of_server in self._samples.values() if of_server
+        )
+        return {
+            f"{each.server}.{nic.name}": nic
+            for each in latest
+            for nic in each.nics
+        }
 
     def latest_gpus(self) -> dict[str, GpuStatus]:
         """Each GPU of the servers whose agents answer, by its full name."""
-        return {f"{each.server}.{g.name}": g for each in self._answering() for g in each.gpus}
+        return {
+            f"{each.server}.{g.name}": g
+            for each in self._answering()
+            for g in each.gpus
+        }
 
     def path_nodes(self) -> dict[str, dict[str, PathNodeStatus]]:
         """NICs with bounds for paths, by server whose agent answers."""
-        return {each.server: {node.nic: node for node in each.paths} for each in self._answering()}
+        return {
+            each.server: {node.nic: node for node in each.paths}
+            for each in self._answering()
+        }
 
     def _answering(self) -> Iterator[AgentStatus]:
         for server, samples in self._samples.items():
@@ -354,7 +484,9 @@ class Fleet:
             began = time.monotonic()
             await self._sample(client)
             await self._tell_of_macs()
-            await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began)))
+            await asyncio.sleep(
+                max(0.0, period_s - (time.monotonic() - began))
+            )
 
     async def know_macs(self, hosts: Iterable[Host]) -> None:
         """Call the agents of hosts with unknown MACs; report new ones."""
@@ -374,7 +506,12 @@ class Fleet:
         self._heartbeats[name].missed(called_at)
         after_s = SUSPECTED_AFTER * INTERVAL_S
         late = f"no answer after {after_s:.0f} s"
-        timer = asyncio.get_running_loop().call_later(after_s, self._doubt, name, late)
+        timer = asyncio.get_running_loop().call_later(
+            after_s,
+            self._doubt,
+            name,
+            late,
+        )
         try:
             status = await client.status()
         except Exception as error:  # a failing agent is called again
@@ -384,13 +521,22 @@ class Fleet:
             timer.cancel()
         if status.version not in (VERSION, self._versions.get(name)):
             _log.warning(
-                "the agent of %s has version %s, this controller %s", name, status.version, VERSION
+                "the agent of %s has version %s, this controller %s",
+                name,
+                status.version,
+                VERSION,
             )
         self._versions[name] = status.version
         told = self._samples[name]
-        carriers = [{nic.name: nic.carrier for nic in each.nics} for each in (*told, status)]
+        carriers = [
+            {nic.name: nic.carrier for nic in each.nics}
+            for each in (*told, status)
+        ]
         told.append(status)
-        if self.on_carrier is not None and carriers[-2:-1] not in ([], carriers[-1:]):
+        if self.on_carrier is not None and carriers[-2:-1] not in (
+            [],
+            carriers[-1:],
+        ):
             self.on_carrier()
         if self.on_counters is not None:
             self.on_counters(status)
@@ -402,7 +548,9 @@ class Fleet:
                 gpu.utilization is not None
             ):  # otherwise it does not report it, or has fallen off the bus
                 sample = {"utilization": gpu.utilization, "busy_s": gpu.busy_s}
-                self.gpu_samples.append({"at": now, "gpu": f"{name}.{gpu.name}", **sample})
+                self.gpu_samples.append(
+                    {"at": now, "gpu": f"{name}.{gpu.name}", **sample}
+                )
         if self.on_status is not None:
             await self.on_status(status)  # before it is used again
         self._heartbeats[name].answered(self._clock.now())
@@ -414,7 +562,12 @@ class Fleet:
         presence = self.presence(name)
         if presence.is_silent and presence is not self._said.get(name):
             self._said[name] = presence
-            _log.warning("the agent of %s is %s: %s", name, presence, why)
+            _log.warning(
+                "the agent of %s is %s: %s",
+                name,
+                presence,
+                why,
+            )
 
     async def close(self) -> None:
         """Close every connection; agents and workers are unaffected."""

@@ -12,9 +12,18 @@ from typing import Any, Protocol, Self, TypeVar
 
 from patchlight.controller.changes.device_maps import circuits_in
 from patchlight.controller.policies import contract
-from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, RingOfJob
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    Frozen,
+    JobView,
+    RingOfJob,
+)
 from patchlight.controller.policies.topology import NO_PORTS, Ports
-from patchlight.controller.prediction.network import Load, Training, training_load
+from patchlight.controller.prediction.network import (
+    Load,
+    Training,
+    training_load,
+)
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.files import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus
@@ -38,7 +47,9 @@ class WiredLab:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The host of each GPU number: hosts with a GPU and a NIC."""
-        return tuple(host.name for host in self.lab.hosts if host.gpu is not None)
+        return tuple(
+            host.name for host in self.lab.hosts if host.gpu is not None
+        )
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
@@ -49,19 +60,38 @@ class WiredLab:
     def shape(self) -> contract.ClusterShape:
         """A rack is a packet switch; hosts without a circuit to one have no rack."""
         links = trace_links(self.lab, self.maps)
-        servers = {server.name: number for number, server in enumerate(self.lab.servers)}
-        racks = {switch.name: number for number, switch in enumerate(self.lab.packet_switches)}
+        servers = {
+            server.name: number
+            for number, server in enumerate(self.lab.servers)
+        }
+        racks = {
+            switch.name: number
+            for number, switch in enumerate(self.lab.packet_switches)
+        }
         sites = []
         for name in self.names:
             host = self.lab.host(name)
-            rack = racks.get(links.switch_of(self.lab, host.endpoint) or "", -1)
+            rack = racks.get(
+                links.switch_of(self.lab, host.endpoint) or "", -1
+            )
             model = host.gpu.model if host.gpu else ""
-            sites.append(contract.GpuSite(name, servers[host.server.name], rack, model))
-        return contract.ClusterShape(tuple(sites), tuple(servers), tuple(racks))
+            sites.append(
+                contract.GpuSite(
+                    name,
+                    servers[host.server.name],
+                    rack,
+                    model,
+                )
+            )
+        return contract.ClusterShape(
+            tuple(sites), tuple(servers), tuple(racks)
+        )
 
     def as_set(self, hosts: Iterable[str]) -> int:
         """The GPUs of these hosts."""
-        return sum(1 << self.numbers[name] for name in {*hosts} & self.numbers.keys())
+        return sum(
+            1 << self.numbers[name] for name in {*hosts} & self.numbers.keys()
+        )
 
     def hosts(self, gpus: Sequence[int]) -> tuple[str, ...]:
         """The hosts of these GPUs, in order."""
@@ -97,13 +127,31 @@ class WiredLab:
             recent=tuple(recent)[-64:],
             lab=self.lab,
             circuits=Frozen(self.maps),
-            barred=Frozen({ocs: _ports(ocs, locked, failed) for ocs in {*locked, *failed}}),
-            failed=Frozen({ocs: _ports(ocs, failed) - _ports(ocs, locked) for ocs in failed}),
-            rings=tuple(self.ring(job, hosts, jobs.get(job)) for job, hosts in running.items()),
+            barred=Frozen(
+                {
+                    ocs: _ports(ocs, locked, failed)
+                    for ocs in {*locked, *failed}
+                }
+            ),
+            failed=Frozen(
+                {
+                    ocs: _ports(ocs, failed) - _ports(ocs, locked)
+                    for ocs in failed
+                }
+            ),
+            rings=tuple(
+                self.ring(job, hosts, jobs.get(job))
+                for job, hosts in running.items()
+            ),
             queue=tuple(job for job in recent if job.name in waiting),
         )
 
-    def ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:
+    def ring(
+        self,
+        job: str,
+        hosts: Collection[str],
+        status: JobStatus | None,
+    ) -> RingOfJob:
         """A job's ring, with the remaining iterations if its status is given."""
         ring = tuple(self.numbers[name] for name in hosts)
         if status is None:
@@ -112,9 +160,19 @@ class WiredLab:
         models = {self.shape.gpus[gpu].model for gpu in ring}
         if training is None or not models <= training.compute_s.keys():
             return RingOfJob(job, ring)
-        load = training_load(job, training, len(ring), models)
+        load = training_load(
+            job,
+            training,
+            len(ring),
+            models,
+        )
         waits = status.state not in (JobState.RUNNING, JobState.PAUSED)
-        return RingOfJob(job, ring, load, waits=waits)
+        return RingOfJob(
+            job,
+            ring,
+            load,
+            waits=waits,
+        )
 
 
 def training_of(status: JobStatus) -> Training | None:
@@ -123,7 +181,12 @@ def training_of(status: JobStatus) -> Training | None:
     if not (spec.iterations and spec.gradient_bytes and spec.compute_s):
         return None
     left = spec.iterations - status.iterations_done
-    return Training(left, spec.gradient_bytes, spec.compute_s, split=spec.is_split)
+    return Training(
+        left,
+        spec.gradient_bytes,
+        spec.compute_s,
+        split=spec.is_split,
+    )
 
 
 def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
@@ -135,7 +198,9 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
     independent of the number unless an iteration is split."""
     spec = status.spec
     known = bool(spec.compute_s and spec.iterations)
-    slowest_s = max(spec.compute_s.values()) * spec.iterations if known else math.nan
+    slowest_s = (
+        max(spec.compute_s.values()) * spec.iterations if known else math.nan
+    )
     workers = spec.size if workers is None else workers
     limit_s = math.inf if spec.deadline_s is None else spec.deadline_s
     requirement = math.inf if spec.requirement is None else spec.requirement
@@ -151,7 +216,9 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
         requirement=requirement,
         limit_s=limit_s,
         expected_s=Frozen(
-            {workers: slowest_s / (workers if spec.is_split else 1)} if workers and known else None
+            {workers: slowest_s / (workers if spec.is_split else 1)}
+            if workers and known
+            else None
         ),
         gpu_models=frozenset(spec.gpu_models or spec.compute_s),
         user=status.by,
@@ -166,11 +233,23 @@ def alone_s(status: JobStatus, nic_bps: float) -> float:
     spec = status.spec
     if not (spec.iterations and spec.compute_s):
         return math.nan
-    models = [model for model in spec.compute_s if spec.runs_on(model)] or spec.compute_s
+    models = [
+        model for model in spec.compute_s if spec.runs_on(model)
+    ] or spec.compute_s
     left = spec.iterations - status.iterations_done
-    training = Training(left, spec.gradient_bytes, spec.compute_s, split=spec.is_split)
+    training = Training(
+        left,
+        spec.gradient_bytes,
+        spec.compute_s,
+        split=spec.is_split,
+    )
     workers = len(status.hosts) or status.spec.least_workers
-    load = training_load(status.id, training, workers, models)
+    load = training_load(
+        status.id,
+        training,
+        workers,
+        models,
+    )
     return max(0.0, left) * load.unit_s(nic_bps)
 
 
@@ -188,7 +267,10 @@ OWN_GRAPH = "of the job"
 """The name, in decisions, of a graph that is in the job's spec."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Decision:
     """One answer of a policy, as JSON. ``saw`` returns its input; ``weighed`` is its explanation:
     for a learned policy the options and scores; ``fault``: why the default decided."""
@@ -204,11 +286,20 @@ class Decision:
     @property
     def record(self) -> dict[str, Any]:
         """For the ledger, with a digest of the input."""
-        saw, took_s = self.saw(), round(self.seconds, 6)
-        record = {"kind": self.kind, "policy": self.policy, "answer": self.answer}
+        saw = self.saw()
+        took_s = round(self.seconds, 6)
+        record = {
+            "kind": self.kind,
+            "policy": self.policy,
+            "answer": self.answer,
+        }
         record |= {"seconds": took_s, "digest": digest(saw), "saw": saw}
         record |= {"fault": self.fault} if self.fault else {}
-        return record if self.weighed is None else {**record, "weighed": self.weighed}
+        return (
+            record
+            if self.weighed is None
+            else {**record, "weighed": self.weighed}
+        )
 
 
 class Decides(Protocol):
@@ -236,12 +327,23 @@ def decided(
     answer = ask()
     took_s = time.perf_counter() - began
     told = policy.explanation, policy.fault
-    return answer, Decision(kind, policy.name, plain(answer), took_s, saw, *told)
+    return answer, Decision(
+        kind,
+        policy.name,
+        plain(answer),
+        took_s,
+        saw,
+        *told,
+    )
 
 
 def digest(saw: Mapping[str, Any]) -> str:
     """The first half of the SHA-256 of a policy's input: equal inputs give equal digests."""
-    text = json.dumps(saw, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(
+        saw,
+        sort_keys=True,
+        separators=(",", ":"),
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -259,14 +361,22 @@ def seen(
         "now_s": view.now_s,
         "occupied": f"{view.occupied:x}",
         "broken": f"{view.broken:x}",
-        "running": [[plain(r.ends_s), f"{r.gpus:x}", r.name] for r in view.running],
+        "running": [
+            [plain(r.ends_s), f"{r.gpus:x}", r.name] for r in view.running
+        ],
         "recent": [_job_record(each) for each in view.recent],
         "circuits": plain(view.circuits),
         "barred": plain(view.barred),
         "failed": plain(view.failed),
         "usage": dict(view.usage),
         "rings": [
-            [r.name, list(r.ring), r.load and list(r.load), plain(r.ends_s), r.waits]
+            [
+                r.name,
+                list(r.ring),
+                r.load and list(r.load),
+                plain(r.ends_s),
+                r.waits,
+            ]
             for r in view.rings
         ],
     }
@@ -281,16 +391,23 @@ def seen(
     if groups:
         found["groups"] = [list(group) for group in groups]
     if elastic:
-        found["elastic"], found["queue"] = plain(list(elastic)), plain(list(queue))
+        found["elastic"] = plain(list(elastic))
+        found["queue"] = plain(list(queue))
     return found
 
 
 def arguments(
-    kind: contract.PolicyKind, saw: Mapping[str, Any], lab: Lab, own_graph: str | None = None
+    kind: contract.PolicyKind,
+    saw: Mapping[str, Any],
+    lab: Lab,
+    own_graph: str | None = None,
 ) -> tuple[Any, ...]:
     """The arguments that show a policy the same input, with ``own_graph`` of the job's spec."""
-    maps = {ocs: PortMap.parse(pairs) for ocs, pairs in saw["circuits"].items()}
-    recent, waiting = tuple(map(_job, saw["recent"])), frozenset(saw.get("waiting", ()))
+    maps = {
+        ocs: PortMap.parse(pairs) for ocs, pairs in saw["circuits"].items()
+    }
+    recent = tuple(map(_job, saw["recent"]))
+    waiting = frozenset(saw.get("waiting", ()))
     view = ClusterView(
         now_s=saw["now_s"],
         shape=WiredLab(lab, maps).shape,
@@ -303,24 +420,39 @@ def arguments(
         recent=recent,
         lab=lab,
         circuits=Frozen(maps),
-        barred=Frozen({ocs: frozenset(ports) for ocs, ports in saw["barred"].items()}),
-        failed=Frozen({ocs: frozenset(ports) for ocs, ports in saw["failed"].items()}),
+        barred=Frozen(
+            {ocs: frozenset(ports) for ocs, ports in saw["barred"].items()}
+        ),
+        failed=Frozen(
+            {ocs: frozenset(ports) for ocs, ports in saw["failed"].items()}
+        ),
         usage=Frozen(saw["usage"]),
         rings=tuple(map(_ring, saw["rings"])),
         measured=Frozen(
-            {int(gpu): (sent, got) for gpu, (sent, got) in saw.get("measured", {}).items()}
+            {
+                int(gpu): (sent, got)
+                for gpu, (sent, got) in saw.get("measured", {}).items()
+            }
         ),
         queue=tuple(job for job in recent if job.name in waiting),
     )
     if kind == "topology":
         return view, saw["groups"]
     if kind == "elasticity":
-        return view, [*map(_elastic, saw["elastic"])], [*map(_queued, saw["queue"])]
+        return (
+            view,
+            [*map(_elastic, saw["elastic"])],
+            [*map(_queued, saw["queue"])],
+        )
     record = saw["job"]
     if record["graph"] == OWN_GRAPH:
         record = {**record, "graph": own_graph}
     job = _job(record)
-    return (view, job, tuple(saw["legal"])) if kind == "partition" else (view, job, job.workers)
+    return (
+        (view, job, tuple(saw["legal"]))
+        if kind == "partition"
+        else (view, job, job.workers)
+    )
 
 
 def plain(value: Any) -> Any:
@@ -342,12 +474,18 @@ def plain(value: Any) -> Any:
 
 def _job_record(job: JobView) -> dict[str, Any]:
     absent = {"graph"} if job.degrees else {"graph", "degrees"}
-    return {name: plain(each) for name, each in job._asdict().items() if name not in absent}
+    return {
+        name: plain(each)
+        for name, each in job._asdict().items()
+        if name not in absent
+    }
 
 
 def _job(record: Mapping[str, Any]) -> JobView:
     known = {name: each for name, each in record.items() if each is not None}
-    known["expected_s"] = Frozen({int(n): seconds for n, seconds in record["expected_s"].items()})
+    known["expected_s"] = Frozen(
+        {int(n): seconds for n, seconds in record["expected_s"].items()}
+    )
     known["gpu_models"] = frozenset(record["gpu_models"])
     known["degrees"] = tuple(record.get("degrees", ()))
     if "training" in known:
@@ -360,17 +498,33 @@ def _job(record: Mapping[str, Any]) -> JobView:
 def _ring(record: Sequence[Any]) -> RingOfJob:
     name, gpus, load, ends_s, waits = record
     known = None if load is None else Load(*load)
-    return RingOfJob(name, tuple(gpus), known, _seconds(ends_s), waits)
+    return RingOfJob(
+        name,
+        tuple(gpus),
+        known,
+        _seconds(ends_s),
+        waits,
+    )
 
 
 def _elastic(record: Mapping[str, Any]) -> contract.ElasticJob:
-    times = Frozen({int(degree): seconds for degree, seconds in record["iteration_s"].items()})
-    return contract.ElasticJob(**{**record, "iteration_s": times, "left": _seconds(record["left"])})
+    times = Frozen(
+        {
+            int(degree): seconds
+            for degree, seconds in record["iteration_s"].items()
+        }
+    )
+    return contract.ElasticJob(
+        **{**record, "iteration_s": times, "left": _seconds(record["left"])}
+    )
 
 
 def _queued(record: Mapping[str, Any]) -> contract.QueuedJob:
-    models, lasts_s = frozenset(record["gpu_models"]), _seconds(record["lasts_s"])
-    return contract.QueuedJob(**{**record, "gpu_models": models, "lasts_s": lasts_s})
+    models = frozenset(record["gpu_models"])
+    lasts_s = _seconds(record["lasts_s"])
+    return contract.QueuedJob(
+        **{**record, "gpu_models": models, "lasts_s": lasts_s}
+    )
 
 
 def _seconds(value: float | None) -> float:

@@ -14,7 +14,12 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import Gang
 from patchlight.controller.jobs.rewiring import JobRewiring
 from patchlight.controller.jobs.running_job import RunningJob, most_iterations
-from patchlight.controller.jobs.specs import CannotGoOn, JobFailed, error_text, goes_on_at
+from patchlight.controller.jobs.specs import (
+    CannotGoOn,
+    JobFailed,
+    error_text,
+    goes_on_at,
+)
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
@@ -59,14 +64,26 @@ class Gangs:
         self.active: list[Gang] = []
         self.last_start_s = _START_S
         self._gang_of: dict[str, Gang] = {}
-        self._lab, self._fleet, self._table = lab, fleet, table
+        self._lab = lab
+        self._fleet = fleet
+        self._table = table
         self._outcomes = Outcomes(store, table)
-        self._rewiring, self._reach = rewiring, reach
+        self._rewiring = rewiring
+        self._reach = reach
 
     def begin(self, gang: Gang, after: Sequence[Gang] = ()) -> None:
         """Start the jobs of a gang on their hosts, once those ``after`` have ended; follow them."""
         jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
-        self._take(gang, jobs, partial(self._start, gang, jobs, after))
+        self._take(
+            gang,
+            jobs,
+            partial(
+                self._start,
+                gang,
+                jobs,
+                after,
+            ),
+        )
 
     def take_over(self, gang: Gang) -> list[RunningJob]:
         """Follow jobs that an earlier controller started, which may have paused them."""
@@ -94,15 +111,33 @@ class Gangs:
     def job_of(self, status: JobStatus) -> RunningJob:
         """A job on its hosts."""
         hosts = tuple(self._lab.host(name) for name in status.hosts)
-        which = (status.attempt, status.first_iteration, status.by, self._lab.controller_poll_s)
-        return RunningJob(status.id, status.spec, hosts, self._reported, *which)
+        which = (
+            status.attempt,
+            status.first_iteration,
+            status.by,
+            self._lab.controller_poll_s,
+        )
+        return RunningJob(
+            status.id,
+            status.spec,
+            hosts,
+            self._reported,
+            *which,
+        )
 
-    async def _reported(self, job: RunningJob, reports: list[dict[str, Any]]) -> None:
+    async def _reported(
+        self, job: RunningJob, reports: list[dict[str, Any]]
+    ) -> None:
         gang = self._gang_of.get(job.id)
         stopping = gang.stopping if gang else None
         await self._outcomes.reported(job, reports, unless=stopping)
 
-    def resize(self, job_id: str, hosts: Sequence[str], why: str) -> bool:
+    def resize(
+        self,
+        job_id: str,
+        hosts: Sequence[str],
+        why: str,
+    ) -> bool:
         """Continue a running job on these hosts after an iteration; ``False`` if it ends."""
         job = self._table.running.get(job_id)
         gang = self.of(job_id)
@@ -130,14 +165,24 @@ class Gangs:
         if not task.cancelled() and (fault := task.exception()) is not None:
             _log.error("jobs %s", ", ".join(gang.ids), exc_info=fault)
 
-    async def end(self, gangs: Iterable[Gang], why: str, *, again: bool = False) -> None:
+    async def end(
+        self,
+        gangs: Iterable[Gang],
+        why: str,
+        *,
+        again: bool = False,
+    ) -> None:
         """End these jobs: stop workers, free GPUs and NICs; ``again``: queue them again. Returns
         earlier if workers may take long to end: that is recorded, and they keep their hosts."""
         if tasks := self.request_end(gangs, why, again=again):
             await asyncio.wait(tasks, timeout=MOST_WAIT_S)
 
     def request_end(
-        self, gangs: Iterable[Gang], why: str, *, again: bool = False
+        self,
+        gangs: Iterable[Gang],
+        why: str,
+        *,
+        again: bool = False,
     ) -> list[asyncio.Task[None]]:
         """The same without waiting; returns the tasks to wait for."""
         ending = [gang for gang in gangs if gang in self.active]
@@ -168,7 +213,10 @@ class Gangs:
             await run_all(self._see_through(gang, job) for job in jobs)
 
     async def _begun(
-        self, gang: Gang, jobs: Sequence[RunningJob], start: Callable[[], Coroutine[Any, Any, None]]
+        self,
+        gang: Gang,
+        jobs: Sequence[RunningJob],
+        start: Callable[[], Coroutine[Any, Any, None]],
     ) -> bool:
         failure: Exception | None = None
         try:
@@ -180,7 +228,11 @@ class Gangs:
             gang.end(error.message, again=True)
         except Exception as error:
             reach = self._reach()
-            cut = {host: why for job in jobs for host, why in reach.apart(job.hosts).items()}
+            cut = {
+                host: why
+                for job in jobs
+                for host, why in reach.apart(job.hosts).items()
+            }
             if cut and gang.topology == "keep":
                 # Not their fault either: they wait until their hosts reach each other again.
                 gang.end(as_text(cut), again=True)
@@ -191,27 +243,47 @@ class Gangs:
                 failure = JobFailed(why, lines, hosts) if cut else error
         else:
             return True
-        outcome = partial(self._outcomes.failed, error=failure) if failure else None
+        outcome = (
+            partial(self._outcomes.failed, error=failure) if failure else None
+        )
         await run_all(self._end(gang, job, outcome) for job in jobs)
         await self._let_go(gang, jobs)
         return False
 
     async def _start(
-        self, gang: Gang, jobs: Sequence[RunningJob], after: Sequence[Gang] = ()
+        self,
+        gang: Gang,
+        jobs: Sequence[RunningJob],
+        after: Sequence[Gang] = (),
     ) -> None:
         if before := [each.task for each in after if each.task is not None]:
             await asyncio.wait(before)
         began = time.monotonic()
         if gang.topology != "keep":
             # Running jobs of the same topology policy join this change to keep their circuits.
-            same = [g for g in self.active if g is not gang and g.topology == gang.topology]
+            same = [
+                g
+                for g in self.active
+                if g is not gang and g.topology == gang.topology
+            ]
             for job_id in gang.ids:
                 self._table.move(job_id, JobState.RECONFIGURING)
-            job_ids = [job_id for g in (gang, *same) for job_id in g.ids if self.of(job_id) is g]
-            change = await self._rewiring.rewire(gang.topology, job_ids, gang.ids)
-            if change.state == "unknown":  # a switch that died in it may be back soon
+            job_ids = [
+                job_id
+                for g in (gang, *same)
+                for job_id in g.ids
+                if self.of(job_id) is g
+            ]
+            change = await self._rewiring.rewire(
+                gang.topology, job_ids, gang.ids
+            )
+            if (
+                change.state == "unknown"
+            ):  # a switch that died in it may be back soon
                 for job_id in gang.ids:
-                    self._table.move(job_id, JobState.RECONFIGURING, change.message)
+                    self._table.move(
+                        job_id, JobState.RECONFIGURING, change.message
+                    )
                 change = await self._rewiring.when_settled(change)
             if change.state != "committed":
                 raise JobFailed(
@@ -278,13 +350,18 @@ class Gangs:
             ) from error
 
     async def _end(
-        self, gang: Gang, job: RunningJob, outcome: Callable[[RunningJob], object] | None
+        self,
+        gang: Gang,
+        job: RunningJob,
+        outcome: Callable[[RunningJob], object] | None,
     ) -> None:
         """Record how a job ends, then end its workers."""
         on_record = self._outcomes.on_record
         stopping = gang.stopping
         try:
-            recorded = outcome is None or await on_record(partial(outcome, job), unless=stopping)
+            recorded = outcome is None or await on_record(
+                partial(outcome, job), unless=stopping
+            )
             held = False
             state = self._table[job.id].state
             if gang.again and state in (JobState.RUNNING, JobState.PAUSED):
@@ -292,7 +369,9 @@ class Gangs:
                     held = await run_unless(gang.stopping, job.hold_for_good)
             # Before its workers end: a later controller resumes it here. A stop does not wait.
             if recorded:
-                await on_record(partial(self._conclude, gang, job), unless=stopping)
+                await on_record(
+                    partial(self._conclude, gang, job), unless=stopping
+                )
             if held:
                 await job.end_held()
             await self._outcomes.give_back(job)
@@ -310,7 +389,10 @@ class Gangs:
                 begun = status.state in (JobState.RUNNING, JobState.PAUSED)
                 together = {} if begun else {"gang": status.gang}
                 self._outcomes.next_attempt(
-                    status, gang.ends_because, job.iterations_done, **together
+                    status,
+                    gang.ends_because,
+                    job.iterations_done,
+                    **together,
                 )
 
     async def _let_go(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
@@ -325,7 +407,9 @@ class Gangs:
             self._rewiring.ended(job.id)
             status = self._table[job.id]
             if status.state.is_waiting:
-                waiting.setdefault(status.gang or status.id, []).append(status.id)
+                waiting.setdefault(status.gang or status.id, []).append(
+                    status.id
+                )
         for ids in waiting.values():
             self.queue.join(Gang(tuple(ids), gang.topology))
 
@@ -334,7 +418,8 @@ class Outcomes:
     """Writes the progress and outcomes of jobs."""
 
     def __init__(self, store: Store, table: JobTable) -> None:
-        self._store, self._table = store, table
+        self._store = store
+        self._table = table
 
     async def on_record(
         self,
@@ -360,13 +445,20 @@ class Outcomes:
                 return True
 
     async def reported(
-        self, job: RunningJob, reports: list[dict[str, Any]], unless: asyncio.Event | None = None
+        self,
+        job: RunningJob,
+        reports: list[dict[str, Any]],
+        unless: asyncio.Event | None = None,
     ) -> None:
         """A job's workers have reported iterations. Reports that cannot be written are lost once
         ``unless`` is set."""
         # In a thread: disk writes are slow, and there are many of these.
         add = partial(self._table.ledger.add_iterations, job.id, reports)
-        if not await self.on_record(add, in_thread=True, unless=unless):
+        if not await self.on_record(
+            add,
+            in_thread=True,
+            unless=unless,
+        ):
             return
         for hear in self._table.on_reports:
             hear(job, reports)
@@ -375,8 +467,14 @@ class Outcomes:
 
         def progress() -> None:
             now = self._table[job.id]
-            spec, most = _measured(job, now.spec, reports), max(now.iterations_done, done)
-            known = replace(now, iterations_done=most, restarts=job.restarts, spec=spec)
+            spec = _measured(job, now.spec, reports)
+            most = max(now.iterations_done, done)
+            known = replace(
+                now,
+                iterations_done=most,
+                restarts=job.restarts,
+                spec=spec,
+            )
             if known != now:
                 self._table.keep(known)
 
@@ -387,14 +485,22 @@ class Outcomes:
         if self._table.outputs is not None:
             await job.end()  # a worker may print at its end
             await self._table.outputs.keep(job)
-        events = [(time.time(), {"message": message}) for message in await job.give_back()]
-        await self.on_record(lambda: self._store.add_events("worker-left-behind", events))
+        events = [
+            (time.time(), {"message": message})
+            for message in await job.give_back()
+        ]
+        await self.on_record(
+            lambda: self._store.add_events("worker-left-behind", events)
+        )
         if used := job.energy_j():
 
             def add_energy() -> None:
                 status = self._table[job.id]
                 before = status.energy_j  # of earlier attempts
-                total = {gpu: before.get(gpu, 0.0) + joules for gpu, joules in used.items()}
+                total = {
+                    gpu: before.get(gpu, 0.0) + joules
+                    for gpu, joules in used.items()
+                }
                 self._table.keep(replace(status, energy_j={**before, **total}))
 
             await self.on_record(add_energy)
@@ -402,11 +508,24 @@ class Outcomes:
     def held(self, job: RunningJob, why: str) -> None:
         """Raised when a job is held at one iteration of all ranks, so its workers can end there."""
         done = job.iterations_done
-        at = {"first_iteration": goes_on_at(job.spec, done), "iterations_done": done}
-        self._table.move(job.id, JobState.PREPARING, why, (), **at)
+        at = {
+            "first_iteration": goes_on_at(job.spec, done),
+            "iterations_done": done,
+        }
+        self._table.move(
+            job.id,
+            JobState.PREPARING,
+            why,
+            (),
+            **at,
+        )
 
     def next_attempt(
-        self, status: JobStatus, why: str, first_iteration: int, **changes: Any
+        self,
+        status: JobStatus,
+        why: str,
+        first_iteration: int,
+        **changes: Any,
     ) -> JobStatus:
         """Queue a job again, by default alone: the other jobs of its gang have begun."""
         first_iteration = goes_on_at(status.spec, first_iteration)
@@ -439,14 +558,35 @@ class Outcomes:
         resized = isinstance(error, CannotGoOn)
         failures = status.failures + (not resized)
         if resized or failures <= job.spec.retries:
-            avoid = tuple(dict.fromkeys((*status.avoid, *getattr(error, "hosts", ()))))
-            tried = said if resized else f"failure {failures} of {job.spec.retries + 1}: {said}"
-            self.next_attempt(status, tried, job.iterations_done, avoid=avoid, failures=failures)
+            avoid = tuple(
+                dict.fromkeys((*status.avoid, *getattr(error, "hosts", ())))
+            )
+            tried = (
+                said
+                if resized
+                else f"failure {failures} of {job.spec.retries + 1}: {said}"
+            )
+            self.next_attempt(
+                status,
+                tried,
+                job.iterations_done,
+                avoid=avoid,
+                failures=failures,
+            )
         else:
-            self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
+            self._table.end(
+                [job.id],
+                JobState.FAILED,
+                said,
+                getattr(error, "last_lines", ()),
+            )
 
 
-def _measured(job: RunningJob, spec: JobSpec, reports: list[dict[str, Any]]) -> JobSpec:
+def _measured(
+    job: RunningJob,
+    spec: JobSpec,
+    reports: list[dict[str, Any]],
+) -> JobSpec:
     """The spec with measured compute times for GPU models without one. The first iteration does not
     count: it also loads the model and warms up."""
     if spec.trainer != "torch":

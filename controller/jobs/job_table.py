@@ -30,24 +30,33 @@ class JobTable:
     """The status of jobs by id; ``running`` have hosts. ``on_reports`` are called with iterations,
     ``on_state`` with new jobs and states, once on disk."""
 
-    def __init__(self, ledger: JobLedger, outputs: JobOutputs | None = None) -> None:
+    def __init__(
+        self, ledger: JobLedger, outputs: JobOutputs | None = None
+    ) -> None:
         self.running: dict[str, RunningJob] = {}
-        self.on_reports: list[Callable[[RunningJob, Sequence[dict[str, Any]]], None]] = []
+        self.on_reports: list[
+            Callable[[RunningJob, Sequence[dict[str, Any]]], None]
+        ] = []
         self.on_state: list[Callable[[JobStatus], None]] = []
-        self.ledger, self.outputs = ledger, outputs
+        self.ledger = ledger
+        self.outputs = outputs
         self._live = {status.id: status for status in ledger.unfinished()}
         self.unreadable = ledger.unreadable()
         """Jobs whose records were lost while they ran; their workers may go on."""
         # Ended jobs of the last pages: reading them takes most of the time of a list.
         self._listed: OrderedDict[str, JobStatus] = OrderedDict()
         self._texts: dict[str, tuple[JobStatus, bytes]] = {}
-        self._recent = OrderedDict((each.id, each) for each in ledger.page(_RECENT))
+        self._recent = OrderedDict(
+            (each.id, each) for each in ledger.page(_RECENT)
+        )
 
     def __getitem__(self, job_id: str) -> JobStatus:
         """One job; ``BadInput`` for an unknown id."""
         if (status := self.find(job_id)) is not None:
             return status
-        raise BadInput(f"unknown job {job_id!r}: 'patchlight job list' shows all")
+        raise BadInput(
+            f"unknown job {job_id!r}: 'patchlight job list' shows all"
+        )
 
     def find(self, job_id: str) -> JobStatus | None:
         """One job, or ``None``."""
@@ -60,14 +69,27 @@ class JobTable:
 
     def hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
         """The hosts of running jobs, including those reserved for them."""
-        return {job_id: [h.name for h in self.running[job_id].all_hosts] for job_id in job_ids}
+        return {
+            job_id: [h.name for h in self.running[job_id].all_hosts]
+            for job_id in job_ids
+        }
 
     def page(
-        self, last: int = 100, after: str | None = None, period: Period | None = None, **which: str
+        self,
+        last: int = 100,
+        after: str | None = None,
+        period: Period | None = None,
+        **which: str,
     ) -> list[JobStatus]:
         """As ``JobLedger.page``."""
         known = ChainMap(self._live, self._listed)
-        found = self.ledger.page(last, after, period, **which, known=known)
+        found = self.ledger.page(
+            last,
+            after,
+            period,
+            **which,
+            known=known,
+        )
         for status in found:
             if status.state.is_final:
                 self._listed[status.id] = status
@@ -81,13 +103,20 @@ class JobTable:
         known, text = self._texts.get(status.id, (None, b""))
         if known is not status:
             text = status.as_text
-            if any(each.get(status.id) is status for each in (self._live, self._listed)):
+            if any(
+                each.get(status.id) is status
+                for each in (self._live, self._listed)
+            ):
                 self._texts[status.id] = status, text
         return text
 
     def several(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """The known jobs of these ids."""
-        return {job_id: found for job_id in job_ids if (found := self.find(job_id)) is not None}
+        return {
+            job_id: found
+            for job_id in job_ids
+            if (found := self.find(job_id)) is not None
+        }
 
     def live(self) -> list[JobStatus]:
         """Every unfinished job, in order of submission."""
@@ -99,7 +128,9 @@ class JobTable:
 
     def add(self, statuses: Sequence[JobStatus]) -> None:
         """Add new jobs, all or none."""
-        events = [(s.submitted_at, f"job-{s.state}", _event(s)) for s in statuses]
+        events = [
+            (s.submitted_at, f"job-{s.state}", _event(s)) for s in statuses
+        ]
         self.ledger.save(statuses, events)
         for status in statuses:
             self._remember(status, is_new_state=True)
@@ -118,7 +149,8 @@ class JobTable:
         **changes: Any,
     ) -> JobStatus:
         """Set a job's state, with an event. ``changes`` are other fields."""
-        now, status = time.time(), self[job_id]
+        now = time.time()
+        status = self[job_id]
         begins = state is JobState.RUNNING and status.started_at is None
         moved = replace(
             status,
@@ -134,14 +166,25 @@ class JobTable:
         return moved
 
     def end(
-        self, job_ids: Sequence[str], state: JobState, message: str, last_lines: Sequence[str] = ()
+        self,
+        job_ids: Sequence[str],
+        state: JobState,
+        message: str,
+        last_lines: Sequence[str] = (),
     ) -> None:
         """End those of the jobs that have not ended yet."""
         for job_id in job_ids:
             if job_id in self._live:
-                self.move(job_id, state, message, last_lines)
+                self.move(
+                    job_id,
+                    state,
+                    message,
+                    last_lines,
+                )
 
-    def _remember(self, status: JobStatus, *, is_new_state: bool = False) -> None:
+    def _remember(
+        self, status: JobStatus, *, is_new_state: bool = False
+    ) -> None:
         self._listed.pop(status.id, None)
         if status.state.is_final:
             self._live.pop(status.id, None)
@@ -164,7 +207,9 @@ _AT_WORK = (JobState.RUNNING, JobState.PAUSED)
 
 _ITERATIONS = 20  # a measured time is the mean of this many
 
-_PREDICTED, _AFTER, _KEPT = "predicted_iteration_s", "predicted_after_s", "light"
+_PREDICTED = "predicted_iteration_s"
+_AFTER = "predicted_after_s"
+_KEPT = "light"
 
 
 class Forecasts:
@@ -178,17 +223,30 @@ class Forecasts:
         links: Callable[[], Links | None],
         interleaves: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._lab, self._table, self._links, self._interleaves = lab, table, links, interleaves
+        self._lab = lab
+        self._table = table
+        self._links = links
+        self._interleaves = interleaves
 
     def running(
-        self, links: Links | None = None, more: Sequence[JobStatus] = (), start_s: float = 0.0
+        self,
+        links: Links | None = None,
+        more: Sequence[JobStatus] = (),
+        start_s: float = 0.0,
     ) -> dict[str, dict[str, Any]]:
         """Predictions for each running job of known work, and for ``more`` that begin after
         ``start_s``."""
         lit = links or self._links()
-        statuses = [s for s in self._table.live() if s.state in _AT_WORK and s.hosts]
+        statuses = [
+            s for s in self._table.live() if s.state in _AT_WORK and s.hosts
+        ]
         placed = [
-            completion.PredictedJob(status.id, status.hosts, training, begins_s)
+            completion.PredictedJob(
+                status.id,
+                status.hosts,
+                training,
+                begins_s,
+            )
             for begins_s, each in ((0.0, statuses), (start_s, more))
             for status in each
             if (training := training_of(status)) is not None
@@ -208,26 +266,44 @@ class Forecasts:
             )
         }
 
-    def shown(self, statuses: Sequence[JobStatus]) -> Mapping[str, dict[str, Any]]:
+    def shown(
+        self, statuses: Sequence[JobStatus]
+    ) -> Mapping[str, dict[str, Any]]:
         """The same for a list of jobs; computes nothing if none of them runs."""
-        return self.running() if any(s.state in _AT_WORK for s in statuses) else {}
+        return (
+            self.running()
+            if any(s.state in _AT_WORK for s in statuses)
+            else {}
+        )
 
 
 class IterationTimes:
     """Predicted and measured iterations around circuit changes of jobs, kept in the ledger."""
 
-    def __init__(self, store: Store, table: JobTable, forecasts: Forecasts) -> None:
-        self._store, self._table, self._forecasts = store, table, forecasts
+    def __init__(
+        self,
+        store: Store,
+        table: JobTable,
+        forecasts: Forecasts,
+    ) -> None:
+        self._store = store
+        self._table = table
+        self._forecasts = forecasts
 
     def before(self, job_ids: Collection[str]) -> dict[str, dict[str, Any]]:
         """The times of jobs that train, just before a change. ``unsettled_before``: something else
         changed since the measured iterations began."""
-        jobs, found = self._table.several(job_ids), {}
+        jobs = self._table.several(job_ids)
+        found = {}
         predicted = self._forecasts.shown(list(jobs.values()))
         for job_id, status in jobs.items():
             if job_id in predicted:
                 settled_s = self.measured_s(status)
-                latest_s = self._latest_s(status, -math.inf) if settled_s is None else settled_s
+                latest_s = (
+                    self._latest_s(status, -math.inf)
+                    if settled_s is None
+                    else settled_s
+                )
                 found[job_id] = {
                     "predicted_before_s": predicted[job_id][_PREDICTED],
                     "measured_before_s": latest_s,
@@ -242,26 +318,49 @@ class IterationTimes:
         """What to keep with these jobs' decisions, by job; nothing if no circuit changed."""
         if not before or change.state != "committed" or not change.changes:
             return {}
-        after = {job_id: each[_PREDICTED] for job_id, each in self._forecasts.running().items()}
+        after = {
+            job_id: each[_PREDICTED]
+            for job_id, each in self._forecasts.running().items()
+        }
         return {
-            job_id: {_KEPT: {"moved_at": change.finished_at, **was, _AFTER: after[job_id]}}
+            job_id: {
+                _KEPT: {
+                    "moved_at": change.finished_at,
+                    **was,
+                    _AFTER: after[job_id],
+                }
+            }
             for job_id, was in before.items()
             if job_id in after
         }
 
     def of(self, status: JobStatus) -> list[dict[str, Any]]:
         """Each circuit change of a job while it trained, oldest first, with later measurements."""
-        ledger, ranks = self._table.ledger, max(1, len(status.hosts))
+        ledger = self._table.ledger
+        ranks = max(1, len(status.hosts))
         kept = [each for each in ledger.decisions(status.id) if _KEPT in each]
         found = []
         for number, decision in enumerate(kept):
             light = dict(decision[_KEPT])
             most = (_ITERATIONS + 3) * ranks
-            reports, _ = ledger.iterations(status.id, light.pop("reported"), most)
-            until = kept[number + 1][_KEPT]["moved_at"] if number + 1 < len(kept) else math.inf
-            times_s = durations_s(reports, ranks, light["moved_at"], until)
+            reports, _ = ledger.iterations(
+                status.id, light.pop("reported"), most
+            )
+            until = (
+                kept[number + 1][_KEPT]["moved_at"]
+                if number + 1 < len(kept)
+                else math.inf
+            )
+            times_s = durations_s(
+                reports,
+                ranks,
+                light["moved_at"],
+                until,
+            )
             after_s = fmean(times_s[:_ITERATIONS]) if times_s else None
-            names = {key: decision[key] for key in ("policy", "reconfiguration")}
+            names = {
+                key: decision[key] for key in ("policy", "reconfiguration")
+            }
             found.append({**names, **light, "measured_after_s": after_s})
         return found
 
@@ -269,20 +368,32 @@ class IterationTimes:
         """Additions to a job's record."""
         running = status.state is JobState.RUNNING
         measured_s = self.measured_s(status) if running else None
-        return {"measured_iteration_s": measured_s, "light_moves": self.of(status)}
+        return {
+            "measured_iteration_s": measured_s,
+            "light_moves": self.of(status),
+        }
 
     def measured_s(self, status: JobStatus) -> float | None:
         """The mean of a running job's latest iterations since the last circuit change, and since
         another job last began or ended."""
         recent = self._table.recent()
-        at = [each.started_at for each in recent] + [each.finished_at for each in recent]
-        at += [change["finished_at"] for change in self._store.reconfigurations(last=1)]
-        since = max((each for each in at if each is not None), default=-math.inf)
+        at = [each.started_at for each in recent] + [
+            each.finished_at for each in recent
+        ]
+        at += [
+            change["finished_at"]
+            for change in self._store.reconfigurations(last=1)
+        ]
+        since = max(
+            (each for each in at if each is not None), default=-math.inf
+        )
         return self._latest_s(status, since)
 
     def _latest_s(self, status: JobStatus, since: float) -> float | None:
         ranks = max(1, len(status.hosts))
-        reports = self._table.ledger.latest_iterations(status.id, (_ITERATIONS + 3) * ranks)
+        reports = self._table.ledger.latest_iterations(
+            status.id, (_ITERATIONS + 3) * ranks
+        )
         times_s = durations_s(reports, ranks, since)[-_ITERATIONS:]
         return fmean(times_s) if times_s else None
 
@@ -308,10 +419,16 @@ def durations_s(
         if report.get("attempt", 0) == attempt:
             index = report["index"]
             reported[index] += 1
-            ends[index] = max(ends.get(index, -math.inf), report["finished_at"])
-    whole = sorted(index for index, count in reported.items() if count >= ranks)
+            ends[index] = max(
+                ends.get(index, -math.inf), report["finished_at"]
+            )
+    whole = sorted(
+        index for index, count in reported.items() if count >= ranks
+    )
     return [
         ends[after] - ends[before]
         for before, after in pairwise(whole)
-        if after == before + 1 and ends[before] >= since and ends[after] <= until
+        if after == before + 1
+        and ends[before] >= since
+        and ends[after] <= until
     ]

@@ -17,7 +17,12 @@ from patchlight.controller.jobs.discipline import contract
 from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
 from patchlight.controller.jobs.gangs import Gangs
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.lab_site import Hosts, LabSite, Resized, Started
+from patchlight.controller.jobs.lab_site import (
+    Hosts,
+    LabSite,
+    Resized,
+    Started,
+)
 from patchlight.controller.jobs.placement import Gang, GangEntry, Placement
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.specs import error_text
@@ -30,14 +35,26 @@ from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 _log = logging.getLogger(__name__)
 
 _USAGE = "usage"
-_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Amount = Annotated[
+    float,
+    Field(
+        ge=0,
+        allow_inf_nan=False,
+    ),
+]
 _USAGES = TypeAdapter(dict[str, tuple[_Amount, _Amount, _Amount]])
-_MOST_JOBS, _CLOCKS_APART_S = 1_000_000, 86_400.0
+_MOST_JOBS = 1_000_000
+_CLOCKS_APART_S = 86_400.0
 
 
 def _usage(row: dict[str, Any]) -> dict[str, contract.UserUsage]:
-    usage = {user: contract.UserUsage(*each) for user, each in _USAGES.validate_python(row).items()}
-    if any(each.at_s > time.time() + _CLOCKS_APART_S for each in usage.values()):
+    usage = {
+        user: contract.UserUsage(*each)
+        for user, each in _USAGES.validate_python(row).items()
+    }
+    if any(
+        each.at_s > time.time() + _CLOCKS_APART_S for each in usage.values()
+    ):
         raise ValueError("usage until a time in the future would never end")
     return usage
 
@@ -62,16 +79,27 @@ class LabQueue:
         self.changed = asyncio.Event()
         self.passing = asyncio.Lock()
         gangs.queue = self
-        self._store, self._table, self._gangs = store, table, gangs
-        self._settings, self._placement = discipline, placement
+        self._store = store
+        self._table = table
+        self._gangs = gangs
+        self._settings = discipline
+        self._placement = placement
         usage = store.mark(_USAGE, _usage, unreadable=self._usage_by_jobs)
         accounts = contract.UserAccounts(discipline, usage or {})
-        self._site = LabSite(table, placement, accounts, lambda: gangs.last_start_s)
+        self._site = LabSite(
+            table,
+            placement,
+            accounts,
+            lambda: gangs.last_start_s,
+        )
         self._numbers = itertools.count()
         self._waiting: dict[str, GangEntry] = {}
-        self._placed: dict[str, tuple[GangEntry, int]] = {}  # with the GPUs of each job
+        # With the GPUs of each job.
+        self._placed: dict[str, tuple[GangEntry, int]] = {}
         # A job that waits again keeps its entry and number: in a tie the older one is first.
-        self._entries: WeakValueDictionary[tuple[str, ...], GangEntry] = WeakValueDictionary()
+        self._entries: WeakValueDictionary[tuple[str, ...], GangEntry] = (
+            WeakValueDictionary()
+        )
         # Events since the last pass: gangs that left the queue, GPUs that became free, preempted
         # gangs that have freed all hosts, new gangs.
         self._left: list[GangEntry] = []
@@ -86,28 +114,48 @@ class LabQueue:
         begins_s = now_s - now_s % self._settings.quota_window_s
         used_s = defaultdict[str, float](float)
         for status in self._table.page(_MOST_JOBS, period=(begins_s, now_s)):
-            used_s[status.by] += status.gpu_seconds(status.finished_at or now_s)
+            used_s[status.by] += status.gpu_seconds(
+                status.finished_at or now_s
+            )
         return {user: [gpu_s, now_s, gpu_s] for user, gpu_s in used_s.items()}
 
     def use_order(self) -> None:
         """Use the present order policy; all waiting gangs join the line again."""
         traits = contract.OrderTraits.of(self._placement.policies.now.order)
-        self._queue: JobQueue[GangEntry, Hosts] = JobQueue(self._site, self._settings, traits)
+        self._queue: JobQueue[GangEntry, Hosts] = JobQueue(
+            self._site, self._settings, traits
+        )
         self._site.joined.clear()
-        returning = (entry for entry, _ in self._placed.values() if entry.returning)
+        returning = (
+            entry for entry, _ in self._placed.values() if entry.returning
+        )
         self._came = list(dict.fromkeys((*returning, *self._waiting.values())))
         self._left.clear()
         self._returned.clear()
 
-    def not_admitted(self, user: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
+    def not_admitted(
+        self,
+        user: str,
+        specs: Sequence[JobSpec],
+        beside: int = 0,
+    ) -> str | None:
         """Why the jobs of a gang may not even wait, with ``beside`` other jobs of the user."""
         jobs = len(specs) - 1 + beside
         if self._settings.allowance(user).jobs is not None:
             placed = (entry for entry, _ in self._placed.values())
-            own = {e.gang for e in (*self._waiting.values(), *placed) if e.user == user}
+            own = {
+                e.gang
+                for e in (*self._waiting.values(), *placed)
+                if e.user == user
+            }
             jobs += sum(len(gang.ids) for gang in own)
         gpus = sum(spec.least_workers for spec in specs)
-        waiting = contract.admission(self._settings, user, gpus, jobs)
+        waiting = contract.admission(
+            self._settings,
+            user,
+            gpus,
+            jobs,
+        )
         return None if waiting is None else waiting.words
 
     def join(self, gang: Gang) -> None:
@@ -128,19 +176,31 @@ class LabQueue:
             gpus = self._placement.gpus_of(status.hosts)
             self._placed[status.id] = entry, gpus
             entry.gpus |= gpus
-        entry.began_s = min(s.runs_since or s.submitted_at for s in entry.statuses)
+        entry.began_s = min(
+            s.runs_since or s.submitted_at for s in entry.statuses
+        )
         self._site.running[entry.index] = entry
         accounts = self._site.accounts
-        charged_s = accounts.usage(0.0).get(entry.user, contract.UserUsage(0.0, entry.began_s)).at_s
+        charged_s = (
+            accounts.usage(0.0)
+            .get(entry.user, contract.UserUsage(0.0, entry.began_s))
+            .at_s
+        )
         accounts.took(entry.user, entry.gpus.bit_count(), charged_s)
 
     def _entry(self, gang: Gang) -> GangEntry:
         statuses = [self._table[job_id] for job_id in gang.ids]
         entry = self._entries.get(gang.ids)
         if entry is None:
-            entry = GangEntry(next(self._numbers), gang, statuses, self._placement.nic_bps)
+            entry = GangEntry(
+                next(self._numbers),
+                gang,
+                statuses,
+                self._placement.nic_bps,
+            )
             self._entries[gang.ids] = entry
-        entry.gang, entry.statuses = gang, statuses
+        entry.gang = gang
+        entry.statuses = statuses
         return entry
 
     def leave(self, job_id: str) -> Gang | None:
@@ -190,13 +250,26 @@ class LabQueue:
     def why_rigid(self, job_id: str) -> str | None:
         """Why the number of workers of a running job is fixed; ``None`` if it may change."""
         placed = self._placed.get(job_id)
-        return "it does not run" if placed is None else self._site.why_rigid(placed[0])
+        return (
+            "it does not run"
+            if placed is None
+            else self._site.why_rigid(placed[0])
+        )
 
-    async def would_place(self, statuses: Sequence[JobStatus]) -> dict[str, tuple[str, ...]] | str:
+    async def would_place(
+        self, statuses: Sequence[JobStatus]
+    ) -> dict[str, tuple[str, ...]] | str:
         """The hosts that jobs would get if it were their turn now, or why they would wait."""
         gang = Gang(tuple(status.id for status in statuses), "")
-        entry = GangEntry(-1, gang, statuses, self._placement.nic_bps)
-        site = LabSite(self._table, self._placement, contract.UserAccounts(self._settings))
+        entry = GangEntry(
+            -1,
+            gang,
+            statuses,
+            self._placement.nic_bps,
+        )
+        site = LabSite(
+            self._table, self._placement, contract.UserAccounts(self._settings)
+        )
         site.look((await self._placement.look())(), time.time())
         for name in entry.after:
             if site.fate(name) is not contract.JobFate.DONE:
@@ -204,9 +277,18 @@ class LabQueue:
         found = await asyncio.to_thread(site.place, entry)
         if isinstance(found, Waiting):
             free = await asyncio.to_thread(site.free_for, entry)
-            short = free < entry.workers and found.reason is not WaitReason.OUT_OF_REACH
-            return f"it wants {entry.wants}, and {free} of them are free" if short else found.words
-        return {job_id: placed.hosts for job_id, placed in found.by_job.items()}
+            short = (
+                free < entry.workers
+                and found.reason is not WaitReason.OUT_OF_REACH
+            )
+            return (
+                f"it wants {entry.wants}, and {free} of them are free"
+                if short
+                else found.words
+            )
+        return {
+            job_id: placed.hosts for job_id, placed in found.by_job.items()
+        }
 
     async def decide(self) -> float | None:
         """Start all that can start now; returns the seconds until the next pass."""
@@ -222,7 +304,9 @@ class LabQueue:
         except Exception as error:
             said = error_text(error)
             _log.warning("jobs cannot be placed: %s", said)
-            self.why = dict.fromkeys(self._waiting, f"the circuits cannot be read: {said}")
+            self.why = dict.fromkeys(
+                self._waiting, f"the circuits cannot be read: {said}"
+            )
             return _LOOK_AGAIN_S
         self._take_in_changes()  # changes that happened while the devices were read
         placed = (entry for entry, _ in self._placed.values())
@@ -237,7 +321,8 @@ class LabQueue:
         return wait_s if wait_s < math.inf else None
 
     def _take_in_changes(self) -> None:
-        site, now_s = self._site, time.time()
+        site = self._site
+        now_s = time.time()
         for entry in self._left:
             if entry in self._came:
                 self._came.remove(entry)
@@ -267,8 +352,12 @@ class LabQueue:
     def _carry_out(self, reasons: Sequence[tuple[GangEntry, Waiting]]) -> None:
         site = self._site
         for entry in site.preempted:
-            names = ", ".join(s.entry.name for s in site.started if entry in s.preempted)
-            self._gangs.request_end([entry.gang], f"preempted by {names}", again=True)
+            names = ", ".join(
+                s.entry.name for s in site.started if entry in s.preempted
+            )
+            self._gangs.request_end(
+                [entry.gang], f"preempted by {names}", again=True
+            )
             self._returns(entry)  # if it ended by itself during the pass
         for started in site.started:
             try:
@@ -302,22 +391,33 @@ class LabQueue:
                 if job_id in self._waiting:
                     self.why[job_id] = waiting.words
                     # The state says whether time alone may help.
-                    state = JobState.BLOCKED if waiting.is_blocked else JobState.QUEUED
+                    state = (
+                        JobState.BLOCKED
+                        if waiting.is_blocked
+                        else JobState.QUEUED
+                    )
                     if self._table[job_id].state is not state:
                         words = waiting.words if waiting.is_blocked else ""
-                        with suppress(JournalError):  # the next pass says it again
+                        with suppress(
+                            JournalError
+                        ):  # the next pass says it again
                             self._table.move(job_id, state, words)
 
     def _begin(self, started: Started, after: Sequence[Gang]) -> None:
-        entry, now_s = started.entry, time.time()
-        if entry.gang.ids[0] not in self._waiting:  # the user stopped it meanwhile
+        entry = started.entry
+        now_s = time.time()
+        if (
+            entry.gang.ids[0] not in self._waiting
+        ):  # the user stopped it meanwhile
             self._site.gone(entry, now_s, entry.gpus)
             self._left[:] = [each for each in self._left if each is not entry]
             return
         for job_id, placed in started.hosts.by_job.items():
             for decision in placed.decisions:
                 self._table.ledger.add_decision(job_id, now_s, decision.record)
-            self._table.keep(self._table[job_id].with_hosts(placed.hosts, now_s))
+            self._table.keep(
+                self._table[job_id].with_hosts(placed.hosts, now_s)
+            )
         self._forget(entry)
         for job_id, placed in started.hosts.by_job.items():
             self._placed[job_id] = entry, self._placement.gpus_of(placed.hosts)
@@ -329,14 +429,20 @@ class LabQueue:
         (job_id,) = entry.gang.ids
         if not self._gangs.resize(job_id, hosts, why):
             # It ended meanwhile, or lost its circuits: the reserved GPUs are free again.
-            self._back.append((entry, entry.gpus & ~self._placed.get(job_id, (entry, 0))[1]))
+            self._back.append(
+                (entry, entry.gpus & ~self._placed.get(job_id, (entry, 0))[1])
+            )
             return
         self._placed[job_id] = entry, entry.gpus
         with suppress(JournalError):  # only why is lost
             for decision in decisions:
-                self._table.ledger.add_decision(job_id, time.time(), decision.record)
+                self._table.ledger.add_decision(
+                    job_id, time.time(), decision.record
+                )
 
     def _keep_usage(self, now_s: float) -> None:
         usage = self._site.accounts.usage(now_s)
         with suppress(JournalError):  # the next one replaces it
-            self._store.set_mark(_USAGE, {user: list(each) for user, each in usage.items()})
+            self._store.set_mark(
+                _USAGE, {user: list(each) for user, each in usage.items()}
+            )

@@ -8,10 +8,22 @@ from functools import partial
 from typing import NamedTuple
 
 from patchlight.controller.jobs import cluster_view
-from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts
-from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
+from patchlight.controller.jobs.discipline.contract import (
+    JobFate,
+    UserAccounts,
+)
+from patchlight.controller.jobs.discipline.queue import (
+    is_stable,
+    iteration_times,
+    room_for,
+)
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.placement import GangEntry, LabSnapshot, Placed, Placement
+from patchlight.controller.jobs.placement import (
+    GangEntry,
+    LabSnapshot,
+    Placed,
+    Placement,
+)
 from patchlight.controller.jobs.specs import error_text
 from patchlight.controller.policies import contract
 from patchlight.controller.policies.options.outlook import Networks
@@ -23,7 +35,9 @@ from patchlight.testbed.lab.wiring import trace_links
 
 # Without degrees in the job, only powers of two are tried in labs with more GPUs.
 _FEW = 8
-_RETURNING = Waiting(WaitReason.NO_GPUS, "it was preempted and is still releasing its hosts")
+_RETURNING = Waiting(
+    WaitReason.NO_GPUS, "it was preempted and is still releasing its hosts"
+)
 
 
 class Hosts(NamedTuple):
@@ -86,39 +100,65 @@ class LabSite:
 
     def look(self, lab: LabSnapshot, now_s: float) -> None:
         """Begin a pass with the lab's present state."""
-        view = lab.view._replace(usage=contract.Frozen(self.accounts.shares(now_s)))
-        shown = (view.broken, dict(view.circuits), view.failed, lab.reach.without_link)
+        view = lab.view._replace(
+            usage=contract.Frozen(self.accounts.shares(now_s))
+        )
+        shown = (
+            view.broken,
+            dict(view.circuits),
+            view.failed,
+            lab.reach.without_link,
+        )
         if shown != self._shown:
             self.layout += 1
             self.released += 1
         self._shown = shown
         self._lab = lab._replace(view=view)
-        self.now_s, self.wake_s = now_s, math.inf
-        for decided_last in (self.started, self.preempted, self.refused, self.resized):
+        self.now_s = now_s
+        self.wake_s = math.inf
+        for decided_last in (
+            self.started,
+            self.preempted,
+            self.refused,
+            self.resized,
+        ):
             decided_last.clear()
         self._failures: dict[GangEntry, Exception] = {}
         self._freed: list[tuple[int, GangEntry]] = []
-        self.occupancy = _Occupancy(view.occupied, view.broken, view.shape.everything)
+        self.occupancy = _Occupancy(
+            view.occupied, view.broken, view.shape.everything
+        )
 
     def rank(self, entry: GangEntry) -> float:
         """The order policy's value of a gang: the minimum of its jobs'."""
-        view, order, ranks = self._view().view, self.placement.policies.now.order, []
+        view = self._view().view
+        order = self.placement.policies.now.order
+        ranks = []
         for status in entry.statuses:
             left_s = cluster_view.alone_s(status, entry.nic_bps)
-            progress = contract.Progress(status.gpu_seconds(self.now_s), left_s)
-            ranks.append(order.priority(view, cluster_view.view_of(status), progress))
+            progress = contract.Progress(
+                status.gpu_seconds(self.now_s), left_s
+            )
+            ranks.append(
+                order.priority(view, cluster_view.view_of(status), progress)
+            )
         return min(ranks)
 
     def ends(self) -> Sequence[contract.Running]:
         """The ends of running jobs at their present pace. Those whose end is recorded, and whose
         workers are still ending, end now."""
         cluster = self._lab.cluster
-        hosts = {job: at.hosts for each in self.started for job, at in each.hosts.by_job.items()}
+        hosts = {
+            job: at.hosts
+            for each in self.started
+            for job, at in each.hosts.by_job.items()
+        }
         rings = {
             entry: [
                 cluster.ring(status.id, held, status)
                 for status in entry.statuses
-                if (held := hosts.get(status.id, status.hosts)) and not status.state.is_final
+                if (held := hosts.get(status.id, status.hosts))
+                and not status.state.is_final
             ]
             for entry in self.running.values()
         }
@@ -135,7 +175,10 @@ class LabSite:
         unit_s = dict(zip(works, paces, strict=True))
         return sorted(
             contract.Running(
-                max((self._end_s(ring, entry, unit_s) for ring in each), default=self.now_s),
+                max(
+                    (self._end_s(ring, entry, unit_s) for ring in each),
+                    default=self.now_s,
+                ),
                 entry.gpus,
                 entry.name,
             )
@@ -143,13 +186,18 @@ class LabSite:
         )
 
     def _end_s(
-        self, ring: contract.RingOfJob, entry: GangEntry, unit_s: Mapping[str, float]
+        self,
+        ring: contract.RingOfJob,
+        entry: GangEntry,
+        unit_s: Mapping[str, float],
     ) -> float:
         """The end of a running job; without circuits yet, as on links of its own."""
         if ring.load is None:
             return math.inf
         pace_s = unit_s[ring.name]
-        pace_s = ring.load.unit_s(entry.nic_bps) if pace_s == math.inf else pace_s
+        pace_s = (
+            ring.load.unit_s(entry.nic_bps) if pace_s == math.inf else pace_s
+        )
         return self.now_s + max(0.0, ring.load.units) * pace_s
 
     def would_end_s(self, entry: GangEntry) -> float:
@@ -160,9 +208,14 @@ class LabSite:
     def fate(self, name: str) -> JobFate:
         """The state of a job, by its id."""
         status = self.table.find(name)
-        if status is None or status.state in (JobState.FAILED, JobState.STOPPED):
+        if status is None or status.state in (
+            JobState.FAILED,
+            JobState.STOPPED,
+        ):
             return JobFate.FAILED
-        return JobFate.DONE if status.state is JobState.DONE else JobFate.PENDING
+        return (
+            JobFate.DONE if status.state is JobState.DONE else JobFate.PENDING
+        )
 
     def free_for(self, entry: GangEntry) -> int:
         """How many free GPUs the gang can run on."""
@@ -176,13 +229,16 @@ class LabSite:
         view = self._lab.view._replace(occupied=self.occupancy.occupied)
         return self._lab._replace(view=view)
 
-    def place(self, entry: GangEntry, occupied: int | None = None) -> Hosts | Waiting:
+    def place(
+        self, entry: GangEntry, occupied: int | None = None
+    ) -> Hosts | Waiting:
         """The policies' placements of the gang, or why there are none."""
         if entry.returning:
             return _RETURNING
         taken = self.occupancy.occupied if occupied is None else occupied
         by_job: dict[str, Placed] = {}
-        gpus, room = 0, self.accounts.room(entry.user) - entry.workers
+        gpus = 0
+        room = self.accounts.room(entry.user) - entry.workers
         named = self.placement.gpus_named(self._lab, entry.statuses)
         try:
             for status in entry.statuses:
@@ -192,7 +248,12 @@ class LabSite:
                     busy |= others if job_id != status.id else 0
                 # Leave the other jobs of the gang their minimum.
                 most = room + status.spec.least_workers
-                found = self.placement.place(self._lab, status, busy, most=most)
+                found = self.placement.place(
+                    self._lab,
+                    status,
+                    busy,
+                    most=most,
+                )
                 if isinstance(found, Waiting):
                     return found
                 room = most - len(found.hosts)
@@ -200,22 +261,32 @@ class LabSite:
                 gpus |= self._lab.cluster.as_set(found.hosts)
         except Exception as error:
             self._failures[entry] = error
-            return Waiting(WaitReason.UNREACHABLE, error_text(error), is_blocked=True)
+            return Waiting(
+                WaitReason.UNREACHABLE, error_text(error), is_blocked=True
+            )
         return Hosts(by_job, gpus)
 
     def gpus_of(self, placement: Hosts) -> int:
         """The GPUs of a placement, as a set."""
         return placement.gpus
 
-    def can_start(self, entry: GangEntry, placement: Hosts, without: Sequence[GangEntry]) -> bool:
+    def can_start(
+        self,
+        entry: GangEntry,
+        placement: Hosts,
+        without: Sequence[GangEntry],
+    ) -> bool:
         """In a lab any start can be noted."""
         return True
 
     def start(self, entry: GangEntry, placement: Hosts) -> bool:
         """Note that a gang starts there."""
-        preempted = [each for gpus, each in self._freed if gpus & placement.gpus]
+        preempted = [
+            each for gpus, each in self._freed if gpus & placement.gpus
+        ]
         self.started.append(Started(entry, placement, tuple(preempted)))
-        entry.gpus, entry.began_s = placement.gpus, self.now_s
+        entry.gpus = placement.gpus
+        entry.began_s = self.now_s
         self.running[entry.index] = entry
         self.occupancy.occupied |= placement.gpus
         self.accounts.took(entry.user, placement.gpus.bit_count(), self.now_s)
@@ -240,7 +311,12 @@ class LabSite:
         """Request a pass by that time."""
         self.wake_s = min(self.wake_s, at_s)
 
-    def gone(self, entry: GangEntry, now_s: float, gpus: int) -> None:
+    def gone(
+        self,
+        entry: GangEntry,
+        now_s: float,
+        gpus: int,
+    ) -> None:
         """Jobs of a gang have released these GPUs."""
         back = entry.gpus & gpus
         if entry.index in self.running and back:
@@ -253,9 +329,14 @@ class LabSite:
     @property
     def has_elastic(self) -> bool:
         """Whether the elasticity policy has anything to decide."""
-        if self.placement.policies.now.elasticity.name == DEFAULTS["elasticity"]:
+        if (
+            self.placement.policies.now.elasticity.name
+            == DEFAULTS["elasticity"]
+        ):
             return False
-        return any(self.why_rigid(entry) is None for entry in self.running.values())
+        return any(
+            self.why_rigid(entry) is None for entry in self.running.values()
+        )
 
     @property
     def is_stable(self) -> bool:
@@ -273,9 +354,14 @@ class LabSite:
             return "its iterations, compute time or gradient are not known"
         job = self.table.running.get(status.id)
         workers = () if job is None else job.workers
-        if status.spec.trainer != "synthetic" and status.spec.checkpoint is None:
+        if (
+            status.spec.trainer != "synthetic"
+            and status.spec.checkpoint is None
+        ):
             return "it has no checkpoint folder to resume from"
-        by_protocol = all(worker.status.holds_by == "protocol" for worker in workers)
+        by_protocol = all(
+            worker.status.holds_by == "protocol" for worker in workers
+        )
         if status.spec.trainer == "command" and not by_protocol:
             return "its program does not support the hold protocol"
         return None
@@ -286,26 +372,44 @@ class LabSite:
         for entry in self.running.values():
             status = entry.statuses[0]
             job = self.table.running.get(status.id)
-            if job is None or job.next_hosts or self.why_rigid(entry) is not None:
+            if (
+                job is None
+                or job.next_hosts
+                or self.why_rigid(entry) is not None
+            ):
                 continue
-            times = self._times(entry) if status.state is JobState.RUNNING else {}
+            times = (
+                self._times(entry) if status.state is JobState.RUNNING else {}
+            )
             now = len(status.hosts)
             if now in times:
-                cost_s, since_s = times[now] + self.start_s(), status.runs_since or 0.0
+                cost_s = times[now] + self.start_s()
+                since_s = status.runs_since or 0.0
                 left = status.spec.iterations - status.iterations_done
-                shown = (contract.Frozen(times), left, cost_s, since_s, status.by)
-                found.append((entry, contract.ElasticJob(status.id, now, *shown)))
+                shown = (
+                    contract.Frozen(times),
+                    left,
+                    cost_s,
+                    since_s,
+                    status.by,
+                )
+                found.append(
+                    (entry, contract.ElasticJob(status.id, now, *shown))
+                )
         return found
 
     def _times(self, entry: GangEntry) -> Mapping[int, float]:
-        status, cluster = entry.statuses[0], self._lab.cluster
+        status = entry.statuses[0]
+        cluster = self._lab.cluster
         present = tuple(cluster.numbers[name] for name in status.hosts)
         options = {len(present): (present, self._load(status, present))}
         most = len(present) + self.free_for(entry)
         degrees: Sequence[int] = status.spec.degrees or range(1, most + 1)
         if not status.spec.degrees and most > _FEW:
             degrees = [2**power for power in range(most.bit_length())]
-        for degree in sorted({each for each in degrees if each <= most} - {len(present)}):
+        for degree in sorted(
+            {each for each in degrees if each <= most} - {len(present)}
+        ):
             placed = self._placed(entry, degree)
             if placed is not None:
                 ring = tuple(cluster.numbers[name] for name in placed.hosts)
@@ -313,35 +417,73 @@ class LabSite:
         view = self._view().view
         wiring = self.networks.of(view)
         assert wiring is not None  # The cluster view is of a lab.
-        return dict(sorted(iteration_times(wiring.network, view, status.id, options).items()))
+        return dict(
+            sorted(
+                iteration_times(
+                    wiring.network,
+                    view,
+                    status.id,
+                    options,
+                ).items()
+            )
+        )
 
     def _load(self, status: JobStatus, ring: Sequence[int]) -> network.Load:
-        training, sites = cluster_view.training_of(status), self._lab.view.shape.gpus
+        training = cluster_view.training_of(status)
+        sites = self._lab.view.shape.gpus
         assert training is not None  # otherwise it is rigid
         models = {sites[gpu].model for gpu in ring}
         if not models <= training.compute_s.keys():
             return network.Load(training.iterations, math.inf, 0.0)
-        return network.training_load(status.id, training, len(ring), models)
+        return network.training_load(
+            status.id,
+            training,
+            len(ring),
+            models,
+        )
 
     def _placed(self, entry: GangEntry, degree: int) -> Placed | None:
         status = entry.statuses[0]
         grows = degree > len(status.hosts)
-        room = room_for(self._view().view, status.id, entry.gpus, grows=grows)
+        room = room_for(
+            self._view().view,
+            status.id,
+            entry.gpus,
+            grows=grows,
+        )
         found = self.placement.place(
-            self._lab._replace(view=room), status, room.occupied, workers=degree
+            self._lab._replace(view=room),
+            status,
+            room.occupied,
+            workers=degree,
         )
         return found if isinstance(found, Placed) else None
 
     def queued(self, entry: GangEntry) -> contract.QueuedJob:
         """A gang that waits."""
-        models = {frozenset(s.spec.gpu_models or s.spec.compute_s) for s in entry.statuses}
+        models = {
+            frozenset(s.spec.gpu_models or s.spec.compute_s)
+            for s in entry.statuses
+        }
         # If the jobs of a gang want different models, all that any of them can use.
-        able = frozenset[str]() if frozenset() in models else frozenset[str]().union(*models)
+        able = (
+            frozenset[str]()
+            if frozenset() in models
+            else frozenset[str]().union(*models)
+        )
         lasts_s = self.would_end_s(entry) - self.now_s
-        return contract.QueuedJob(entry.name, entry.workers, able, lasts_s, entry.user)
+        return contract.QueuedJob(
+            entry.name,
+            entry.workers,
+            able,
+            lasts_s,
+            entry.user,
+        )
 
     def ask(
-        self, jobs: Sequence[contract.ElasticJob], queue: Sequence[contract.QueuedJob]
+        self,
+        jobs: Sequence[contract.ElasticJob],
+        queue: Sequence[contract.QueuedJob],
     ) -> Mapping[str, int]:
         """The elasticity policy's answer; the decision is kept for resized jobs."""
         policy = self.placement.policies.now.elasticity
@@ -349,8 +491,18 @@ class LabSite:
         answer, self._decision = cluster_view.decided(
             "elasticity",
             policy,
-            partial(policy.resize, view, jobs, queue),
-            partial(cluster_view.seen, view, elastic=jobs, queue=queue),
+            partial(
+                policy.resize,
+                view,
+                jobs,
+                queue,
+            ),
+            partial(
+                cluster_view.seen,
+                view,
+                elastic=jobs,
+                queue=queue,
+            ),
         )
         return answer
 
@@ -359,11 +511,21 @@ class LabSite:
         placed = self._placed(entry, degree)
         if placed is None:
             return
-        now, policy = len(entry.statuses[0].hosts), self.placement.policies.now.elasticity.name
+        now = len(entry.statuses[0].hosts)
+        policy = self.placement.policies.now.elasticity.name
         why = f"from {now} to {degree} workers, decided by {policy}"
         decisions = (self._decision, *placed.decisions)
-        self.resized.append(Resized(entry, placed.hosts, why, decisions))
+        self.resized.append(
+            Resized(
+                entry,
+                placed.hosts,
+                why,
+                decisions,
+            )
+        )
         gpus = self._lab.cluster.as_set(placed.hosts)
-        self.accounts.took(entry.user, (gpus & ~entry.gpus).bit_count(), self.now_s)
+        self.accounts.took(
+            entry.user, (gpus & ~entry.gpus).bit_count(), self.now_s
+        )
         entry.gpus |= gpus
         self.occupancy.occupied |= gpus

@@ -61,15 +61,19 @@ _OF_PERIOD = (
 )
 _REPORTS = 2000
 _FORGET_REPORTS = (
-    "DELETE FROM iterations WHERE number IN (SELECT number FROM iterations WHERE job = ? LIMIT ?)"
+    "DELETE FROM iterations WHERE number IN "
+    "(SELECT number FROM iterations WHERE job = ? LIMIT ?)"
 )
 
 _log = logging.getLogger(__name__)
 
-UNREADABLE_JOB = f"{UNREADABLE}: its workers keep running on their hosts until you stop it"
+UNREADABLE_JOB = (
+    f"{UNREADABLE}: its workers keep running on their hosts until you stop it"
+)
 """The message of an unfinished job whose record was set aside."""
 
-MOST_KEPT_BYTES, MOST_KEPT_OF_ALL_BYTES = 1 << 20, 4 << 30
+MOST_KEPT_BYTES = 1 << 20
+MOST_KEPT_OF_ALL_BYTES = 4 << 30
 """Of a worker, where only the end of a longer output is kept, and of all jobs."""
 
 _PATIENCE_S = 15.0
@@ -80,22 +84,35 @@ _EVERY_S = 600.0
 _PAUSE_S = 0.05
 
 
-def _job(text: str, job_id: str, state: str, *_: object) -> JobStatus:
+def _job(
+    text: str,
+    job_id: str,
+    state: str,
+    *_: object,
+) -> JobStatus:
     status = JobStatus.from_json(text)
     if (status.id, status.state) != (job_id, state):
-        raise ValueError(f"it belongs to job {status.id}, which is {status.state}")
+        raise ValueError(
+            f"it belongs to job {status.id}, which is {status.state}"
+        )
     return status
 
 
 def _unreadable_job(
-    job_id: object, state: str, name: str, owner: str, record: object
+    job_id: object,
+    state: str,
+    name: str,
+    owner: str,
+    record: object,
 ) -> Substitute[JobStatus]:
     """The job as ended, unless it had ended: without a record it cannot go on. Its workers do, and
     keep their hosts. If columns and record name two jobs, it may be either."""
     of_record = None
     with contextlib.suppress(Exception):
         of_record = JobStatus.from_json(str(record))
-    is_over = state in _FINAL and (of_record is None or of_record.state.is_final)
+    is_over = state in _FINAL and (
+        of_record is None or of_record.state.is_final
+    )
     ids = dict.fromkeys([job_id, of_record.id if of_record else None])
     spec = JobSpec(name if re.fullmatch(JOB_NAME, str(name)) else "unreadable")
     found = [
@@ -113,7 +130,12 @@ def _unreadable_job(
     stored: list[Statement] = [(_ADD, _row(status)) for status in found]
     for status in () if is_over else found:
         event = {"job": status.id, "message": status.message}
-        stored.append((ADD_EVENT, (time.time(), f"job-{status.state}", json.dumps(event))))
+        stored.append(
+            (
+                ADD_EVENT,
+                (time.time(), f"job-{status.state}", json.dumps(event)),
+            )
+        )
     return Substitute(found, stored)
 
 
@@ -133,7 +155,11 @@ class _LightOfDecision(TypedDict):
 _LIGHT = Shape(_LightOfDecision)
 
 
-def _decision(row: dict[str, Any], number: int, at: float) -> dict[str, Any]:
+def _decision(
+    row: dict[str, Any],
+    number: int,
+    at: float,
+) -> dict[str, Any]:
     if "light" in row:
         _LIGHT.read(row["light"])
         row = {"policy": "", "reconfiguration": 0, **row}
@@ -143,19 +169,27 @@ def _decision(row: dict[str, Any], number: int, at: float) -> dict[str, Any]:
 class JobLedger(JobReports):
     """All jobs on disk, including ended ones; ``on_decision`` are called with each new decision."""
 
-    def __init__(self, database: Database, most_reports: int = MOST_REPORTS) -> None:
+    def __init__(
+        self, database: Database, most_reports: int = MOST_REPORTS
+    ) -> None:
         super().__init__(database, most_reports)
         self.on_decision: list[Callable[[str, Record], None]] = []
 
     def save(
-        self, statuses: Sequence[JobStatus], events: Sequence[tuple[float, str, Record]] = ()
+        self,
+        statuses: Sequence[JobStatus],
+        events: Sequence[tuple[float, str, Record]] = (),
     ) -> None:
         """Insert or replace jobs, with events (time, kind, record), all or none."""
         with self._database.together() as db:
             db.executemany(_SAVE, [_row(status) for status in statuses])
-            rows = [(at, kind, json.dumps(record)) for at, kind, record in events]
+            rows = [
+                (at, kind, json.dumps(record)) for at, kind, record in events
+            ]
             db.executemany(ADD_EVENT, rows)
-        self.forget_counts(status.id for status in statuses if status.state.is_final)
+        self.forget_counts(
+            status.id for status in statuses if status.state.is_final
+        )
 
     def unfinished(self) -> list[JobStatus]:
         """Every unfinished job, in order of submission."""
@@ -164,12 +198,20 @@ class JobLedger(JobReports):
 
     def unreadable(self) -> set[str]:
         """The jobs whose records were set aside before they had ended, and that nobody stopped."""
-        self._read(f"WHERE state IN ({_ENDED}) AND {_STATE} NOT IN ({_ENDED})")  # sets them aside
+        # Sets them aside.
+        self._read(f"WHERE state IN ({_ENDED}) AND {_STATE} NOT IN ({_ENDED})")
         sql = f"SELECT id FROM jobs WHERE state = ? AND {_MESSAGE} = ?"
-        aside = {job_id for (job_id,) in self._database.rows(sql, JobState.FAILED, UNREADABLE_JOB)}
+        aside = {
+            job_id
+            for (job_id,) in self._database.rows(
+                sql, JobState.FAILED, UNREADABLE_JOB
+            )
+        }
         # On a full disk, none is set aside yet.
         others = self._read(f"WHERE state NOT IN ({_ENDED})")
-        return aside | {status.id for status in others if status.state.is_final}
+        return aside | {
+            status.id for status in others if status.state.is_final
+        }
 
     def find(self, job_id: str) -> JobStatus | None:
         """One job, or ``None``."""
@@ -182,7 +224,12 @@ class JobLedger(JobReports):
         order = "ORDER BY rowid DESC LIMIT ?"
         named = self._read(f"WHERE name = ? {order}", text, most)
         # Not LIKE, in which ``_`` and ``%`` are wildcards.
-        return named or self._read(f"WHERE substr(id, 1, ?) = ? {order}", len(text), text, most)
+        return named or self._read(
+            f"WHERE substr(id, 1, ?) = ? {order}",
+            len(text),
+            text,
+            most,
+        )
 
     def page(
         self,
@@ -202,34 +249,71 @@ class JobLedger(JobReports):
         which = " AND ".join(["1", *(f"{column} = ?" for column in wanted)])
         values: list[object] = [*wanted.values()]
         if period is not None:
-            which, values = f"{which} AND {_OF_PERIOD}", [*values, *period]
+            which = f"{which} AND {_OF_PERIOD}"
+            values = [*values, *period]
         if after is None:
             order = "ORDER BY rowid DESC LIMIT ?"
-            return self._known(known, f"WHERE {which} {order}", *values, last)[::-1]
-        rows = self._database.rows("SELECT rowid FROM jobs WHERE id = ?", after)
+            return self._known(
+                known,
+                f"WHERE {which} {order}",
+                *values,
+                last,
+            )[::-1]
+        rows = self._database.rows(
+            "SELECT rowid FROM jobs WHERE id = ?", after
+        )
         if after and not rows:
             raise BadInput(f"unknown job {after!r} in 'after'")
         begin = rows[0][0] if rows else 0
         order = "AND rowid > ? ORDER BY rowid LIMIT ?"
-        return self._known(known, f"WHERE {which} {order}", *values, begin, last)
+        return self._known(
+            known,
+            f"WHERE {which} {order}",
+            *values,
+            begin,
+            last,
+        )
 
     def counts(self) -> dict[str, int]:
         """How many jobs there are in each state."""
-        return dict(self._database.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
+        return dict(
+            self._database.rows(
+                "SELECT state, count(*) FROM jobs GROUP BY state"
+            )
+        )
 
     def _known(
-        self, known: Mapping[str, JobStatus], which: str, *values: object
+        self,
+        known: Mapping[str, JobStatus],
+        which: str,
+        *values: object,
     ) -> list[JobStatus]:
-        ids = [job_id for (job_id,) in self._database.rows(f"SELECT id FROM jobs {which}", *values)]
+        ids = [
+            job_id
+            for (job_id,) in self._database.rows(
+                f"SELECT id FROM jobs {which}", *values
+            )
+        ]
         others = [job_id for job_id in ids if job_id not in known]
         each = ", ".join("?" * len(others))
         read = self._read(f"WHERE id IN ({each})", *others) if others else ()
         found = {status.id: status for status in read}
-        return [s for job_id in ids if (s := known.get(job_id) or found.get(job_id)) is not None]
+        return [
+            s
+            for job_id in ids
+            if (s := known.get(job_id) or found.get(job_id)) is not None
+        ]
 
     def _read(self, which: str, *values: object) -> list[JobStatus]:
         return self._database.each(
-            *("jobs", which, _job, "id", "state", "name", "owner", "record"),
+            "jobs",
+            which,
+            _job,
+            "id",
+            "state",
+            "name",
+            "owner",
+            "record",
             unreadable=_unreadable_job,
             values=values,
             decode=str,
@@ -242,12 +326,25 @@ class JobLedger(JobReports):
             "WHERE job = ? AND kind LIKE 'job-%' AND json_valid(record) ORDER BY number",
             job_id,
         )
-        return [{"at": at, "state": state, "message": words or ""} for at, state, words in rows]
+        return [
+            {"at": at, "state": state, "message": words or ""}
+            for at, state, words in rows
+        ]
 
-    def add_decision(self, job_id: str, at: float, record: Record) -> None:
+    def add_decision(
+        self,
+        job_id: str,
+        at: float,
+        record: Record,
+    ) -> None:
         """Append a policy's decision about a job."""
         sql = "INSERT INTO decisions (job, at, record) VALUES (?, ?, ?)"
-        self._database.write(sql, job_id, at, json.dumps(record))
+        self._database.write(
+            sql,
+            job_id,
+            at,
+            json.dumps(record),
+        )
         for hear in self.on_decision:
             hear(job_id, record)
 
@@ -255,12 +352,21 @@ class JobLedger(JobReports):
         """The decisions about a job, oldest first, each with its number and time."""
         which = "WHERE job = ? ORDER BY number"
         return self._database.each(
-            *("decisions", which, _decision, "number", "at"),
+            "decisions",
+            which,
+            _decision,
+            "number",
+            "at",
             unreadable=skip_record,
             values=(job_id,),
         )
 
-    def forget(self, before: float, keep: int, most: int = 20) -> tuple[list[str], bool]:
+    def forget(
+        self,
+        before: float,
+        keep: int,
+        most: int = 20,
+    ) -> tuple[list[str], bool]:
         """Delete jobs that ended before then, and all but the latest ``keep`` of the ended ones.
 
         Their reports, decisions and events are deleted too. Dependencies of unfinished jobs stay,
@@ -269,16 +375,25 @@ class JobLedger(JobReports):
         """
         with self._database.together() as db:
             found = [
-                row[0] for row in db.execute(_FORGETTABLE, (before, keep, UNREADABLE_JOB, most))
+                row[0]
+                for row in db.execute(
+                    _FORGETTABLE, (before, keep, UNREADABLE_JOB, most)
+                )
             ]
             gone = []
             for job_id in found:
-                if db.execute(_FORGET_REPORTS, (job_id, _REPORTS)).rowcount == _REPORTS:
+                if (
+                    db.execute(_FORGET_REPORTS, (job_id, _REPORTS)).rowcount
+                    == _REPORTS
+                ):
                     break  # the rest and the job itself: next time
                 db.execute("DELETE FROM decisions WHERE job = ?", (job_id,))
                 # The last event stays: event numbers must grow.
                 last = "(SELECT max(number) FROM events)"
-                db.execute(f"DELETE FROM events WHERE job = ? AND number < {last}", (job_id,))
+                db.execute(
+                    f"DELETE FROM events WHERE job = ? AND number < {last}",
+                    (job_id,),
+                )
                 db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
                 gone.append(job_id)
         return gone, len(gone) < len(found) or len(found) == most
@@ -294,26 +409,63 @@ class JobOutputs:
     async def keep(self, job: RunningJob) -> None:
         """Fetch the output of a job's workers before they are deleted."""
         asked = [w for w in job.workers if not w.is_silent]
-        fetches = (self.fetch(w.agent, w.spec.id, job.id, w.spec.rank) for w in asked)
+        fetches = (
+            self.fetch(
+                w.agent,
+                w.spec.id,
+                job.id,
+                w.spec.rank,
+            )
+            for w in asked
+        )
         answers = await asyncio.gather(*fetches, return_exceptions=True)
         # Some workers may never have been created.
-        if lost := [each for each in answers if each and not isinstance(each, NotOnServer)]:
+        if lost := [
+            each
+            for each in answers
+            if each and not isinstance(each, NotOnServer)
+        ]:
             why = str(lost[0]) or f"no answer within {_PATIENCE_S:g} s"
             message = "job %s: the output of %d workers could not be kept: %s"
-            _log.warning(message, job.id, len(lost), why)
+            _log.warning(
+                message,
+                job.id,
+                len(lost),
+                why,
+            )
 
-    async def fetch(self, agent: AgentClient, worker: str, job_id: str, rank: int) -> None:
+    async def fetch(
+        self,
+        agent: AgentClient,
+        worker: str,
+        job_id: str,
+        rank: int,
+    ) -> None:
         """Store the output of one worker; ``PatchlightError`` or ``OSError`` if that fails."""
         async with asyncio.timeout(_PATIENCE_S):
             end = (await agent.log(worker, _BEYOND, 4)).next
             first = max(0, end - MOST_KEPT_BYTES)
             part = await agent.log(worker, first, MOST_KEPT_BYTES)
         if part.text:
-            await asyncio.to_thread(self._write, job_id, rank, part)
+            await asyncio.to_thread(
+                self._write,
+                job_id,
+                rank,
+                part,
+            )
 
-    def _write(self, job_id: str, rank: int, part: LogPart) -> None:
+    def _write(
+        self,
+        job_id: str,
+        rank: int,
+        part: LogPart,
+    ) -> None:
         folder = self._of(job_id)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(
+            mode=0o700,
+            parents=True,
+            exist_ok=True,
+        )
         before = self._file(job_id, rank)
         file = folder / f"{rank}.{part.offset}"
         file.write_bytes(part.text.encode("utf-8", "replace"))
@@ -326,7 +478,13 @@ class JobOutputs:
     def _of(self, job_id: str) -> Path:
         return self._folder / job_id
 
-    def read(self, job_id: str, rank: int, after: int, limit: int) -> LogPart | None:
+    def read(
+        self,
+        job_id: str,
+        rank: int,
+        after: int,
+        limit: int,
+    ) -> LogPart | None:
         """A worker's output after byte ``after``; ``None`` if it is not stored."""
         file = self._file(job_id, rank)
         if file is None:
@@ -341,13 +499,21 @@ class JobOutputs:
         whole = len(text.encode()) or len(data)
         if offset > after:
             text = f"[{offset - after} bytes of output were dropped]\n{text}"
-        return LogPart(offset=offset, text=text, next=offset + whole)
+        return LogPart(
+            offset=offset,
+            text=text,
+            next=offset + whole,
+        )
 
     def bound(self, most: int = MOST_KEPT_OF_ALL_BYTES) -> None:
         """Delete the output of the jobs that ended first, if all output exceeds ``most`` bytes."""
         folders = [each for each in self._folder.glob("*") if each.is_dir()]
         left = 0
-        for folder in sorted(folders, key=lambda each: each.stat().st_mtime, reverse=True):
+        for folder in sorted(
+            folders,
+            key=lambda each: each.stat().st_mtime,
+            reverse=True,
+        ):
             left += sum(file.stat().st_size for file in folder.iterdir())
             if left > most:
                 self.forget(folder.name)
@@ -369,8 +535,11 @@ class Retention:
         settings: Discipline,
         clock: Callable[[], float] = unix_s,
     ) -> None:
-        self._store, self._ledger, self._outputs = store, ledger, outputs
-        self._settings, self._clock = settings, clock
+        self._store = store
+        self._ledger = ledger
+        self._outputs = outputs
+        self._settings = settings
+        self._clock = clock
 
     async def run(self) -> None:
         """Delete now, and again every ten minutes."""
@@ -386,7 +555,9 @@ class Retention:
         """Delete some; returns whether there are more."""
         keep_for_s = self._settings.keep_for_s
         before = None if keep_for_s is None else self._clock() - keep_for_s
-        gone, more = self._ledger.forget(before or 0.0, self._settings.keep_jobs)
+        gone, more = self._ledger.forget(
+            before or 0.0, self._settings.keep_jobs
+        )
         for job_id in gone:
             self._outputs.forget(job_id)
         old = before is not None and self._store.forget(before)

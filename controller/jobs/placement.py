@@ -18,7 +18,11 @@ from patchlight.controller.jobs import cluster_view
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.specs import JobFailed
-from patchlight.controller.policies.contract import ClusterView, Frozen, Progress
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    Frozen,
+    Progress,
+)
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
@@ -89,7 +93,13 @@ class GangEntry:
     @property
     def wants(self) -> str:
         """The same as text."""
-        models = sorted({m for s in self.statuses for m in s.spec.gpu_models or s.spec.compute_s})
+        models = sorted(
+            {
+                m
+                for s in self.statuses
+                for m in s.spec.gpu_models or s.spec.compute_s
+            }
+        )
         count = f"{self.workers} GPU{'s' if self.workers > 1 else ''}"
         return f"{count} of {', '.join(models)}" if models else count
 
@@ -106,12 +116,17 @@ class GangEntry:
     @property
     def after(self) -> Sequence[str]:
         """The ids of the jobs that must be done first."""
-        return tuple(dict.fromkeys(name for s in self.statuses for name in s.spec.after))
+        return tuple(
+            dict.fromkeys(name for s in self.statuses for name in s.spec.after)
+        )
 
     def progress(self, now_s: float, known: bool) -> Progress:
         """GPU-seconds used, and the longest remaining time of its jobs on links of their own."""
         had = sum(status.gpu_seconds(now_s) for status in self.statuses)
-        left_s = (cluster_view.alone_s(status, self.nic_bps) for status in self.statuses)
+        left_s = (
+            cluster_view.alone_s(status, self.nic_bps)
+            for status in self.statuses
+        )
         return Progress(had, max(left_s) if known else math.nan)
 
 
@@ -125,7 +140,10 @@ class LabSnapshot(NamedTuple):
 
     def unlinked(self, statuses: Sequence[JobStatus]) -> Mapping[str, str]:
         """The hosts that these jobs cannot use until they have a link, and why."""
-        alone = all(status.spec.size == 1 or status.topology != "keep" for status in statuses)
+        alone = all(
+            status.spec.size == 1 or status.topology != "keep"
+            for status in statuses
+        )
         return {} if alone else self.reach.without_link
 
 
@@ -148,8 +166,11 @@ class Placement:
         policies: PoliciesInUse,
         transactions: Transactions,
     ) -> None:
-        self._lab, self._fleet, self._table = lab, fleet, table
-        self.policies, self._transactions = policies, transactions
+        self._lab = lab
+        self._fleet = fleet
+        self._table = table
+        self.policies = policies
+        self._transactions = transactions
         self._circuits = transactions.parts
         self.nic_bps = slowest_nic_bps(lab)
         self.ending: dict[str, Sequence[str]] = {}
@@ -166,31 +187,57 @@ class Placement:
         down = self._circuits.flows.trunks_down()
         if (links, lost, down) != self._reach_of:
             self._reach_of = links, lost, down
-            self._reach = Reach(self._lab, links, lost, down)
+            self._reach = Reach(
+                self._lab,
+                links,
+                lost,
+                down,
+            )
         return self._reach
 
     async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
         """Read the devices, which takes time; the result returns the lab at the time of its call.
         ``ports``: with locked or failed ports, which plans of circuits need."""
-        recent, silent = self._table.recent(), self._fleet.silent()
+        recent = self._table.recent()
+        silent = self._fleet.silent()
         links = self._circuits.maps.present_links()
-        unfit = unfit_hosts(self._lab, silent, self._fleet.faults(), links)
+        unfit = unfit_hosts(
+            self._lab,
+            silent,
+            self._fleet.faults(),
+            links,
+        )
         maps = await self._circuits.maps.read()
         # With unknown links a job might wait for its ring forever.
         missing = self._circuits.flows.missing_ports()
-        plugged = ((host.name, self._lab.fibre_ends.get(host.endpoint)) for host in self._lab.hosts)
+        plugged = (
+            (host.name, self._lab.fibre_ends.get(host.endpoint))
+            for host in self._lab.hosts
+        )
         unfit |= {
             name: f"{end[0].device} has {missing[end[0]]}"
             for name, end in plugged
             if end is not None and end[0] in missing
         }
-        ending = {h: f"worker {w} is still ending" for w, each in self.ending.items() for h in each}
-        held = self._fleet.held_for(self._table.unreadable | self.swept, self._lab.hosts)
-        unseen = {**self._circuits.devices.unseen_hosts(), **unfit, **ending, **held}
+        ending = {
+            h: f"worker {w} is still ending"
+            for w, each in self.ending.items()
+            for h in each
+        }
+        held = self._fleet.held_for(
+            self._table.unreadable | self.swept, self._lab.hosts
+        )
+        unseen = {
+            **self._circuits.devices.unseen_hosts(),
+            **unfit,
+            **ending,
+            **held,
+        }
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()
-        cluster, reach = cluster_view.WiredLab.now(self._lab, maps), self.reach()
+        cluster = cluster_view.WiredLab.now(self._lab, maps)
+        reach = self.reach()
         jobs = [cluster_view.view_of(status) for status in recent]
         waiting = {status.id for status in recent if status.state.is_waiting}
 
@@ -198,17 +245,35 @@ class Placement:
             running = self._table.hosts_of(self._table.running)
             statuses = self._table.several(running)
             view = cluster.view(
-                time.time(), running, tuple(unseen), jobs, locked, failed, statuses, waiting
+                time.time(),
+                running,
+                tuple(unseen),
+                jobs,
+                locked,
+                failed,
+                statuses,
+                waiting,
             )
-            return LabSnapshot(cluster, view, unseen, reach)
+            return LabSnapshot(
+                cluster,
+                view,
+                unseen,
+                reach,
+            )
 
         return see
 
     async def look_for_waiting(self) -> Callable[[], LabSnapshot]:
         """Like ``look``; with the states of ports, which are slow to read, only if needed."""
         live = self._table.live()
-        own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
-        lab_wide = named(self.policies.choice, "placement") != DEFAULTS["placement"]
+        own = any(
+            s.spec.placement
+            for s in live
+            if s.state.is_waiting or s.spec.is_split
+        )
+        lab_wide = (
+            named(self.policies.choice, "placement") != DEFAULTS["placement"]
+        )
         return await self.look(ports=own or lab_wide)
 
     def gpus_of(self, hosts: Collection[str]) -> int:
@@ -216,10 +281,19 @@ class Placement:
         return cluster_view.WiredLab(self._lab, {}).as_set(hosts)
 
     @staticmethod
-    def gpus_named(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> dict[str, int]:
+    def gpus_named(
+        lab: LabSnapshot, statuses: Sequence[JobStatus]
+    ) -> dict[str, int]:
         """The GPUs that jobs name by their hosts, by job id."""
-        named = {s.id: [lab.cluster.lab.host(h).name for h in s.spec.hosts] for s in statuses}
-        return {job_id: lab.cluster.as_set(hosts) for job_id, hosts in named.items() if hosts}
+        named = {
+            s.id: [lab.cluster.lab.host(h).name for h in s.spec.hosts]
+            for s in statuses
+        }
+        return {
+            job_id: lab.cluster.as_set(hosts)
+            for job_id, hosts in named.items()
+            if hosts
+        }
 
     @staticmethod
     def free_for(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> int:
@@ -247,7 +321,11 @@ class Placement:
         unlinked = lab.unlinked([status])
         if status.spec.hosts:
             found = self._as_named(lab, status, occupied)
-            return found if isinstance(found, Waiting) else self._linked(lab, status, found)
+            return (
+                found
+                if isinstance(found, Waiting)
+                else self._linked(lab, status, found)
+            )
         occupied |= lab.cluster.as_set(unlinked)
         job = cluster_view.view_of(status)
         if (unreached := self.out_of_reach(lab, [status])) is not None:
@@ -257,44 +335,87 @@ class Placement:
             return Waiting(WaitReason.UNREACHABLE, words, is_blocked=True)
         placement = self.policies.now.placement
         if status.spec.placement is not None:
-            placement = self.policies.now.placement_named(status.spec.placement)
+            placement = self.policies.now.placement_named(
+                status.spec.placement
+            )
         # Hosts that it failed on are avoided while there are others, unless it already runs.
         failed_on = lab.cluster.as_set(status.avoid)
-        says, does = "placement", "finds no placement for it"
+        says = "placement"
+        does = "finds no placement for it"
         for avoided in dict.fromkeys((failed_on, failed_on if workers else 0)):
             view = lab.view._replace(occupied=occupied | avoided)
             decisions: list[cluster_view.Decision] = []
-            degree = workers or job.workers or self._degree(view, status, most, decisions)
+            degree = (
+                workers
+                or job.workers
+                or self._degree(
+                    view,
+                    status,
+                    most,
+                    decisions,
+                )
+            )
             if not degree:
                 if decisions:
-                    says, does = "partition", "lets it wait"
+                    says = "partition"
+                    does = "lets it wait"
                 continue
-            sized = job if job.workers else cluster_view.view_of(status, degree)
+            sized = (
+                job if job.workers else cluster_view.view_of(status, degree)
+            )
             gpus, decision = cluster_view.decided(
                 "placement",
                 placement,
-                partial(placement.place, view, sized, degree),
-                partial(cluster_view.seen, view, sized, graph=_graph_name(status)),
+                partial(
+                    placement.place,
+                    view,
+                    sized,
+                    degree,
+                ),
+                partial(
+                    cluster_view.seen,
+                    view,
+                    sized,
+                    graph=_graph_name(status),
+                ),
             )
             if gpus is not None:
-                placed = Placed(lab.cluster.hosts(gpus), (*decisions, decision))
+                placed = Placed(
+                    lab.cluster.hosts(gpus), (*decisions, decision)
+                )
                 return self._linked(lab, status, placed)
         free = lab.view._replace(occupied=occupied).free_for(job).bit_count()
         words = f"the {says} policy {does} on the {free} free GPUs"
-        words += f"; hosts without a link: {as_text(unlinked)}" if unlinked else ""
+        words += (
+            f"; hosts without a link: {as_text(unlinked)}" if unlinked else ""
+        )
         return Waiting(WaitReason.NO_PLACE, words)
 
     @staticmethod
-    def _linked(lab: LabSnapshot, status: JobStatus, placed: Placed) -> Placed | Waiting:
+    def _linked(
+        lab: LabSnapshot,
+        status: JobStatus,
+        placed: Placed,
+    ) -> Placed | Waiting:
         """The placement, unless its hosts cannot reach each other and it gets no circuits."""
         hosts = [lab.cluster.lab.host(name) for name in placed.hosts]
         apart = lab.reach.apart(hosts) if status.topology == "keep" else {}
-        return Waiting(WaitReason.OUT_OF_REACH, as_text(apart)) if apart else placed
+        return (
+            Waiting(WaitReason.OUT_OF_REACH, as_text(apart))
+            if apart
+            else placed
+        )
 
     @staticmethod
-    def out_of_reach(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> Waiting | None:
+    def out_of_reach(
+        lab: LabSnapshot, statuses: Sequence[JobStatus]
+    ) -> Waiting | None:
         """Why jobs wait, if too few suitable hosts can be reached."""
-        unlinked = {h: why for h, why in lab.unlinked(statuses).items() if h not in lab.unseen}
+        unlinked = {
+            h: why
+            for h, why in lab.unlinked(statuses).items()
+            if h not in lab.unseen
+        }
         if not lab.unseen and not unlinked:
             return None
         broken = lab.view.broken | lab.cluster.as_set(unlinked)
@@ -305,21 +426,41 @@ class Placement:
                 if not job.gpu_models or gpu.model in job.gpu_models
             )
             if max(1, job.workers) > able:
-                why = "; ".join(filter(None, (*sorted({*lab.unseen.values()}), as_text(unlinked))))
-                return Waiting(WaitReason.OUT_OF_REACH, f"too many hosts cannot be reached: {why}")
+                why = "; ".join(
+                    filter(
+                        None,
+                        (*sorted({*lab.unseen.values()}), as_text(unlinked)),
+                    )
+                )
+                return Waiting(
+                    WaitReason.OUT_OF_REACH,
+                    f"too many hosts cannot be reached: {why}",
+                )
         return None
 
     @staticmethod
-    def _as_named(lab: LabSnapshot, status: JobStatus, occupied: int) -> Placed | Waiting:
-        names = tuple(lab.cluster.lab.host(host).name for host in status.spec.hosts)
-        busy = [name for name in names if lab.cluster.as_set([name]) & occupied]
+    def _as_named(
+        lab: LabSnapshot,
+        status: JobStatus,
+        occupied: int,
+    ) -> Placed | Waiting:
+        names = tuple(
+            lab.cluster.lab.host(host).name for host in status.spec.hosts
+        )
+        busy = [
+            name for name in names if lab.cluster.as_set([name]) & occupied
+        ]
         if not busy:
             return Placed(names, ())
         silent = [lab.unseen[name] for name in busy if name in lab.unseen]
         if silent:
-            return Waiting(WaitReason.OUT_OF_REACH, "; ".join(sorted(set(silent))))
+            return Waiting(
+                WaitReason.OUT_OF_REACH, "; ".join(sorted(set(silent)))
+            )
         verb = "is" if len(busy) == 1 else "are"
-        return Waiting(WaitReason.NO_GPUS, f"{', '.join(busy[:3])} {verb} busy")
+        return Waiting(
+            WaitReason.NO_GPUS, f"{', '.join(busy[:3])} {verb} busy"
+        )
 
     def _degree(
         self,
@@ -328,11 +469,9 @@ class Placement:
         most: float,
         decisions: list[cluster_view.Decision],
     ) -> int:
-        partition, job, spec = (
-            self.policies.now.partition,
-            cluster_view.view_of(status),
-            status.spec,
-        )
+        partition = self.policies.now.partition
+        job = cluster_view.view_of(status)
+        spec = status.spec
         free = view.free_for(job).bit_count()
         able = spec.degrees or range(1, free + 1)
         legal = (0, *sorted(n for n in able if n <= min(free, most)))
@@ -341,23 +480,48 @@ class Placement:
         workers, decision = cluster_view.decided(
             "partition",
             partition,
-            partial(partition.degree, view, job, legal),
-            partial(cluster_view.seen, view, job, legal, graph=_graph_name(status)),
+            partial(
+                partition.degree,
+                view,
+                job,
+                legal,
+            ),
+            partial(
+                cluster_view.seen,
+                view,
+                job,
+                legal,
+                graph=_graph_name(status),
+            ),
         )
         decisions.append(decision)
         if workers == 0:
-            raise JobFailed(f"the partition policy {partition.name} refuses it")
+            raise JobFailed(
+                f"the partition policy {partition.name} refuses it"
+            )
         return workers or 0
 
     async def preview(
-        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs
+        self,
+        topology: str,
+        groups: HostsOfJobs,
+        running: HostsOfJobs,
     ) -> tuple[ChangePlan, list[str]]:
         """What ``wish`` would change now for these groups, and the objections."""
-        wish = await self.wish(topology, groups, running, tuple(groups))
+        wish = await self.wish(
+            topology,
+            groups,
+            running,
+            tuple(groups),
+        )
         return await self._transactions.preview(wish.decide)
 
     async def wish(
-        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, jobs: Sequence[str]
+        self,
+        topology: str,
+        groups: HostsOfJobs,
+        running: HostsOfJobs,
+        jobs: Sequence[str],
     ) -> WishedCircuits:
         """The circuits that the topology policy of that name wants for these groups, while
         ``running`` have hosts. A fault is counted for ``jobs``."""
@@ -367,24 +531,48 @@ class Placement:
         statuses = self._table.several(running)
         rates_bps = self._circuits.flows.rates_bps()
 
-        def ask(maps: Mapping[str, AnyMap]) -> tuple[Mapping[str, PortMap], cluster_view.Decision]:
+        def ask(
+            maps: Mapping[str, AnyMap],
+        ) -> tuple[Mapping[str, PortMap], cluster_view.Decision]:
             cluster = cluster_view.WiredLab.now(self._lab, maps)
-            view = cluster.view(time.time(), running, unseen, (), locked, failed, statuses)
+            view = cluster.view(
+                time.time(),
+                running,
+                unseen,
+                (),
+                locked,
+                failed,
+                statuses,
+            )
             numbers = cluster.numbers
-            measured = {numbers[name]: r for name, r in rates_bps.items() if name in numbers}
+            measured = {
+                numbers[name]: r
+                for name, r in rates_bps.items()
+                if name in numbers
+            }
             view = view._replace(measured=Frozen(measured))
-            gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
+            gpus = [
+                [cluster.numbers[name] for name in hosts]
+                for hosts in groups.values()
+            ]
             return cluster_view.decided(
                 "topology",
                 policy,
-                partial(policy.circuits, view, gpus, tuple(jobs)),
+                partial(
+                    policy.circuits,
+                    view,
+                    gpus,
+                    tuple(jobs),
+                ),
                 partial(cluster_view.seen, view, groups=gpus),
             )
 
         wish = WishedCircuits(ask)
         # A change plans in the event loop, and a policy may be slow: so it is called first.
         maps = self._circuits.maps.last or await self._circuits.maps.read()
-        with contextlib.suppress(PatchlightError):  # the change calls it again, and fails
+        with contextlib.suppress(
+            PatchlightError
+        ):  # the change calls it again, and fails
             await asyncio.to_thread(wish.decide, maps)
         return wish
 
@@ -394,11 +582,16 @@ class WishedCircuits:
 
     def __init__(
         self,
-        ask: Callable[[Mapping[str, AnyMap]], tuple[Mapping[str, PortMap], cluster_view.Decision]],
+        ask: Callable[
+            [Mapping[str, AnyMap]],
+            tuple[Mapping[str, PortMap], cluster_view.Decision],
+        ],
     ) -> None:
         self.decision: cluster_view.Decision | None = None
         self._ask = ask
-        self._known: tuple[Mapping[str, AnyMap], Mapping[str, PortMap]] | None = None
+        self._known: (
+            tuple[Mapping[str, AnyMap], Mapping[str, PortMap]] | None
+        ) = None
 
     def decide(self, maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
         """The wanted map of each OCS that changes, starting from these."""
@@ -410,4 +603,8 @@ class WishedCircuits:
 
 def _graph_name(status: JobStatus) -> str | None:
     graph = status.spec.graph
-    return cluster_view.OWN_GRAPH if graph is not None and graph.lstrip().startswith("{") else graph
+    return (
+        cluster_view.OWN_GRAPH
+        if graph is not None and graph.lstrip().startswith("{")
+        else graph
+    )

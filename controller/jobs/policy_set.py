@@ -15,15 +15,28 @@ from pydantic import TypeAdapter
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.policies import guard
-from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S, MINIMUM_GAIN_S
+from patchlight.controller.policies.cheapest import (
+    LOOKED_AT_EVERY_S,
+    MINIMUM_GAIN_S,
+)
 from patchlight.controller.policies.contract import ClusterShape, Policy
 from patchlight.controller.policies.policy_process import PolicyProcess
-from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
+from patchlight.controller.policies.registry import (
+    DEFAULTS,
+    is_built_in,
+    load_policy,
+)
 from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.rules import ABILITIES, KINDS, NOTHING_SAID, PolicyChoice, PolicyKind
+from patchlight.testbed.lab.rules import (
+    ABILITIES,
+    KINDS,
+    NOTHING_SAID,
+    PolicyChoice,
+    PolicyKind,
+)
 
 G = TypeVar("G")
 
@@ -43,7 +56,8 @@ that name none."""
 
 _log = logging.getLogger(__name__)
 
-_MARK, _CHOICE = "policies", TypeAdapter(PolicyChoice)
+_MARK = "policies"
+_CHOICE = TypeAdapter(PolicyChoice)
 
 
 def in_words(choice: PolicyChoice) -> dict[str, str | None]:
@@ -71,17 +85,22 @@ class PolicySet:
     ) -> None:
         self._report = report
         self._deadline_s = choice.deadline_s or guard.DEADLINE_S
-        self._shape, self._lab = shape, lab
+        self._shape = shape
+        self._lab = lab
         self._topologies: dict[str, guard.GuardedTopology] = {}
         self._placements: dict[str, guard.GuardedPlacement] = {}
         self._processes: list[PolicyProcess] = []
         self.partition: guard.GuardedPartition | None = None
         try:
             self.placement = self.placement_named(named(choice, "placement"))
-            self.order = self._guarded(guard.GuardedOrder, "order", named(choice, "order"))
+            self.order = self._guarded(
+                guard.GuardedOrder, "order", named(choice, "order")
+            )
             self.topology(named(choice, "topology"))
             elasticity = named(choice, "elasticity")
-            self.elasticity = self._guarded(guard.GuardedElasticity, "elasticity", elasticity)
+            self.elasticity = self._guarded(
+                guard.GuardedElasticity, "elasticity", elasticity
+            )
             if choice.partition:
                 self.partition = self._guarded(
                     guard.GuardedPartition, "partition", choice.partition
@@ -98,7 +117,9 @@ class PolicySet:
     def placement_named(self, name: str) -> guard.GuardedPlacement:
         """The placement policy of this name: a job may override the lab's."""
         if name not in self._placements:
-            self._placements[name] = self._guarded(guard.GuardedPlacement, "placement", name)
+            self._placements[name] = self._guarded(
+                guard.GuardedPlacement, "placement", name
+            )
         return self._placements[name]
 
     def topology(self, name: str) -> guard.GuardedTopology:
@@ -113,16 +134,34 @@ class PolicySet:
                 import_module("scipy.optimize")
         return self._topologies[name]
 
-    def _guarded(self, guarded: Callable[..., G], kind: PolicyKind, name: str) -> G:
+    def _guarded(
+        self,
+        guarded: Callable[..., G],
+        kind: PolicyKind,
+        name: str,
+    ) -> G:
         deadline_s = self._deadline_s
         policy: Policy | PolicyProcess
         if is_built_in(name, kind):
             policy = load_policy(name, kind)
         else:
-            policy = PolicyProcess(name, kind, deadline_s, self._shape, self._lab)
+            policy = PolicyProcess(
+                name,
+                kind,
+                deadline_s,
+                self._shape,
+                self._lab,
+            )
             self._processes.append(policy)
         default = load_policy(DEFAULTS[kind], kind)
-        return guarded(policy, default, name, self._report, deadline_s, alone=True)
+        return guarded(
+            policy,
+            default,
+            name,
+            self._report,
+            deadline_s,
+            alone=True,
+        )
 
 
 class PoliciesInUse:
@@ -134,9 +173,17 @@ class PoliciesInUse:
     counts by kind and policy; ``on_use`` are called after ``use``.
     """
 
-    def __init__(self, lab: Lab, store: Store, table: JobTable, given: PolicyChoice) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        store: Store,
+        table: JobTable,
+        given: PolicyChoice,
+    ) -> None:
         """``BadInput`` for an unknown policy in ``given``."""
-        self._lab, self._store, self._table = lab, store, table
+        self._lab = lab
+        self._store = store
+        self._table = table
         self.on_use: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.faults: Counter[tuple[str, str]] = Counter()
@@ -150,7 +197,9 @@ class PoliciesInUse:
             lambda row: (row["given"], _CHOICE.validate_python(row["used"])),
             unreadable=lambda: {"given": given.said, "used": cautious},
         )
-        self._used = NOTHING_SAID if kept is None or kept[0] != given.said else kept[1]
+        self._used = (
+            NOTHING_SAID if kept is None or kept[0] != given.said else kept[1]
+        )
         if self._used is NOTHING_SAID:
             self._keep(NOTHING_SAID)
         self.choice = self._whole(self._used)
@@ -159,13 +208,24 @@ class PoliciesInUse:
 
     def _made(self, choice: PolicyChoice) -> PolicySet:
         shape = WiredLab(self._lab, self._lab.initial_maps).shape
-        return PolicySet(choice, self._on_fault, shape, self._lab)
+        return PolicySet(
+            choice,
+            self._on_fault,
+            shape,
+            self._lab,
+        )
 
     def _whole(self, used: PolicyChoice) -> PolicyChoice:
-        return used.over(self._given).over(self._lab.policies).over(DEFAULT_POLICIES)
+        return (
+            used.over(self._given)
+            .over(self._lab.policies)
+            .over(DEFAULT_POLICIES)
+        )
 
     def _keep(self, used: PolicyChoice) -> None:
-        self._store.set_mark(_MARK, {"given": self._given.said, "used": used.said})
+        self._store.set_mark(
+            _MARK, {"given": self._given.said, "used": used.said}
+        )
 
     async def use(self, choice: PolicyChoice) -> None:
         """Use these from the queue's next pass on; ``BadInput`` for an unknown one. The choice
@@ -180,8 +240,12 @@ class PoliciesInUse:
             raise
         if self._next is not None:
             self._next.close()
-        self._next, self._used, self.choice = policies, used, whole
-        self._store.add_event(time.time(), "policies", {"policies": self.words})
+        self._next = policies
+        self._used = used
+        self.choice = whole
+        self._store.add_event(
+            time.time(), "policies", {"policies": self.words}
+        )
         for hear in self.on_use:
             hear()
 
@@ -196,7 +260,8 @@ class PoliciesInUse:
         if self._next is None:
             return False
         self.now.close()
-        self.now, self._next = self._next, None
+        self.now = self._next
+        self._next = None
         return True
 
     def close(self) -> None:
@@ -215,14 +280,20 @@ class PoliciesInUse:
             self._loop.call_soon_threadsafe(self._note, fault)
 
     def _note(self, fault: guard.Fault) -> None:
-        statuses = [s for job_id in fault.jobs if (s := self._table.find(job_id)) is not None]
+        statuses = [
+            s
+            for job_id in fault.jobs
+            if (s := self._table.find(job_id)) is not None
+        ]
         if fault.jobs and not statuses:
             return  # a preview: these jobs were not submitted
         _log.warning("%s", fault)
         self.faults[fault.kind, fault.policy] += 1
         self.last_faults[fault.kind, fault.policy] = fault.reason
         for status in statuses:
-            self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
+            self._table.keep(
+                replace(status, policy_faults=status.policy_faults + 1)
+            )
         record = {
             "policy": fault.policy,
             "policy_kind": fault.kind,

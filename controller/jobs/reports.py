@@ -49,7 +49,11 @@ class _StoredReport(Report):
     ordinal: Annotated[int, Field(ge=0)] | None = None
 
 
-_DEFAULTS = {n: f.default for n, f in _StoredReport.model_fields.items() if not f.is_required()}
+_DEFAULTS = {
+    n: f.default
+    for n, f in _StoredReport.model_fields.items()
+    if not f.is_required()
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,9 @@ def _worker(report: Record) -> tuple[int, int]:
 class JobReports:
     """The reports of all jobs on disk."""
 
-    def __init__(self, database: Database, most_reports: int = MOST_REPORTS) -> None:
+    def __init__(
+        self, database: Database, most_reports: int = MOST_REPORTS
+    ) -> None:
         self._database = database
         self._most = most_reports
         # Of jobs that have not ended: stored and reported iterations, and the present stride.
@@ -76,25 +82,46 @@ class JobReports:
 
     def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
         """Append reports of a job's workers. Beyond a maximum, older ones are thinned out."""
-        counted = self._counted.get(job_id) or _Counted(*self.report_counts(job_id))
+        counted = self._counted.get(job_id) or _Counted(
+            *self.report_counts(job_id)
+        )
         latest = Counter[tuple[int, int]]()
         for each in records:
-            latest[_worker(each)] = max(latest[_worker(each)], each.get("ordinal", 0))
+            latest[_worker(each)] = max(
+                latest[_worker(each)], each.get("ordinal", 0)
+            )
         stored = [
-            (job_id, json.dumps({k: v for k, v in each.items() if _DEFAULTS.get(k, k) != v}))
+            (
+                job_id,
+                json.dumps(
+                    {k: v for k, v in each.items() if _DEFAULTS.get(k, k) != v}
+                ),
+            )
             for each in records
             if (ordinal := each.get("ordinal", 0)) % counted.stride < _PAIR
             or ordinal > latest[_worker(each)] - _TAIL
         ]
-        self._database.write_all("INSERT INTO iterations (job, record) VALUES (?, ?)", stored)
-        self._counted[job_id] = counted = replace(
-            counted, kept=counted.kept + len(stored), made=counted.made + len(records)
+        self._database.write_all(
+            "INSERT INTO iterations (job, record) VALUES (?, ?)", stored
         )
-        most = max(_LEAST_REPORTS, min(self._most, MOST_REPORTS_OF_ALL // 2 // len(self._counted)))
+        self._counted[job_id] = counted = replace(
+            counted,
+            kept=counted.kept + len(stored),
+            made=counted.made + len(records),
+        )
+        most = max(
+            _LEAST_REPORTS,
+            min(self._most, MOST_REPORTS_OF_ALL // 2 // len(self._counted)),
+        )
         aim = most * 3 // 4
         if counted.kept > (most if counted.left <= aim else 2 * counted.left):
             kept, stride = self._thin(job_id, aim)
-            self._counted[job_id] = replace(counted, kept=kept, stride=stride, left=kept)
+            self._counted[job_id] = replace(
+                counted,
+                kept=kept,
+                stride=stride,
+                left=kept,
+            )
 
     def _thin(self, job_id: str, most: int) -> tuple[int, int]:
         """Delete reports of a job until there are at most so many, if possible. The first and last
@@ -114,7 +141,9 @@ class JobReports:
         """How many reports of a job are stored, and how many there were."""
         if (counted := self._counted.get(job_id)) is not None:
             return counted.kept, counted.made
-        kept = self._database.rows("SELECT count(*) FROM iterations WHERE job = ?", job_id)[0][0]
+        kept = self._database.rows(
+            "SELECT count(*) FROM iterations WHERE job = ?", job_id
+        )[0][0]
         if kept < _PAIR * _TAIL:  # none was thinned out
             return kept, kept
         sql = f"SELECT max(nth) + 1 FROM ({_PLACED}) GROUP BY worker"
@@ -123,37 +152,65 @@ class JobReports:
     def bound_reports(self, most: int = MOST_REPORTS_OF_ALL) -> bool:
         """Thin out the reports of the job that ended first and has many of them, if there are too
         many reports; returns whether that may be necessary again."""
-        if self._database.rows("SELECT count(*) FROM iterations")[0][0] <= most:
+        if (
+            self._database.rows("SELECT count(*) FROM iterations")[0][0]
+            <= most
+        ):
             return False
         for least in (_LEAST_REPORTS, 0):
             found = self._database.rows(_MANY_REPORTS, least)
             if found:
                 job_id, count = found[0]
-                kept, _ = self._thin(job_id, count // 2) if least else (count, 0)
+                kept, _ = (
+                    self._thin(job_id, count // 2) if least else (count, 0)
+                )
                 if kept > count * 3 // 4:  # these are the first and last ones
-                    self._database.write("DELETE FROM iterations WHERE job = ?", job_id)
+                    self._database.write(
+                        "DELETE FROM iterations WHERE job = ?", job_id
+                    )
                 return True
         return False
 
     def iterations(
-        self, job_id: str, after: int = 0, limit: int = -1
+        self,
+        job_id: str,
+        after: int = 0,
+        limit: int = -1,
     ) -> tuple[list[dict[str, Any]], int]:
         """At most ``limit`` reports of a job after number ``after``, and the last number."""
         which = "WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
-        found = self._reports(which, job_id, after, limit)
-        return [report for report, _ in found], found[-1][1] if found else after
+        found = self._reports(
+            which,
+            job_id,
+            after,
+            limit,
+        )
+        return [report for report, _ in found], found[-1][
+            1
+        ] if found else after
 
-    def latest_iterations(self, job_id: str, most: int) -> list[dict[str, Any]]:
+    def latest_iterations(
+        self, job_id: str, most: int
+    ) -> list[dict[str, Any]]:
         """The latest reports of a job's workers, oldest first."""
-        found = self._reports("WHERE job = ? ORDER BY number DESC LIMIT ?", job_id, most)
+        found = self._reports(
+            "WHERE job = ? ORDER BY number DESC LIMIT ?", job_id, most
+        )
         return [report for report, _ in reversed(found)]
 
-    def _reports(self, which: str, *values: object) -> list[tuple[dict[str, Any], int]]:
+    def _reports(
+        self, which: str, *values: object
+    ) -> list[tuple[dict[str, Any], int]]:
         def report(text: str, number: int) -> tuple[dict[str, Any], int]:
-            return _StoredReport.model_validate_json(text).model_dump(exclude={"ordinal"}), number
+            return _StoredReport.model_validate_json(text).model_dump(
+                exclude={"ordinal"}
+            ), number
 
         return self._database.each(
-            *("iterations", which, report, "number"),
+            "iterations",
+            which,
+            report,
+            "number",
             unreadable=skip_record,
             values=values,
             decode=str,
@@ -161,7 +218,9 @@ class JobReports:
 
     def reported(self, job_id: str) -> int:
         """The number of a job's latest report, for ``iterations``; 0 without one."""
-        rows = self._database.rows("SELECT max(number) FROM iterations WHERE job = ?", job_id)
+        rows = self._database.rows(
+            "SELECT max(number) FROM iterations WHERE job = ?", job_id
+        )
         return int(rows[0][0] or 0)
 
     def reports_by_rank(self, job_id: str, attempt: int) -> dict[int, int]:

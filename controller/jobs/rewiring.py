@@ -11,14 +11,22 @@ from statistics import median
 from typing import Any
 
 from patchlight.controller.changes.parts import Unreached
-from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Reconfiguration
+from patchlight.controller.changes.record import (
+    ChangeOptions,
+    ChangePlan,
+    Reconfiguration,
+)
 from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.cluster_view import Decision, plain, seen
 from patchlight.controller.jobs.job_table import IterationTimes, JobTable
 from patchlight.controller.jobs.placement import LabSnapshot, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.policies.cheapest import MINIMUM_GAIN_S, Proposal, defragment
+from patchlight.controller.policies.cheapest import (
+    MINIMUM_GAIN_S,
+    Proposal,
+    defragment,
+)
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.jobs import JobState
@@ -38,7 +46,8 @@ _log = logging.getLogger(__name__)
 
 _STARTING = (JobState.RECONFIGURING, JobState.PREPARING)
 # Wait for jobs that are being started: their circuits may then change as well.
-_LOOK_AGAIN_S, _LOOKS = 0.2, 50
+_LOOK_AGAIN_S = 0.2
+_LOOKS = 50
 
 _LOOK_EVERY_S = 0.5
 # For a job that lost its circuits without notice: its ranks wait in an all-reduce.
@@ -66,30 +75,49 @@ class JobRewiring:
         policies: PoliciesInUse,
         gains: IterationTimes,
     ) -> None:
-        self._store, self._table, self._transactions = store, table, transactions
-        self._placement, self._policies, self._gains = placement, policies, gains
+        self._store = store
+        self._table = table
+        self._transactions = transactions
+        self._placement = placement
+        self._policies = policies
+        self._gains = gains
         self._wanted = asyncio.Event()
         self._ended: list[str] = []
         self._words = "not checked yet"
         self._looked_at: float | None = None
 
     async def regroup(
-        self, job_ids: Sequence[str], caller: ChangeOptions = NO_OPTIONS, *, detach: bool = False
+        self,
+        job_ids: Sequence[str],
+        caller: ChangeOptions = NO_OPTIONS,
+        *,
+        detach: bool = False,
     ) -> Reconfiguration:
         """Bring running jobs under one packet switch each, while they run."""
         self._check_run(job_ids)
-        return await self.rewire("regroup", job_ids, job_ids, caller, detach=detach)
+        return await self.rewire(
+            "regroup",
+            job_ids,
+            job_ids,
+            caller,
+            detach=detach,
+        )
 
-    async def preview_regroup(self, job_ids: Sequence[str]) -> tuple[ChangePlan, list[str]]:
+    async def preview_regroup(
+        self, job_ids: Sequence[str]
+    ) -> tuple[ChangePlan, list[str]]:
         """What ``regroup`` would change now, and the objections."""
         self._check_run(job_ids)
-        groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
+        groups = self._table.hosts_of(job_ids)
+        running = self._table.hosts_of(self._table.running)
         return await self._placement.preview("regroup", groups, running)
 
     def _check_run(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
             if job_id not in self._table.running:
-                raise BadInput(f"job {job_id} is not running: {self._table[job_id].state}")
+                raise BadInput(
+                    f"job {job_id} is not running: {self._table[job_id].state}"
+                )
 
     async def rewire(
         self,
@@ -102,16 +130,34 @@ class JobRewiring:
     ) -> Reconfiguration:
         """Make circuits for these jobs; the decision is stored with those in ``because_of``."""
         what = topology if topology == "regroup" else f"{topology} for"
-        groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
+        groups = self._table.hosts_of(job_ids)
+        running = self._table.hosts_of(self._table.running)
         before = self._gains.before(because_of)
-        wish = await self._placement.wish(topology, groups, running, because_of)
+        wish = await self._placement.wish(
+            topology,
+            groups,
+            running,
+            because_of,
+        )
 
         def keep(change: Reconfiguration) -> None:
             if wish.decision is not None:
-                self._keep(wish.decision, because_of, change, self._gains.kept(before, change))
+                self._keep(
+                    wish.decision,
+                    because_of,
+                    change,
+                    self._gains.kept(before, change),
+                )
 
-        make = self._transactions.begin if detach else self._transactions.change
-        return await make(wish.decide, f"{what} {', '.join(because_of)}", caller, keep)
+        make = (
+            self._transactions.begin if detach else self._transactions.change
+        )
+        return await make(
+            wish.decide,
+            f"{what} {', '.join(because_of)}",
+            caller,
+            keep,
+        )
 
     async def when_settled(self, change: Reconfiguration) -> Reconfiguration:
         """A change of unknown result, once its switches answer again or a minute later."""
@@ -119,7 +165,9 @@ class JobRewiring:
 
     async def proposal(self) -> Proposal | None:
         """The most profitable change; ``None`` if none gains enough."""
-        return await asyncio.to_thread(self._decide, (await self._placement.look())())
+        return await asyncio.to_thread(
+            self._decide, (await self._placement.look())()
+        )
 
     def _decide(self, lab: LabSnapshot) -> Proposal | None:
         gain_s = self._policies.choice.minimum_gain_s
@@ -133,9 +181,13 @@ class JobRewiring:
                     for switch in self._transactions.parts.lab.optical_switches
                     if switch.name in change["changes"]
                 )
-                spent_s = sum(change["stages_s"].get(stage, 0.0) for stage in _STAGES)
+                spent_s = sum(
+                    change["stages_s"].get(stage, 0.0) for stage in _STAGES
+                )
                 times_s.append(max(0.0, spent_s - dark_s))
-        return defragment(lab.view, least_s, median(times_s) if times_s else 0.0)
+        return defragment(
+            lab.view, least_s, median(times_s) if times_s else 0.0
+        )
 
     async def defragment(
         self, caller: ChangeOptions = NO_OPTIONS, *, detach: bool = False
@@ -146,13 +198,23 @@ class JobRewiring:
         proposal = await asyncio.to_thread(self._decide, lab)
         if proposal is None:
             return None
-        seconds, answer = time.perf_counter() - began, plain(proposal.maps)
-        decision = Decision(DEFRAGMENT, DEFRAGMENT, answer, seconds, partial(seen, lab.view))
-        circuits, hosts = dict(lab.view.circuits), self._hosts()
+        seconds = time.perf_counter() - began
+        answer = plain(proposal.maps)
+        decision = Decision(
+            DEFRAGMENT,
+            DEFRAGMENT,
+            answer,
+            seconds,
+            partial(seen, lab.view),
+        )
+        circuits = dict(lab.view.circuits)
+        hosts = self._hosts()
 
         def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
             # With other maps or jobs than planned it might gain nothing.
-            same = all(maps.get(ocs) == circuits.get(ocs) for ocs in proposal.maps)
+            same = all(
+                maps.get(ocs) == circuits.get(ocs) for ocs in proposal.maps
+            )
             return proposal.maps if same and self._hosts() == hosts else {}
 
         before = self._gains.before(proposal.gains_s)
@@ -160,14 +222,30 @@ class JobRewiring:
         def keep(change: Reconfiguration) -> None:
             if change.state == "committed" and not change.changes:
                 return  # overtaken: no circuit changed
-            event = {"reconfiguration": change.id, "state": change.state, **record_of(proposal)}
+            event = {
+                "reconfiguration": change.id,
+                "state": change.state,
+                **record_of(proposal),
+            }
             self._store.add_event(time.time(), "defragmented", event)
             kept = self._gains.kept(before, change)
-            self._keep(decision, kept, change, kept)
+            self._keep(
+                decision,
+                kept,
+                change,
+                kept,
+            )
 
         why = f"defragment {', '.join(proposal.jobs)}: {proposal.gain_s:.0f} s gained"
-        make = self._transactions.begin if detach else self._transactions.change
-        return await make(decide, why, caller, keep)
+        make = (
+            self._transactions.begin if detach else self._transactions.change
+        )
+        return await make(
+            decide,
+            why,
+            caller,
+            keep,
+        )
 
     def _keep(
         self,
@@ -203,14 +281,18 @@ class JobRewiring:
     def status(self) -> dict[str, Any]:
         """Whether circuits are rewired automatically, and the result of the last attempt."""
         on = bool(self._policies.choice.defragment)
-        words = self._words if on else "circuits stay until somebody changes them"
+        words = (
+            self._words if on else "circuits stay until somebody changes them"
+        )
         return {"defragment": on, "looked_at": self._looked_at, "words": words}
 
     async def run(self) -> None:
         """Watch for profitable changes."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._policies.choice.defragment_every_s):
+                async with asyncio.timeout(
+                    self._policies.choice.defragment_every_s
+                ):
                     await self._wanted.wait()
             self._wanted.clear()
             while self._ended:
@@ -222,10 +304,16 @@ class JobRewiring:
     async def _follow(self) -> str:
         for _ in range(_LOOKS):
             live = self._table.live()
-            if not (self._transactions.busy or any(s.state in _STARTING for s in live)):
+            if not (
+                self._transactions.busy
+                or any(s.state in _STARTING for s in live)
+            ):
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
-        if self._store.mark(DRAINED, dict[str, Any], unreadable=dict) is not None:
+        if (
+            self._store.mark(DRAINED, dict[str, Any], unreadable=dict)
+            is not None
+        ):
             return "the controller is drained"
         if stopped := self._transactions.parts.preflight.stop.message:
             return stopped
@@ -234,9 +322,8 @@ class JobRewiring:
             return "a change of circuits is in progress"
         try:
             change = await self.defragment()
-        except (
-            PatchlightError
-        ) as error:  # a device does not answer, say: the next attempt may succeed
+        except PatchlightError as error:
+            # a device does not answer, say: the next attempt may succeed
             _log.warning("automatic rewiring failed: %s", error)
             return error.message
         if change is None:
@@ -248,7 +335,9 @@ def record_of(proposal: Proposal) -> dict[str, Any]:
     """A proposal as JSON; circuits as ``inp>out`` by OCS."""
     return {
         **asdict(proposal),
-        "maps": {ocs: list(wanted.texts) for ocs, wanted in proposal.maps.items()},
+        "maps": {
+            ocs: list(wanted.texts) for ocs, wanted in proposal.maps.items()
+        },
         "gain_s": proposal.gain_s,
     }
 
@@ -262,9 +351,14 @@ class JobTraffic:
     """
 
     def __init__(
-        self, table: JobTable, reach: Callable[[], Reach], patience_s: float = 10.0
+        self,
+        table: JobTable,
+        reach: Callable[[], Reach],
+        patience_s: float = 10.0,
     ) -> None:
-        self._table, self._reach, self._patience_s = table, reach, patience_s
+        self._table = table
+        self._reach = reach
+        self._patience_s = patience_s
         self._drained: list[RunningJob] = []
 
     def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
@@ -284,8 +378,14 @@ class JobTraffic:
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         """Pause the jobs that use these ports; returns messages about those that did not."""
         states = (JobState.RUNNING, JobState.PAUSED)
-        self._drained = [job for job in self._using(moved) if self._state(job) in states]
-        jobs = [job for job in self._drained if self._state(job) is JobState.RUNNING]
+        self._drained = [
+            job for job in self._using(moved) if self._state(job) in states
+        ]
+        jobs = [
+            job
+            for job in self._drained
+            if self._state(job) is JobState.RUNNING
+        ]
         # None may be held once the others are released, after the failure of one.
         paused = await run_all(job.hold(self._deadline_s(job)) for job in jobs)
         return [
@@ -297,24 +397,37 @@ class JobTraffic:
     def _deadline_s(self, job: RunningJob) -> float:
         status = self._table[job.id]
         if not status.iterations_done or status.started_at is None:
-            return 3 * self._patience_s  # the time of an iteration is not known yet
-        return max(self._patience_s, 3 * (time.time() - status.started_at) / status.iterations_done)
+            # The time of an iteration is not known yet.
+            return 3 * self._patience_s
+        return max(
+            self._patience_s,
+            3 * (time.time() - status.started_at) / status.iterations_done,
+        )
 
-    async def announce(self, moved: frozenset[Endpoint] | None, reach: Reach) -> Unreached:
+    async def announce(
+        self, moved: frozenset[Endpoint] | None, reach: Reach
+    ) -> Unreached:
         """Announce the NICs of the jobs that use these ports (``None``: of all jobs), and let the
         workers of each job greet each other. Without a path between them, nothing is expected."""
         states = (JobState.RUNNING, JobState.PAUSED)
-        jobs = self._table.running.values() if moved is None else self._using(moved)
+        jobs = (
+            self._table.running.values()
+            if moved is None
+            else self._using(moved)
+        )
         jobs = [job for job in jobs if self._state(job) in states]
         answers = await asyncio.gather(
             *(job.announce(_GREET_S) for job in jobs), return_exceptions=True
         )
-        silent, unknown = list[str](), list[str]()
+        silent = list[str]()
+        unknown = list[str]()
         for job, answer in zip(jobs, answers, strict=True):
             if self._state(job) not in states:
                 continue  # it has ended meanwhile
             if isinstance(answer, PatchlightError):
-                unknown.append(f"job {job.id} was not checked with packets: {answer.message}")
+                unknown.append(
+                    f"job {job.id} was not checked with packets: {answer.message}"
+                )
             elif isinstance(answer, BaseException):
                 raise answer
             elif answer and not reach.apart(job.hosts):
@@ -323,26 +436,35 @@ class JobTraffic:
 
     async def undrain(self) -> None:
         """Resume the paused jobs; those without a circuit stay paused."""
-        jobs, self._drained = self._drained, []
+        jobs = self._drained
+        self._drained = []
         await run_all(self._settle(job) for job in jobs)
 
     async def watch(self) -> None:
         """Pause jobs that lose their circuits, and resume those that have them again."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            jobs = [job for job in self._table.running.values() if job not in self._drained]
+            jobs = [
+                job
+                for job in self._table.running.values()
+                if job not in self._drained
+            ]
             if not jobs:
                 continue
             answers = await asyncio.gather(
-                *(self._settle(job, hold=True) for job in jobs), return_exceptions=True
+                *(self._settle(job, hold=True) for job in jobs),
+                return_exceptions=True,
             )
             for job, answer in zip(jobs, answers, strict=True):
                 if isinstance(answer, Exception):
-                    _log.warning("job %s and its circuits: %s", job.id, in_words(answer))
+                    _log.warning(
+                        "job %s and its circuits: %s", job.id, in_words(answer)
+                    )
 
     async def _settle(self, job: RunningJob, *, hold: bool = False) -> None:
         """Pause a job during an outage, resume it after. ``hold``: pause its workers, too."""
-        state, reach = self._state(job), self._reach()
+        state = self._state(job)
+        reach = self._reach()
         if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
             return  # a job that moves to other hosts is held for that
         dark = reach.apart(job.hosts)
@@ -352,7 +474,8 @@ class JobTraffic:
             if hold:
                 await job.hold(_HOLD_IN_THE_DARK_S)
                 if self._state(job) is not JobState.PAUSED:
-                    await job.release()  # a change restored the circuit meanwhile
+                    # A change restored the circuit meanwhile.
+                    await job.release()
         elif dark:
             limit_s = job.spec.dark_limit_s
             if time.monotonic() - job.dark_since > limit_s:

@@ -15,7 +15,12 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import MOST_ITERATIONS, JobSpec
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.tasks import run_all
-from patchlight.testbed.wire.worker_api import SlotRequest, WorkerSpec, WorkerState, WorkerStatus
+from patchlight.testbed.wire.worker_api import (
+    SlotRequest,
+    WorkerSpec,
+    WorkerState,
+    WorkerStatus,
+)
 
 _PREPARE_DEADLINE_S = 90.0
 _MOST_CALLS_AT_END = 10
@@ -51,7 +56,10 @@ class RankWorker:
     def progress(self) -> str:
         """How far it is, as text, with what delays it or its machine."""
         overload = self.agent.heartbeat.overload
-        keeps = self.status.message, overload and f"its agent answers {overload}"
+        keeps = (
+            self.status.message,
+            overload and f"its agent answers {overload}",
+        )
         return "; ".join([self.state, *filter(None, keeps)])
 
     @property
@@ -103,7 +111,10 @@ class RankWorker:
         if self.is_silent:
             return False
         # An agent reads and counts further reports only when they are requested.
-        unread = self._had_many or self.status.iterations_done != self.last_iteration + 1
+        unread = (
+            self._had_many
+            or self.status.iterations_done != self.last_iteration + 1
+        )
         return self.state.is_final or unread
 
     async def new_reports(self) -> list[dict[str, Any]]:
@@ -147,11 +158,13 @@ class RunningJob:
 
     def go_on_elsewhere(self, hosts: tuple[Host, ...], why: str) -> None:
         """End ``watch``, so that it continues on these hosts."""
-        self.next_hosts, self.changes_because = hosts, why
+        self.next_hosts = hosts
+        self.changes_because = why
 
     def stay(self) -> None:
         """Cancel ``go_on_elsewhere``."""
-        self.next_hosts, self.changes_because = (), ""
+        self.next_hosts = ()
+        self.changes_because = ""
 
     @property
     def all_hosts(self) -> tuple[Host, ...]:
@@ -166,36 +179,58 @@ class RunningJob:
     @property
     def iterations_done(self) -> int:
         """How many iterations all ranks have finished."""
-        done = min((worker.last_iteration + 1 for worker in self.workers), default=0)
+        done = min(
+            (worker.last_iteration + 1 for worker in self.workers), default=0
+        )
         return max(self.first_iteration, min(done, most_iterations(self.spec)))
 
     @property
     def silent_servers(self) -> list[str]:
         """The servers whose agents do not answer now."""
-        return sorted({w.host.server.name for w in self.workers if w.is_silent})
+        return sorted(
+            {w.host.server.name for w in self.workers if w.is_silent}
+        )
 
-    def assign(self, lab: Lab, fleet: Fleet, reports: Mapping[int, int] | None = None) -> None:
+    def assign(
+        self,
+        lab: Lab,
+        fleet: Fleet,
+        reports: Mapping[int, int] | None = None,
+    ) -> None:
         """Set its present or future workers; ``reports`` are the known ones of each rank."""
         seen = reports or {}
         specs = worker_specs(
-            *(self.id, self.spec, self.hosts, lab, self.attempt, self.first_iteration),
-            *(fleet.macs.of, self.user),
+            self.id,
+            self.spec,
+            self.hosts,
+            lab,
+            self.attempt,
+            self.first_iteration,
+            fleet.macs.of,
+            self.user,
         )
         self.workers = [
             RankWorker(
                 spec,
                 host,
                 fleet.agent_of(host.server.name),
-                WorkerStatus(id=spec.id, state=WorkerState.STARTING),
+                WorkerStatus(
+                    id=spec.id,
+                    state=WorkerState.STARTING,
+                ),
                 reports_seen=seen.get(spec.rank, 0),
-                last_iteration=self.first_iteration + seen.get(spec.rank, 0) - 1,
+                last_iteration=self.first_iteration
+                + seen.get(spec.rank, 0)
+                - 1,
             )
             for spec, host in zip(specs, self.hosts, strict=True)
         ]
 
     def begin_anew(self, attempt: int, first_iteration: int) -> None:
         """Switch to its next hosts, where its workers must be created."""
-        self.hosts, self.attempt, self.first_iteration = self.next_hosts, attempt, first_iteration
+        self.hosts = self.next_hosts
+        self.attempt = attempt
+        self.first_iteration = first_iteration
         self.workers = []
         self.stay()
 
@@ -214,10 +249,14 @@ class RunningJob:
             if not waiting:
                 return
             # Workers on a busy machine take longer, and the others wait for them.
-            slowness = max(worker.agent.heartbeat.slowness for worker in self.workers)
+            slowness = max(
+                worker.agent.heartbeat.slowness for worker in self.workers
+            )
             limit_s = max(limit_s, deadline_s * slowness)
             if time.monotonic() - since > limit_s:
-                names = ", ".join(f"{w.host.name} ({w.progress})" for w in waiting)
+                names = ", ".join(
+                    f"{w.host.name} ({w.progress})" for w in waiting
+                )
                 raise JobFailed(
                     f"after {limit_s:.0f} s not all workers are {state}: {names}",
                     [line for w in waiting for line in w.status.last_lines],
@@ -246,7 +285,9 @@ class RunningJob:
         deadline = time.monotonic() + _BLAME_S
         while True:
             failed = [worker for worker in self.workers if worker.has_failed]
-            by_itself = [worker for worker in failed if worker.status.lost_rank is None]
+            by_itself = [
+                worker for worker in failed if worker.status.lost_rank is None
+            ]
             all_told = all(worker.state.is_final for worker in self.workers)
             if by_itself or all_told or time.monotonic() > deadline:
                 break
@@ -260,7 +301,11 @@ class RunningJob:
         if why.startswith("the worker ended"):
             words = f"{worker} {why.removeprefix('the worker ')}"
         lost = first.status.lost_rank
-        blamed = first if lost is None or lost >= len(self.workers) else self.workers[lost]
+        blamed = (
+            first
+            if lost is None or lost >= len(self.workers)
+            else self.workers[lost]
+        )
         return JobFailed(words, first.status.last_lines, [blamed.host.name])
 
     async def watch(self) -> bool:
@@ -269,9 +314,15 @@ class RunningJob:
             began = time.monotonic()
             await self.refresh()
             # An earlier controller may not have started all of them; starting is idempotent.
-            idle = [worker for worker in self.workers if worker.state is WorkerState.READY]
+            idle = [
+                worker
+                for worker in self.workers
+                if worker.state is WorkerState.READY
+            ]
             await run_all(worker.begin() for worker in idle)
-            done = all(worker.state is WorkerState.DONE for worker in self.workers)
+            done = all(
+                worker.state is WorkerState.DONE for worker in self.workers
+            )
             await self._collect()
             if done:
                 return True
@@ -283,10 +334,14 @@ class RunningJob:
         for _ in range(_MOST_CALLS_AT_END):
             told: list[dict[str, Any]] = []
 
-            async def ask(worker: RankWorker, told: list[dict[str, Any]] = told) -> None:
+            async def ask(
+                worker: RankWorker, told: list[dict[str, Any]] = told
+            ) -> None:
                 with contextlib.suppress(agent_client.AgentSilent):
                     new = await worker.new_reports()
-                    told.extend({**report, "attempt": self.attempt} for report in new)
+                    told.extend(
+                        {**report, "attempt": self.attempt} for report in new
+                    )
 
             try:
                 await run_all(ask(worker) for worker in asked)
@@ -294,7 +349,11 @@ class RunningJob:
                 if told:
                     await self.on_reports(self, told)
             # For a worker that has ended, these may be the last calls.
-            asked = [worker for worker in asked if worker.state.is_final] if told else []
+            asked = (
+                [worker for worker in asked if worker.state.is_final]
+                if told
+                else []
+            )
             if not asked:
                 return
 
@@ -304,41 +363,64 @@ class RunningJob:
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)
-            alive = [worker for worker in self.workers if not worker.state.is_final]
+            alive = [
+                worker for worker in self.workers if not worker.state.is_final
+            ]
             if all(worker.state is WorkerState.HELD for worker in alive):
                 return True  # a later iteration would let them pass this one
-            target = 1 + max((w.status.iterations_done for w in alive), default=0)
+            target = 1 + max(
+                (w.status.iterations_done for w in alive), default=0
+            )
             answers = await asyncio.gather(
-                *(worker.agent.hold(worker.spec.id, target) for worker in alive),
+                *(
+                    worker.agent.hold(worker.spec.id, target)
+                    for worker in alive
+                ),
                 return_exceptions=True,
             )
-            if not any(isinstance(answer, BaseException) for answer in answers):
+            if not any(
+                isinstance(answer, BaseException) for answer in answers
+            ):
                 break
             await self.release()
             await asyncio.sleep(_POLL_S / 4)
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)
-            if all(w.state is WorkerState.HELD or w.state.is_final for w in self.workers):
+            if all(
+                w.state is WorkerState.HELD or w.state.is_final
+                for w in self.workers
+            ):
                 return True
             await asyncio.sleep(_POLL_S / 8)
         return False
 
     async def hold_for_good(self) -> bool:
         """Pause it at one iteration of all ranks; returns whether all are held and reported."""
-        if not any(w.state in (WorkerState.RUNNING, WorkerState.HELD) for w in self.workers):
+        if not any(
+            w.state in (WorkerState.RUNNING, WorkerState.HELD)
+            for w in self.workers
+        ):
             return False  # workers that were not started never pause
         with contextlib.suppress(PatchlightError):
             await self.hold(_LAST_HOLD_S)
             await self._collect()
-            return all(worker.state is WorkerState.HELD for worker in self.workers)
+            return all(
+                worker.state is WorkerState.HELD for worker in self.workers
+            )
         return False
 
     async def end_held(self) -> None:
         """End held workers where they are, if they answer; they may save first."""
-        at = max((worker.status.iterations_done for worker in self.workers), default=0)
+        at = max(
+            (worker.status.iterations_done for worker in self.workers),
+            default=0,
+        )
         deadline = time.monotonic() + _LAST_HOLD_S
         with contextlib.suppress(PatchlightError):
-            await run_all(worker.agent.stop_at(worker.spec.id, at) for worker in self.workers)
+            await run_all(
+                worker.agent.stop_at(worker.spec.id, at)
+                for worker in self.workers
+            )
             while not all(worker.state.is_final for worker in self.workers):
                 if time.monotonic() > deadline:
                     return
@@ -361,26 +443,40 @@ class RunningJob:
 
     async def send_in(self, slot: SlotRequest) -> None:
         """Let its workers begin all-reduces only then; agents that cannot are left out."""
-        going = (w for w in self.workers if not (w.is_silent or w.state.is_final))
+        going = (
+            w for w in self.workers if not (w.is_silent or w.state.is_final)
+        )
         calls = (worker.agent.slot(worker.spec.id, slot) for worker in going)
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def announce(self, wait_s: float) -> str:
         """Announce its NICs, and let its workers greet each other for at most ``wait_s``; which
         does not hear which, as text, if any. ``AgentCallError`` if an agent cannot do that."""
-        token, name_of = secrets.token_hex(8), {str(h.nic.address): h.name for h in self.hosts}
+        token = secrets.token_hex(8)
+        name_of = {str(h.nic.address): h.name for h in self.hosts}
         answers = await asyncio.gather(
-            *(worker.agent.announce(worker.spec.id, token, wait_s) for worker in self.workers),
+            *(
+                worker.agent.announce(worker.spec.id, token, wait_s)
+                for worker in self.workers
+            ),
             return_exceptions=True,
         )
         pairs = []
         for worker, answer in zip(self.workers, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
-            pairs += [(worker.host.name, name_of.get(address, address)) for address in answer]
-        told = [f"{one} does not hear {other}" for one, other in pairs[:_MOST_PAIRS]]
+            pairs += [
+                (worker.host.name, name_of.get(address, address))
+                for address in answer
+            ]
+        told = [
+            f"{one} does not hear {other}"
+            for one, other in pairs[:_MOST_PAIRS]
+        ]
         left = len(pairs) - len(told)
-        return "; ".join([*told, *([f"and {left} more pairs"] if left else [])])
+        return "; ".join(
+            [*told, *([f"and {left} more pairs"] if left else [])]
+        )
 
     def energy_j(self) -> dict[str, float]:
         """Joules used by its workers' GPUs, by the GPUs' full names, if measured."""
@@ -392,17 +488,22 @@ class RunningJob:
 
     async def end(self) -> None:
         """End the running workers; ``give_back`` retries and reports failures."""
-        running = [w for w in self.workers if not (w.state.is_final or w.is_silent)]
+        running = [
+            w for w in self.workers if not (w.state.is_final or w.is_silent)
+        ]
         ends = (w.agent.end(w.spec.id, w.spec.stop_grace_s) for w in running)
         await asyncio.gather(*ends, return_exceptions=True)
 
     async def give_back(self) -> list[str]:
         """Stop its workers; returns the messages of failures."""
         answers = await asyncio.gather(
-            *(worker.give_back() for worker in self.workers), return_exceptions=True
+            *(worker.give_back() for worker in self.workers),
+            return_exceptions=True,
         )
         return [
-            str(answer) for answer in answers if isinstance(answer, agent_client.AgentCallError)
+            str(answer)
+            for answer in answers
+            if isinstance(answer, agent_client.AgentCallError)
         ]
 
 

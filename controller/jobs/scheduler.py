@@ -17,18 +17,31 @@ from patchlight.controller.hosts.agent_client import AgentCallError
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.gangs import MOST_WAIT_S, Gangs
 from patchlight.controller.jobs.interleaving import Interleaving
-from patchlight.controller.jobs.job_table import Forecasts, IterationTimes, JobTable
+from patchlight.controller.jobs.job_table import (
+    Forecasts,
+    IterationTimes,
+    JobTable,
+)
 from patchlight.controller.jobs.lab_queue import LabQueue
 from patchlight.controller.jobs.placement import Gang, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.jobs.specs import check_policies, check_specs, worker_id
+from patchlight.controller.jobs.specs import (
+    check_policies,
+    check_specs,
+    worker_id,
+)
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import LONGEST_STOP_GRACE_S, JobSpec, JobState, JobStatus
+from patchlight.testbed.jobs import (
+    LONGEST_STOP_GRACE_S,
+    JobSpec,
+    JobState,
+    JobStatus,
+)
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.reach import as_text
 from patchlight.testbed.lab.rules import NOTHING_SAID, Discipline, PolicyChoice
@@ -39,7 +52,8 @@ from patchlight.testbed.wire.worker_api import WorkerStatus
 _log = logging.getLogger(__name__)
 
 # The queue's rest after a pass, in multiples of the pass's time.
-_REST, LONGEST_REST_S = 3.0, 0.2
+_REST = 3.0
+LONGEST_REST_S = 0.2
 DEFAULT_DISCIPLINE = Discipline()
 
 
@@ -58,24 +72,71 @@ class Scheduler:
         discipline: Discipline = DEFAULT_DISCIPLINE,
     ) -> None:
         """``BadInput`` if a policy of ``choice`` is not available."""
-        self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
-        self.last_pass_s, self.longest_rest_s = 0.0, LONGEST_REST_S
-        self.policies = PoliciesInUse(lab, store, table, choice)
-        self._placement = Placement(lab, fleet, table, self.policies, transactions)
+        self._lab = lab
+        self._fleet = fleet
+        self._store = store
+        self._table = table
+        self.last_pass_s = 0.0
+        self.longest_rest_s = LONGEST_REST_S
+        self.policies = PoliciesInUse(
+            lab,
+            store,
+            table,
+            choice,
+        )
+        self._placement = Placement(
+            lab,
+            fleet,
+            table,
+            self.policies,
+            transactions,
+        )
         links = transactions.parts.maps.present_links
-        self.forecasts = Forecasts(lab, table, links, lambda: bool(self.policies.choice.interleave))
-        self.interleaving = Interleaving(lab, store, table, links, self.policies)
+        self.forecasts = Forecasts(
+            lab,
+            table,
+            links,
+            lambda: bool(self.policies.choice.interleave),
+        )
+        self.interleaving = Interleaving(
+            lab,
+            store,
+            table,
+            links,
+            self.policies,
+        )
         self.gains = IterationTimes(store, table, self.forecasts)
         self.rewiring = JobRewiring(
-            store, table, transactions, self._placement, self.policies, self.gains
+            store,
+            table,
+            transactions,
+            self._placement,
+            self.policies,
+            self.gains,
         )
         self.reach = self._placement.reach
-        self._gangs = Gangs(lab, fleet, store, table, self.rewiring, self.reach)
-        self._queue = LabQueue(store, table, self._placement, self._gangs, discipline)
+        self._gangs = Gangs(
+            lab,
+            fleet,
+            store,
+            table,
+            self.rewiring,
+            self.reach,
+        )
+        self._queue = LabQueue(
+            store,
+            table,
+            self._placement,
+            self._gangs,
+            discipline,
+        )
         self._recovered = False
         self._followed: list[RunningJob] = []
         self._sweeping: dict[str, asyncio.Task[None]] = {}
-        self.policies.on_use += [self._queue.changed.set, self.rewiring.look_soon]
+        self.policies.on_use += [
+            self._queue.changed.set,
+            self.rewiring.look_soon,
+        ]
 
     def submit(
         self,
@@ -89,35 +150,75 @@ class Scheduler:
         never run. The topology policy is ``topology``, else the job's, else the lab's."""
         ids = set[str]()
         each = [specs] if together else zip(specs)
-        gangs = [self._new(gang, topology, by, ids) for gang in each]
+        gangs = [
+            self._new(
+                gang,
+                topology,
+                by,
+                ids,
+            )
+            for gang in each
+        ]
         for statuses, _ in gangs:
             gang = [status.spec for status in statuses]
-            if (why := self._queue.not_admitted(by, gang, len(specs) - len(gang))) is not None:
-                raise Refused(why, hint="wait until one of them ends, or ask the lab's admin")
+            if (
+                why := self._queue.not_admitted(
+                    by, gang, len(specs) - len(gang)
+                )
+            ) is not None:
+                raise Refused(
+                    why,
+                    hint="wait until one of them ends, or ask the lab's admin",
+                )
         added = [status for statuses, _ in gangs for status in statuses]
         self._table.add(added)
         for statuses, chosen in gangs:
-            self._queue.join(Gang(tuple(status.id for status in statuses), chosen))
+            self._queue.join(
+                Gang(tuple(status.id for status in statuses), chosen)
+            )
         return added
 
     def _new(
-        self, specs: Sequence[JobSpec], topology: str | None, by: str, ids: set[str]
+        self,
+        specs: Sequence[JobSpec],
+        topology: str | None,
+        by: str,
+        ids: set[str],
     ) -> tuple[list[JobStatus], str]:
         """Jobs as they would be submitted, and their topology policy. Adds their ids to ``ids``."""
-        specs = check_specs(self._lab, specs, counted=not self.policies.choice.partition)
+        specs = check_specs(
+            self._lab, specs, counted=not self.policies.choice.partition
+        )
         check_policies(specs, self.policies.choice)
         for number, spec in enumerate(specs):
             found = {name: self._table.meant(name) for name in spec.after}
             for name, jobs in found.items():
                 if not jobs:
-                    raise BadInput(f"job {spec.name}: it depends on unknown job {name!r}")
-            specs[number] = replace(spec, after=tuple(found[name][0].id for name in spec.after))
-        own = topology or next((spec.topology for spec in specs if spec.topology), None)
+                    raise BadInput(
+                        f"job {spec.name}: it depends on unknown job {name!r}"
+                    )
+            specs[number] = replace(
+                spec, after=tuple(found[name][0].id for name in spec.after)
+            )
+        own = topology or next(
+            (spec.topology for spec in specs if spec.topology), None
+        )
         chosen = own or named(self.policies.choice, "topology")
-        about: dict[str, Any] = {"by": by, "gang": uuid.uuid4().hex[:12], "topology": chosen}
-        now, queued = time.time(), JobState.QUEUED
+        about: dict[str, Any] = {
+            "by": by,
+            "gang": uuid.uuid4().hex[:12],
+            "topology": chosen,
+        }
+        now = time.time()
+        queued = JobState.QUEUED
         statuses = [
-            JobStatus(self._new_id(spec.name, ids), spec, queued, submitted_at=now, **about)
+            JobStatus(
+                self._new_id(spec.name, ids),
+                spec,
+                queued,
+                submitted_at=now,
+                **about,
+            )
             for spec in specs
         ]
         return statuses, chosen
@@ -131,31 +232,68 @@ class Scheduler:
                 return drawn
 
     async def preview(
-        self, specs: Sequence[JobSpec], topology: str | None = None, by: str = ""
+        self,
+        specs: Sequence[JobSpec],
+        topology: str | None = None,
+        by: str = "",
     ) -> list[dict[str, Any]]:
         """The hosts and circuits that these jobs would get now, or what they would wait for."""
-        statuses, chosen = self._new(specs, topology, by, set())
+        statuses, chosen = self._new(
+            specs,
+            topology,
+            by,
+            set(),
+        )
         ahead = len(self._queue.why)
         closed = "the controller is drained" if self.drained else ""
-        waits_for = closed or self._queue.not_admitted(by, [status.spec for status in statuses])
+        waits_for = closed or self._queue.not_admitted(
+            by, [status.spec for status in statuses]
+        )
         found = waits_for or await self._queue.would_place(statuses)
-        about: dict[str, Any] = {"ahead": ahead, "topology": chosen, "waits_for": ""}
+        about: dict[str, Any] = {
+            "ahead": ahead,
+            "topology": chosen,
+            "waits_for": "",
+        }
         if isinstance(found, str):
             about["waits_for"] = found
-            return [{**about, "job": status.spec.name, "hosts": []} for status in statuses]
+            return [
+                {**about, "job": status.spec.name, "hosts": []}
+                for status in statuses
+            ]
         running = JobState.RUNNING
-        placed = [replace(each, hosts=found[each.id], state=running) for each in statuses]
+        placed = [
+            replace(
+                each,
+                hosts=found[each.id],
+                state=running,
+            )
+            for each in statuses
+        ]
         about |= {"circuits": [], "objections": []}
         links = None
         if chosen != "keep":
             others = self._table.hosts_of(self._table.running)
-            plan, against = await self._placement.preview(chosen, found, {**others, **found})
-            made = [f"{ocs}: {c}" for ocs, each in plan.changes.items() for c in each.makes]
+            plan, against = await self._placement.preview(
+                chosen, found, {**others, **found}
+            )
+            made = [
+                f"{ocs}: {c}"
+                for ocs, each in plan.changes.items()
+                for c in each.makes
+            ]
             about |= {"circuits": made, "objections": against}
             links = plan.links_after
-        predicted = self.forecasts.running(links, placed, self._gangs.last_start_s)
+        predicted = self.forecasts.running(
+            links, placed, self._gangs.last_start_s
+        )
         return [
-            {**about, "job": s.spec.name, "hosts": list(s.hosts), **predicted.get(s.id, {})}
+            {
+                **about,
+                "job": s.spec.name,
+                "hosts": list(s.hosts),
+                **predicted.get(s.id, {}),
+            }
             for s in placed
         ]
 
@@ -172,51 +310,97 @@ class Scheduler:
 
     def message(self, status: JobStatus) -> str:
         """A job's message, or what it waits for now, which changes too often to be stored."""
-        waits_for = self._queue.why.get(status.id) if status.state.is_waiting else None
+        waits_for = (
+            self._queue.why.get(status.id) if status.state.is_waiting else None
+        )
         job = self._table.running.get(status.id)
         if job is not None and job.silent_servers and not status.message:
-            waits_for = f"no answer from the agent of {', '.join(job.silent_servers)}"
+            waits_for = (
+                f"no answer from the agent of {', '.join(job.silent_servers)}"
+            )
         elif job is not None and status.state is JobState.PREPARING:
             waits_for = as_text(self.reach().apart(job.hosts))
         return waits_for or status.message
 
-    async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
+    async def stop(
+        self,
+        job_id: str,
+        by: str = "",
+        *,
+        force: bool = False,
+    ) -> JobStatus:
         """End the job's gang. ``Refused`` for another user's job, without ``force``."""
         self._take_over()
-        self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
+        self._check_owner(
+            self._table[job_id],
+            by,
+            "stopped",
+            "stop",
+            force=force,
+        )
         if (waiting := self._queue.leave(job_id)) is not None:
             try:
-                self._table.end(waiting.ids, JobState.STOPPED, "stopped by the user")
+                self._table.end(
+                    waiting.ids, JobState.STOPPED, "stopped by the user"
+                )
             except JournalError:
                 self._queue.join(waiting)  # it continues to wait
                 raise
-        if job_id in self._table.unreadable:  # its workers are swept from now on
+        if (
+            job_id in self._table.unreadable
+        ):  # its workers are swept from now on
             self._table.move(job_id, JobState.STOPPED, "stopped by the user")
-            self._placement.swept.add(job_id)  # its hosts are free when its workers have gone
+            # Its hosts are free when its workers have gone.
+            self._placement.swept.add(job_id)
         if (gang := self._gangs.of(job_id)) is not None:
             await self._gangs.end([gang], "stopped by the user")
         return self.job(job_id)
 
     @staticmethod
-    def _check_owner(status: JobStatus, by: str, done: str, command: str, *, force: bool) -> None:
+    def _check_owner(
+        status: JobStatus,
+        by: str,
+        done: str,
+        command: str,
+        *,
+        force: bool,
+    ) -> None:
         if status.by and by and status.by != by and not force:
             raise Refused(
                 f"job {status.id} belongs to {status.by}, and you are {by}: it was not {done}",
                 hint=f"to do it anyway: patchlight job {command} {status.id} --force",
             )
 
-    async def restart(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
+    async def restart(
+        self,
+        job_id: str,
+        by: str = "",
+        *,
+        force: bool = False,
+    ) -> JobStatus:
         """Restart a job: an ended one as a new job, a running one as its next attempt."""
         self._take_over()
         status = self._table[job_id]
-        self._check_owner(status, by, "restarted", "restart", force=force)
+        self._check_owner(
+            status,
+            by,
+            "restarted",
+            "restart",
+            force=force,
+        )
         if status.state.is_final:
             return self.submit([status.spec], status.topology or None, by)[0]
         if status.state.is_waiting:
-            raise BadInput(f"job {job_id} is {status.state}: it has not started yet")
+            raise BadInput(
+                f"job {job_id} is {status.state}: it has not started yet"
+            )
         gang = self._gangs.of(job_id)
         ids = () if gang is None else gang.ids
-        if others := [each for each in ids if each != job_id and self._gangs.of(each) is gang]:
+        if others := [
+            each
+            for each in ids
+            if each != job_id and self._gangs.of(each) is gang
+        ]:
             raise BadInput(
                 f"job {job_id} started together with {', '.join(others)}: it cannot restart alone",
                 hint=f"use 'patchlight job stop {job_id}', and submit them again",
@@ -253,7 +437,10 @@ class Scheduler:
     @property
     def drained(self) -> bool:
         """Whether no jobs are started."""
-        return self._store.mark(DRAINED, dict[str, Any], unreadable=dict) is not None
+        return (
+            self._store.mark(DRAINED, dict[str, Any], unreadable=dict)
+            is not None
+        )
 
     async def run(self) -> None:
         """Start gangs when their hosts become free. A failure affects only its gang."""
@@ -277,7 +464,12 @@ class Scheduler:
                     await self._queue.changed.wait()
             # After a long pass the API gets its turn.
             await asyncio.sleep(
-                max(0.0, ended + min(_REST * took_s, self.longest_rest_s) - time.monotonic())
+                max(
+                    0.0,
+                    ended
+                    + min(_REST * took_s, self.longest_rest_s)
+                    - time.monotonic(),
+                )
             )
 
     async def close(self) -> None:
@@ -307,11 +499,15 @@ class Scheduler:
             rest = []
             for status in gang:
                 if status.state in (JobState.RUNNING, JobState.PAUSED):
-                    self._followed += self._gangs.take_over(Gang((status.id,), status.topology))
+                    self._followed += self._gangs.take_over(
+                        Gang((status.id,), status.topology)
+                    )
                 else:
                     rest.append(status)
             if rest:
-                together = Gang(tuple(status.id for status in rest), rest[0].topology)
+                together = Gang(
+                    tuple(status.id for status in rest), rest[0].topology
+                )
                 if all(status.state.is_waiting for status in rest):
                     queued.append(together)
                 else:
@@ -326,17 +522,30 @@ class Scheduler:
     async def _sweep(self, agent: AgentStatus) -> None:
         """End an agent's workers that belong to no running attempt of a job. That may take as long
         as a job lets its workers end: meanwhile their hosts are not used."""
-        ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
+        ours = {
+            w.spec.id
+            for job in self._table.running.values()
+            for w in job.workers
+        }
         for worker in agent.workers:
             if worker.id in ours or worker.id in self._sweeping:
                 continue
-            if worker.job in self._table.unreadable and not worker.state.is_final:
+            if (
+                worker.job in self._table.unreadable
+                and not worker.state.is_final
+            ):
                 continue
             task = asyncio.create_task(self._end_stray(agent.server, worker))
             self._sweeping[worker.id] = task
             task.add_done_callback(partial(self._has_swept, worker.id))
-            hosts = (host for host in self._lab.hosts if host.server.name == agent.server)
-            names = [host.name for host in hosts if host.nic.name == worker.nic]
+            hosts = (
+                host
+                for host in self._lab.hosts
+                if host.server.name == agent.server
+            )
+            names = [
+                host.name for host in hosts if host.nic.name == worker.nic
+            ]
             self._placement.ending[worker.id] = names
 
     def _has_swept(self, worker: str, _: asyncio.Task[None]) -> None:
@@ -348,16 +557,32 @@ class Scheduler:
         client = self._fleet.agent_of(server)
         job = self._table.find(worker.job)
         outputs = self._table.outputs
-        grace_s = LONGEST_STOP_GRACE_S if job is None else job.spec.stop_grace_s
+        grace_s = (
+            LONGEST_STOP_GRACE_S if job is None else job.spec.stop_grace_s
+        )
         try:
             with contextlib.suppress(AgentCallError, OSError):
                 # Keep the output of a job's last attempt.
-                if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
+                if (
+                    outputs
+                    and job
+                    and worker.id
+                    == worker_id(job.id, job.attempt, worker.rank)
+                ):
                     await client.end(worker.id, grace_s)
-                    await outputs.fetch(client, worker.id, job.id, worker.rank)
+                    await outputs.fetch(
+                        client,
+                        worker.id,
+                        job.id,
+                        worker.rank,
+                    )
             await client.delete(worker.id, grace_s)
         except AgentCallError as error:
             _log.warning("worker %s, which has no job: %s", worker.id, error)
         else:
-            about = f"{worker.id} on {server} had no running job, and was ended"
-            self._store.add_event(time.time(), "worker-swept", {"message": about})
+            about = (
+                f"{worker.id} on {server} had no running job, and was ended"
+            )
+            self._store.add_event(
+                time.time(), "worker-swept", {"message": about}
+            )

@@ -31,10 +31,14 @@ class JobFailed(PatchlightError):
     """A worker of the job failed; with the ``last_lines`` of its output, and its ``hosts``."""
 
     def __init__(
-        self, message: str, last_lines: Sequence[str] = (), hosts: Sequence[str] = ()
+        self,
+        message: str,
+        last_lines: Sequence[str] = (),
+        hosts: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
-        self.last_lines, self.hosts = tuple(last_lines), tuple(hosts)
+        self.last_lines = tuple(last_lines)
+        self.hosts = tuple(hosts)
 
 
 class CannotGoOn(JobFailed):
@@ -43,10 +47,16 @@ class CannotGoOn(JobFailed):
 
 def error_text(error: Exception) -> str:
     """An error for a job's record, with its hint; for a bug also its type."""
-    return str(error) if isinstance(error, PatchlightError) else in_words(error)
+    return (
+        str(error) if isinstance(error, PatchlightError) else in_words(error)
+    )
 
 
-def worker_id(job_id: str, attempt: int, rank: int) -> str:
+def worker_id(
+    job_id: str,
+    attempt: int,
+    rank: int,
+) -> str:
     """The id of a worker, different in each attempt."""
     return f"{job_id}.{attempt}-{rank}" if attempt else f"{job_id}-{rank}"
 
@@ -64,14 +74,26 @@ def worker_specs(
     """The specs of the workers, one per rank; ``JobFailed`` if an agent would refuse them."""
     try:
         ring = [
-            worker_api.RingMember(rank=rank, address=host.nic.address, port=RING_PORT)
+            worker_api.RingMember(
+                rank=rank,
+                address=host.nic.address,
+                port=RING_PORT,
+            )
             for rank, host in enumerate(hosts)
         ]
         neighbours = [
-            worker_api.Neighbour(address=host.nic.address, mac=mac_of(host)) for host in hosts
+            worker_api.Neighbour(
+                address=host.nic.address,
+                mac=mac_of(host),
+            )
+            for host in hosts
         ]
         rendezvous = [host.nic.rendezvous for host in hosts]
-        first = rendezvous[0].address.ip if rendezvous[0] and all(rendezvous) else None
+        first = (
+            rendezvous[0].address.ip
+            if rendezvous[0] and all(rendezvous)
+            else None
+        )
         return [
             worker_api.WorkerSpec(
                 id=worker_id(job_id, attempt, rank),
@@ -82,12 +104,20 @@ def worker_specs(
                 nic=host.nic.name,
                 ring=ring,
                 rendezvous=first,
-                neighbours=[n for n in neighbours if n.address != host.nic.address],
+                neighbours=[
+                    n for n in neighbours if n.address != host.nic.address
+                ],
                 checkpoint=spec.checkpoint,
                 memory_bytes=spec.memory_bytes,
                 cpus=spec.cpus,
                 stop_grace_s=spec.stop_grace_s,
-                task=_task(spec, host, lab, first_iteration, len(hosts)),
+                task=_task(
+                    spec,
+                    host,
+                    lab,
+                    first_iteration,
+                    len(hosts),
+                ),
             )
             for rank, host in enumerate(hosts)
         ]
@@ -98,7 +128,11 @@ def worker_specs(
 
 
 def _task(
-    spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: int
+    spec: JobSpec,
+    host: Host,
+    lab: Lab,
+    first_iteration: int,
+    workers: int,
 ) -> worker_api.Task:
     window = {"window_bytes": scaled_window_bytes(lab)}
     if spec.trainer == "command":
@@ -118,10 +152,15 @@ def _task(
     )
 
 
-def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> worker_api.TorchTask:
+def torch_task(
+    spec: JobSpec,
+    compute_s: float = 0.0,
+    workers: int = 1,
+) -> worker_api.TorchTask:
     """The task of a job with a model, whose mini-batch split workers share;
     ``pydantic.ValidationError`` if an agent would refuse it."""
-    model, batch = spec.model or "", spec.batch
+    model = spec.model or ""
+    batch = spec.batch
     share = workers if spec.is_split else 1
     if spec.is_split:
         batch = max(1, (batch or builtin_graph(model).batch or 1) // share)
@@ -148,7 +187,8 @@ def goes_on_at(spec: JobSpec, done: int) -> int:
     """The iteration at which a job resumes; a real trainer uses its checkpoint."""
     if spec.trainer != "synthetic":
         return 0
-    return max(0, min(done, spec.iterations - 1))  # it may have failed after its last one
+    # It may have failed after its last one.
+    return max(0, min(done, spec.iterations - 1))
 
 
 def scaled_gradient_bytes(gradient_bytes: int, lab: Lab) -> int:
@@ -175,7 +215,11 @@ def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
     for spec in specs:
         for kind in ("placement", "topology"):
             name = getattr(spec, kind)
-            if name is None or name == choice.of(kind) or is_built_in(name, kind):
+            if (
+                name is None
+                or name == choice.of(kind)
+                or is_built_in(name, kind)
+            ):
                 continue
             raise BadInput(
                 f"job {spec.name}: {kind} {name[:40]!r} is neither built in nor the lab's policy",
@@ -183,7 +227,12 @@ def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
             )
 
 
-def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
+def check_specs(
+    lab: Lab,
+    given: Sequence[JobSpec],
+    *,
+    counted: bool,
+) -> list[JobSpec]:
     """The checked specs, with the real gradients of models; ``BadInput`` for jobs that could never
     run. ``counted``: a job without hosts must give its number of workers."""
     if not given:
@@ -193,7 +242,9 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
         if spec.trainer == "torch" and spec.model is not None:
             # Links are scaled and a real gradient is not: in the lab's scale it is larger.
             real_bytes = builtin_graph(spec.model).parameter_bytes
-            specs[number] = replace(spec, gradient_bytes=round(real_bytes * lab.scale))
+            specs[number] = replace(
+                spec, gradient_bytes=round(real_bytes * lab.scale)
+            )
     named: dict[str, str] = {}
     for spec in specs:
         _check_spec(lab, spec)
@@ -211,7 +262,9 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
                 )
             named[host.name] = spec.name
             _check_host(host, spec)
-        able = sum(h.gpu is not None and spec.runs_on(h.gpu.model) for h in lab.hosts)
+        able = sum(
+            h.gpu is not None and spec.runs_on(h.gpu.model) for h in lab.hosts
+        )
         least = spec.least_workers
         if not spec.hosts and least > able:
             models = ", ".join(spec.gpu_models or spec.compute_s)
@@ -222,7 +275,9 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
     usable = sum(host.gpu is not None for host in lab.hosts)
     asked = sum(spec.least_workers for spec in specs)
     if asked > usable:
-        raise BadInput(f"{asked} workers requested, but the lab has {usable} GPUs with a NIC")
+        raise BadInput(
+            f"{asked} workers requested, but the lab has {usable} GPUs with a NIC"
+        )
     return specs
 
 
@@ -230,7 +285,9 @@ def _check_host(host: Host, spec: JobSpec) -> None:
     if host.gpu is None:
         raise BadInput(f"job {spec.name}: {host.name} has no GPU")
     if not spec.runs_on(host.gpu.model):
-        lacks = "gpu_models" if host.gpu.model in spec.compute_s else "compute_s"
+        lacks = (
+            "gpu_models" if host.gpu.model in spec.compute_s else "compute_s"
+        )
         raise BadInput(
             f"job {spec.name}: {host.name} is a {host.gpu.model}, which the job cannot run on",
             hint=f"add it to {lacks}, which has {', '.join(getattr(spec, lacks)) or 'none'}",
@@ -239,20 +296,25 @@ def _check_host(host: Host, spec: JobSpec) -> None:
 
 def _check_spec(lab: Lab, spec: JobSpec) -> None:
     """``BadInput`` for unknown GPU models, a bad command or graph, or too large a gradient."""
-    models = sorted({host.gpu.model for host in lab.hosts if host.gpu is not None})
+    models = sorted(
+        {host.gpu.model for host in lab.hosts if host.gpu is not None}
+    )
     for field in ("compute_s", "gpu_models"):
         for model in getattr(spec, field):
             if model not in models:
                 raise BadInput(
                     f"job {spec.name}: {field} names {model[:40]!r}: "
-                    + nearest(model, models, "the lab's GPUs with a NIC are of")
+                    + nearest(
+                        model, models, "the lab's GPUs with a NIC are of"
+                    )
                 )
     if spec.trainer == "command":
         try:
             command_task(spec)
         except ValidationError as error:
             where = "; ".join(
-                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
+                for each in error.errors()
             )
             raise BadInput(f"job {spec.name}: {where}") from error
     scaled = scaled_gradient_bytes(spec.gradient_bytes, lab)

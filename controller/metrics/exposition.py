@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import prometheus_client as prometheus
 from prometheus_client import Histogram
-from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
+from prometheus_client.openmetrics.exposition import (
+    generate_latest as openmetrics_text,
+)
 from prometheus_client.process_collector import ProcessCollector
 
 from patchlight.controller.changes.record import Reconfiguration, State
@@ -30,13 +32,49 @@ if TYPE_CHECKING:
 KEPT_S = 120.0
 """How long the series of an ended job stay, so that a scrape sees its last values."""
 
-_ITERATION_S = (0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 300.0)
-_STAGE_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_ITERATION_S = (
+    0.01,
+    0.03,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+    100.0,
+    300.0,
+)
+_STAGE_S = (
+    0.001,
+    0.003,
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    1.0,
+    3.0,
+    10.0,
+    30.0,
+    100.0,
+    300.0,
+)
 _ANSWER_S = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 
 _STAGES = (
-    *("read", "plan", "check", "drain", "break", "make", "verify", "flows", "announce", "undrain"),
-    *("commit", "roll-back"),
+    "read",
+    "plan",
+    "check",
+    "drain",
+    "break",
+    "make",
+    "verify",
+    "flows",
+    "announce",
+    "undrain",
+    "commit",
+    "roll-back",
 )
 
 _END = "# EOF\n"
@@ -59,9 +97,15 @@ class ControllerMetrics:
         # Creation times are not useful here, and would be half of the series.
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prometheus.CollectorRegistry()
-        self.power = OpticalPower(controller.circuit_service, controller.device_watch.looked)
-        jobs, speaker, events = controller.jobs, controller.speaker, EventMetrics(self._registry)
-        self._progress = JobProgress(self._registry, jobs.running, float(controller.lab.scale))
+        self.power = OpticalPower(
+            controller.circuit_service, controller.device_watch.looked
+        )
+        jobs = controller.jobs
+        speaker = controller.speaker
+        events = EventMetrics(self._registry)
+        self._progress = JobProgress(
+            self._registry, jobs.running, float(controller.lab.scale)
+        )
         jobs.on_reports.append(self._progress.reported)
         jobs.ledger.on_decision.append(events.decided)
         controller.transactions.on_end.append(events.change_ended)
@@ -69,16 +113,22 @@ class ControllerMetrics:
         self._controller = controller
         ProcessCollector(registry=self._registry)
         ProcessCollector(
-            "patchlight_speaker", lambda: speaker.pid or "none", registry=self._registry
+            "patchlight_speaker",
+            lambda: speaker.pid or "none",
+            registry=self._registry,
         )
 
     def as_text(self, *, openmetrics: bool = False) -> str:
         """All present values; OpenMetrics includes exemplars."""
         self._progress.prune()
-        encode = openmetrics_text if openmetrics else prometheus.generate_latest
+        encode = (
+            openmetrics_text if openmetrics else prometheus.generate_latest
+        )
         instruments = encode(self._registry).decode().removesuffix(_END)
         families = (*lab_metrics(self._controller), *self.power.collect())
-        looked_up = "".join(family.as_text(openmetrics=openmetrics) for family in families)
+        looked_up = "".join(
+            family.as_text(openmetrics=openmetrics) for family in families
+        )
         return instruments + looked_up + (_END if openmetrics else "")
 
 
@@ -98,25 +148,59 @@ def listen_for_metrics(address: str) -> socket.socket:
             hint="use a port of 127.0.0.1; from a Prometheus on another machine, use SSH: ssh -L "
             "9470:127.0.0.1:9470 THIS-MACHINE",
         )
-    return listen(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+    return listen(
+        f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    )
 
 
 class EventMetrics:
     """Instruments that are updated with each event."""
 
     def __init__(self, registry: prometheus.CollectorRegistry) -> None:
-        def seconds(name: str, about: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        def seconds(
+            name: str,
+            about: str,
+            buckets: Sequence[float],
+            *labels: str,
+        ) -> Histogram:
             name = f"patchlight_{name}_seconds"
-            return Histogram(name, about, labels, buckets=buckets, registry=registry)
+            return Histogram(
+                name,
+                about,
+                labels,
+                buckets=buckets,
+                registry=registry,
+            )
 
         about = "Duration of the stages of a change of circuits."
-        self._stage_s = seconds("reconfiguration_stage", about, _STAGE_S, "stage")
+        self._stage_s = seconds(
+            "reconfiguration_stage",
+            about,
+            _STAGE_S,
+            "stage",
+        )
         about = "Duration of changes of circuits, by result."
-        self._change_s = seconds("reconfiguration", about, _STAGE_S, "state")
+        self._change_s = seconds(
+            "reconfiguration",
+            about,
+            _STAGE_S,
+            "state",
+        )
         about = "Duration of policies' decisions, once per affected job."
-        self._decisions_s = seconds("policy_decision", about, _ANSWER_S, "kind", "policy")
+        self._decisions_s = seconds(
+            "policy_decision",
+            about,
+            _ANSWER_S,
+            "kind",
+            "policy",
+        )
         about = "Response time of the OpenFlow speaker."
-        self._answers_s = seconds("speaker_request", about, _ANSWER_S, "operation")
+        self._answers_s = seconds(
+            "speaker_request",
+            about,
+            _ANSWER_S,
+            "operation",
+        )
         self._refusals = prometheus.Counter(
             "patchlight_speaker_request_failures",
             "Requests that the OpenFlow speaker refused or did not answer.",
@@ -139,15 +223,26 @@ class EventMetrics:
         for stage, seconds in change.stages_s.items():
             self._stage_s.labels(stage).observe(seconds, exemplar=number)
         took_s = (change.finished_at or change.started_at) - change.started_at
-        self._change_s.labels(change.state).observe(max(0.0, took_s), exemplar=number)
+        self._change_s.labels(change.state).observe(
+            max(0.0, took_s), exemplar=number
+        )
 
     def decided(self, job_id: str, decision: Mapping[str, Any]) -> None:
         """A policy has decided about a job."""
-        kind, policy = str(decision.get("kind")), str(decision.get("policy"))
+        kind = str(decision.get("kind"))
+        policy = str(decision.get("policy"))
         seconds = float(decision.get("seconds", 0.0))
-        self._decisions_s.labels(kind, policy).observe(seconds, exemplar={"job_id": job_id})
+        self._decisions_s.labels(kind, policy).observe(
+            seconds, exemplar={"job_id": job_id}
+        )
 
-    def speaker_answered(self, operation: str, seconds: float, *, good: bool) -> None:
+    def speaker_answered(
+        self,
+        operation: str,
+        seconds: float,
+        *,
+        good: bool,
+    ) -> None:
         """The speaker has answered, or not."""
         self._answers_s.labels(operation).observe(seconds)
         if not good:
@@ -165,39 +260,72 @@ class JobProgress:
         scale: float,
         clock: Callable[[], float] = monotonic_s,
     ) -> None:
-        self._running, self._scale, self._clock = running, scale, clock
+        self._running = running
+        self._scale = scale
+        self._clock = clock
         labels = ("job_id", "rank", "host")
         self._counters = [
-            prometheus.Counter(f"patchlight_worker_{name}", about, labels, registry=registry)
+            prometheus.Counter(
+                f"patchlight_worker_{name}",
+                about,
+                labels,
+                registry=registry,
+            )
             for name, about in (
                 ("iterations", "Iterations that a worker has finished."),
-                ("sent_bytes", "Payload that a worker has sent, in the lab's scale."),
+                (
+                    "sent_bytes",
+                    "Payload that a worker has sent, in the lab's scale.",
+                ),
                 ("compute_seconds", "Time that a worker has spent computing."),
-                ("communication_seconds", "Time that a worker has spent communicating."),
+                (
+                    "communication_seconds",
+                    "Time that a worker has spent communicating.",
+                ),
             )
         ]
-        name, about = "job_iteration_seconds", "Duration of iterations of a job's workers."
+        name = "job_iteration_seconds"
+        about = "Duration of iterations of a job's workers."
         self._iteration_s = Histogram(
-            f"patchlight_{name}", about, ("job_id",), buckets=_ITERATION_S, registry=registry
+            f"patchlight_{name}",
+            about,
+            ("job_id",),
+            buckets=_ITERATION_S,
+            registry=registry,
         )
         name = "patchlight_job_last_iteration_timestamp_seconds"
         about = "When a worker of the job last finished an iteration."
-        self._last = prometheus.Gauge(name, about, ("job_id",), registry=registry)
+        self._last = prometheus.Gauge(
+            name,
+            about,
+            ("job_id",),
+            registry=registry,
+        )
         self._hosts: dict[str, dict[int, str]] = {}
         self._gone_at: dict[str, float] = {}
 
-    def reported(self, job: RunningJob, reports: Sequence[dict[str, Any]]) -> None:
+    def reported(
+        self, job: RunningJob, reports: Sequence[dict[str, Any]]
+    ) -> None:
         """Count finished iterations of a job's workers."""
         self.prune()
         known = self._hosts.setdefault(job.id, {})
-        whole, last = self._iteration_s.labels(job.id), self._last.labels(job.id)
+        whole = self._iteration_s.labels(job.id)
+        last = self._last.labels(job.id)
         for report in reports:
-            rank, host = report["rank"], job.hosts[report["rank"]].name
+            rank = report["rank"]
+            host = job.hosts[report["rank"]].name
             if known.setdefault(rank, host) != host:
                 self._forget_worker(job.id, rank, known[rank])
                 known[rank] = host
-            compute_s, communication_s = report["compute_s"], report["communication_s"]
-            amounts = (1, report["sent_bytes"] * self._scale, compute_s, communication_s)
+            compute_s = report["compute_s"]
+            communication_s = report["communication_s"]
+            amounts = (
+                1,
+                report["sent_bytes"] * self._scale,
+                compute_s,
+                communication_s,
+            )
             for counter, amount in zip(self._counters, amounts, strict=True):
                 counter.labels(job.id, str(rank), host).inc(max(0, amount))
             whole.observe(compute_s + communication_s)
@@ -205,7 +333,8 @@ class JobProgress:
 
     def prune(self) -> None:
         """Drop the series of jobs that ended a while ago."""
-        now, running = self._clock(), self._running
+        now = self._clock()
+        running = self._running
         for job_id in list(self._hosts):
             if job_id in running:
                 self._gone_at.pop(job_id, None)
@@ -216,7 +345,12 @@ class JobProgress:
                 self._iteration_s.remove(job_id)
                 self._last.remove(job_id)
 
-    def _forget_worker(self, job_id: str, rank: int, host: str) -> None:
+    def _forget_worker(
+        self,
+        job_id: str,
+        rank: int,
+        host: str,
+    ) -> None:
         for counter in self._counters:
             counter.remove(job_id, str(rank), host)
 
@@ -235,8 +369,14 @@ class JobTraces:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
-        about = {"service.name": "patchlight-controller", "patchlight.lab": lab}
-        self._provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
+        about = {
+            "service.name": "patchlight-controller",
+            "patchlight.lab": lab,
+        }
+        self._provider = TracerProvider(
+            resource=Resource.create(about),
+            shutdown_on_exit=False,
+        )
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("patchlight")
         self._clock = clock
@@ -251,7 +391,11 @@ class JobTraces:
 
     def _moved(self, status: JobStatus) -> None:
         now = self._clock()
-        if status.state is JobState.QUEUED and status.attempt == 0 and status.started_at is None:
+        if (
+            status.state is JobState.QUEUED
+            and status.attempt == 0
+            and status.started_at is None
+        ):
             self._noted.setdefault(status.id, _JobSteps(status))
         if (way := self._noted.get(status.id)) is None:
             return
@@ -265,7 +409,9 @@ class JobTraces:
         if (way := self._noted.get(job_id)) is not None:
             way.decisions.append((self._clock(), decision))
 
-    def _reported(self, job: RunningJob, reports: Sequence[dict[str, Any]]) -> None:
+    def _reported(
+        self, job: RunningJob, reports: Sequence[dict[str, Any]]
+    ) -> None:
         if reports and (way := self._noted.pop(job.id, None)) is not None:
             at = max(float(report["finished_at"]) for report in reports)
             # A program may report any time; one far away would spoil the other traces, too.
@@ -275,7 +421,11 @@ class JobTraces:
         from opentelemetry import trace
 
         status = way.status
-        about = {"job.id": status.id, "job.name": status.spec.name, "job.user": status.by}
+        about = {
+            "job.id": status.id,
+            "job.name": status.spec.name,
+            "job.user": status.by,
+        }
         root = self._tracer.start_span(
             "job",
             start_time=_ns(status.submitted_at),
@@ -284,38 +434,58 @@ class JobTraces:
         inside = trace.set_span_in_context(root)
         ends = [at for _, at in way.states[1:]] + [end]
         for (state, begun), ended in zip(way.states, ends, strict=True):
-            step = self._tracer.start_span(_STEPS[state], inside, start_time=_ns(begun))
+            step = self._tracer.start_span(
+                _STEPS[state], inside, start_time=_ns(begun)
+            )
             step.end(_ns(max(begun, ended)))
         for at, decision in way.decisions:
             said = {key: str(decision.get(key)) for key in ("kind", "policy")}
             begun = at - float(decision.get("seconds", 0.0))
-            step = self._tracer.start_span("decide", inside, start_time=_ns(begun), attributes=said)
+            step = self._tracer.start_span(
+                "decide",
+                inside,
+                start_time=_ns(begun),
+                attributes=said,
+            )
             step.end(_ns(at))
         if status.state.is_final and status.state is not JobState.DONE:
             root.set_status(trace.StatusCode.ERROR, status.message)
         # A server's clock may be slow.
-        root.end(_ns(max(end, *(at for _, at in way.states), status.submitted_at)))
+        root.end(
+            _ns(max(end, *(at for _, at in way.states), status.submitted_at))
+        )
 
 
 def sending_to(address: str) -> SpanProcessor:
     """A processor that sends traces to an OTLP receiver, like ``http://127.0.0.1:4318``;
     ``BadInput`` if that is not possible."""
     if not address.startswith(("http://", "https://")):
-        raise BadInput(f"traces to {address}: expected an address like http://127.0.0.1:4318")
+        raise BadInput(
+            f"traces to {address}: expected an address like http://127.0.0.1:4318"
+        )
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+            OTLPSpanExporter,
+        )
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise PackageMissing("sending traces", error) from error
     endpoint = f"{address.rstrip('/')}/v1/traces"
-    return BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_WITHIN_S))
+    return BatchSpanProcessor(
+        OTLPSpanExporter(
+            endpoint=endpoint,
+            timeout=_SEND_WITHIN_S,
+        )
+    )
 
 
 @dataclass
 class _JobSteps:
     status: JobStatus
     states: list[tuple[JobState, float]] = field(default_factory=list)
-    decisions: list[tuple[float, Mapping[str, Any]]] = field(default_factory=list)
+    decisions: list[tuple[float, Mapping[str, Any]]] = field(
+        default_factory=list
+    )
 
 
 def _ns(at: float) -> int:

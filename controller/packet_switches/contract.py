@@ -24,7 +24,10 @@ Places = Mapping[Station, int]
 """Behind which port of a switch each station is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Wish:
     """What one switch is to do: forward to these stations, on these ports of the lab.
 
@@ -56,7 +59,10 @@ class PortState(NamedTuple):
     up: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SwitchState:
     """What a switch reports.
 
@@ -72,7 +78,10 @@ class SwitchState:
     missing: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Applied:
     """The result of a wish: ``changed`` counts entries added, replaced or removed."""
 

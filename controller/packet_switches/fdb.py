@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patchlight.controller.circuits.contract import DeviceRefused
-from patchlight.controller.circuits.dialect import DEFAULT_TIMEOUTS, Session, Timeouts
+from patchlight.controller.circuits.dialect import (
+    DEFAULT_TIMEOUTS,
+    Session,
+    Timeouts,
+)
 from patchlight.controller.circuits.protocols.ssh_commands import (
     CommandClient,
     CommandConnection,
@@ -35,7 +39,10 @@ Table = Mapping[str, str]
 _MARK = "--- patchlight ---"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Record:
     """The entries that Patchlight has set, also those that it has tried to replace or remove, and
     the settings of interfaces from before."""
@@ -54,10 +61,15 @@ class Record:
 
     def text(self) -> str:
         """As in the file."""
-        return json.dumps({"ours": dict(self.ours), "before": dict(self.before)})
+        return json.dumps(
+            {"ours": dict(self.ours), "before": dict(self.before)}
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Found:
     """What a switch has: its static entries, its ports by interface, and the present settings."""
 
@@ -67,7 +79,10 @@ class Found:
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class TableChange:
     """What turns one table into another; ``held`` are keys with an entry of others, which stays."""
 
@@ -76,11 +91,18 @@ class TableChange:
     held: Table
 
 
-def plan(have: Table, ours: Mapping[str, Sequence[str]], wanted: Table) -> TableChange:
+def plan(
+    have: Table,
+    ours: Mapping[str, Sequence[str]],
+    wanted: Table,
+) -> TableChange:
     """The smallest change to the wanted entries that leaves those of others."""
-    own = {key: value for key, value in have.items() if value in ours.get(key, ())}
+    own = {
+        key: value for key, value in have.items() if value in ours.get(key, ())
+    }
     removes = {key: value for key, value in own.items() if key not in wanted}
-    adds, held = {}, {}
+    adds = {}
+    held = {}
     for key, value in wanted.items():
         if have.get(key) == value:
             continue
@@ -133,51 +155,99 @@ class FdbDriver(ABC):
         words = ""
         if change.removes or change.adds or settings:
             # It is written first: after a crash, whatever was set of it is known to be ours.
-            own = {k: v for k, v in found.table.items() if v in found.record.ours.get(k, ())}
+            own = {
+                k: v
+                for k, v in found.table.items()
+                if v in found.record.ours.get(k, ())
+            }
             ours = {k: [v] for k, v in own.items()}
             # A switch may refuse to replace an entry: the old one remains ours, too.
-            ours |= {k: list({v, own.get(k, v)}) for k, v in change.adds.items()}
-            before = {**{k: found.settings[k] for k in settings}, **found.record.before}
+            ours |= {
+                k: list({v, own.get(k, v)}) for k, v in change.adds.items()
+            }
+            before = {
+                **{k: found.settings[k] for k in settings},
+                **found.record.before,
+            }
             record = Record(ours, before)
-            words = await self._change(change.removes, change.adds, settings, record)
+            words = await self._change(
+                change.removes,
+                change.adds,
+                settings,
+                record,
+            )
             found = await self._found()
         changed = len(change.removes) + sum(
             found.table.get(key) == value for key, value in change.adds.items()
         )
-        lacks = tuple(self._lacks(wish, wanted, found, change.held, words))
+        lacks = tuple(
+            self._lacks(
+                wish,
+                wanted,
+                found,
+                change.held,
+                words,
+            )
+        )
         return Applied(changed, lacks, self._foreign(found, wanted))
 
     async def read(self) -> SwitchState:
         """The present forwarding and counters."""
         found = await self._found()
         wanted = self._table(self._wish)
-        by_interface = {interface: port for port, interface in self._interfaces.items()}
+        by_interface = {
+            interface: port for port, interface in self._interfaces.items()
+        }
         places = {}
         for station in self._wish.places:
             port = by_interface.get(found.table.get(station.mac, ""))
             keys = [key for key in self._keys(station) if key != station.mac]
-            settled = all(found.table.get(key) == wanted.get(key) for key in keys)
-            if port is not None and settled and not self._settings_to_change(found):
+            settled = all(
+                found.table.get(key) == wanted.get(key) for key in keys
+            )
+            if (
+                port is not None
+                and settled
+                and not self._settings_to_change(found)
+            ):
                 places[station] = port
         ports = {
             port: found.ports[interface]
             for port, interface in self._interfaces.items()
             if interface in found.ports
         }
-        missing = {port: self._missing_words(port) for port in self._wish.ports - ports.keys()}
-        return SwitchState(places, ports, self._foreign(found, wanted), missing)
+        missing = {
+            port: self._missing_words(port)
+            for port in self._wish.ports - ports.keys()
+        }
+        return SwitchState(
+            places,
+            ports,
+            self._foreign(found, wanted),
+            missing,
+        )
 
     async def release(self) -> None:
         """Remove what Patchlight has set, and restore the settings from before."""
         found = await self._found()
         self._wish = Wish()
         if removes := plan(found.table, found.record.ours, {}).removes:
-            words = await self._change(removes, {}, {}, found.record)
+            words = await self._change(
+                removes,
+                {},
+                {},
+                found.record,
+            )
             found = await self._found()
             if left := plan(found.table, found.record.ours, {}).removes:
                 message = f"{self.name}: {len(left)} of Patchlight's entries are still there"
                 raise DeviceRefused(message, words=words)
-        await self._change({}, {}, found.record.before, None)
+        await self._change(
+            {},
+            {},
+            found.record.before,
+            None,
+        )
 
     # -- what a kind of switch adds -----------------------------------------------------------
 
@@ -187,7 +257,11 @@ class FdbDriver(ABC):
 
     @abstractmethod
     async def _change(
-        self, removes: Table, adds: Table, settings: Mapping[str, Any], record: Record | None
+        self,
+        removes: Table,
+        adds: Table,
+        settings: Mapping[str, Any],
+        record: Record | None,
     ) -> str:
         """Write the record (``None``: remove it), change settings and entries; returns what the
         switch refused, as it says it."""
@@ -199,10 +273,17 @@ class FdbDriver(ABC):
     def _reason(self, words: str) -> str:
         """What the switch said, in the terms of every switch."""
         lines = [
-            line.strip() for line in words.splitlines() if not line.startswith("Command failed")
+            line.strip()
+            for line in words.splitlines()
+            if not line.startswith("Command failed")
         ]
         last = next(filter(None, reversed(lines)), "it does not appear there")
-        full = ("no space left", "no buffer space", "table full", "table is full")
+        full = (
+            "no space left",
+            "no buffer space",
+            "table full",
+            "table is full",
+        )
         return (
             "table full"
             if any(text in words.lower() for text in full)
@@ -226,9 +307,13 @@ class FdbDriver(ABC):
         _, errors = await self._client.run(command, text, changes=True)
         return errors
 
-    def _know_ports(self, matched: Matched[str], there: Collection[str]) -> None:
+    def _know_ports(
+        self, matched: Matched[str], there: Collection[str]
+    ) -> None:
         """Store the ports' interfaces, as far as they are ``there``."""
-        self._interfaces = {p: name for p, name in matched.found.items() if name in there}
+        self._interfaces = {
+            p: name for p, name in matched.found.items() if name in there
+        }
         self._missing = {
             **matched.missing,
             **{
@@ -242,7 +327,10 @@ class FdbDriver(ABC):
         return self._missing.get(port, f"no port {port}")
 
     def _keys(self, station: Station) -> list[str]:
-        return [station.mac, *([str(station.address)] if self._answers_arp else [])]
+        return [
+            station.mac,
+            *([str(station.address)] if self._answers_arp else []),
+        ]
 
     def _table(self, wish: Wish) -> Table:
         table: dict[str, str] = {}
@@ -253,19 +341,27 @@ class FdbDriver(ABC):
         return table
 
     def _lacks(
-        self, wish: Wish, wanted: Table, found: Found, held: Table, words: str
+        self,
+        wish: Wish,
+        wanted: Table,
+        found: Found,
+        held: Table,
+        words: str,
     ) -> Iterable[Lack]:
         for station, port in wish.places.items():
             keys = self._keys(station)
             if port not in self._interfaces:
                 yield Lack(station, self._missing_words(port))
-            elif other := next((held[key] for key in keys if key in held), None):
+            elif other := next(
+                (held[key] for key in keys if key in held), None
+            ):
                 yield Lack(station, f"another entry leads to {other}")
             elif any(found.table.get(key) != wanted[key] for key in keys):
                 yield Lack(station, self._reason(words))
 
     def _foreign(self, found: Found, wanted: Table) -> tuple[str, ...]:
-        ours, interfaces = found.record.ours, set(self._lab_interfaces())
+        ours = found.record.ours
+        interfaces = set(self._lab_interfaces())
         others = {
             key: value
             for key, value in found.table.items()
@@ -273,21 +369,38 @@ class FdbDriver(ABC):
             and wanted.get(key) != value
             and (key in wanted or value in interfaces)
         }
-        return tuple(f"another's entry {key} -> {value}" for key, value in sorted(others.items()))
+        return tuple(
+            f"another's entry {key} -> {value}"
+            for key, value in sorted(others.items())
+        )
 
     def _lab_interfaces(self) -> Sequence[str]:
-        return [self._interfaces[p] for p in sorted(self._wish.ports) if p in self._interfaces]
+        return [
+            self._interfaces[p]
+            for p in sorted(self._wish.ports)
+            if p in self._interfaces
+        ]
 
     def _joined_in(self) -> str:
         return self._switch.bridge
 
-    def _nonsense(self, what: str, text: str, error: Exception) -> DeviceRefused:
+    def _nonsense(
+        self,
+        what: str,
+        text: str,
+        error: Exception,
+    ) -> DeviceRefused:
         said = text.strip()[:100]
         return DeviceRefused(
-            f"{self.name}: unexpected answer to {what}: {said!r}", words=str(error)
+            f"{self.name}: unexpected answer to {what}: {said!r}",
+            words=str(error),
         )
 
 
 def quoted_lines(lines: Collection[str]) -> str:
     """Lines as the input of a command of a shell script; none may be the mark of its end."""
-    return "<<'PATCHLIGHT'\n" + "".join(f"{line}\n" for line in lines) + "PATCHLIGHT"
+    return (
+        "<<'PATCHLIGHT'\n"
+        + "".join(f"{line}\n" for line in lines)
+        + "PATCHLIGHT"
+    )

@@ -20,15 +20,24 @@ LOG = logging.getLogger(__name__)
 TRY_AGAIN_S = (5.0, 10.0, 20.0, 60.0)
 """Pauses before a switch that refused entries gets them again; the last one repeats."""
 _PERIOD_S = 1.0
-_SILENT_S = (1.0, 1.0, 2.0, 5.0)  # the same before a silent switch is tried again
-_WRONG_LOGIN_S = 60.0  # some devices lock an account after a few wrong passwords
+# The same before a silent switch is tried again.
+_SILENT_S = (
+    1.0,
+    1.0,
+    2.0,
+    5.0,
+)
+_WRONG_LOGIN_S = (
+    60.0  # some devices lock an account after a few wrong passwords
+)
 
 
 class RetryPauses:
     """When a switch that refused entries is to be tried again; time is monotonic."""
 
     def __init__(self) -> None:
-        self._tries, self._at = 0, 0.0
+        self._tries = 0
+        self._at = 0.0
 
     def is_due(self, lacking: bool, now: float) -> bool:
         """Whether a try is due, which then counts. Without anything ``lacking``, start over."""
@@ -51,7 +60,15 @@ class KeptSwitch:
     def __init__(
         self,
         driver: PacketSwitchDriver,
-        on_ports: Callable[[str, float, Mapping[int, PortState], Mapping[int, str]], None],
+        on_ports: Callable[
+            [
+                str,
+                float,
+                Mapping[int, PortState],
+                Mapping[int, str],
+            ],
+            None,
+        ],
     ) -> None:
         self.driver = driver
         self._learns = getattr(driver, "learns", False)
@@ -64,7 +81,8 @@ class KeptSwitch:
         self._wish: Wish | None = None
         self._lock = asyncio.Lock()
         self._pauses = RetryPauses()
-        self._silent, self._pause_s = 0, 0.0
+        self._silent = 0
+        self._pause_s = 0.0
         self._settled = False
         self._missing: Mapping[int, str] = {}
         self._keeping: asyncio.Task[None] | None = None
@@ -77,7 +95,10 @@ class KeptSwitch:
     async def release(self) -> None:
         """Remove what Patchlight has set; raises the driver's errors. ``follow`` sets it again."""
         await self._rest()
-        self._wish, self._settled, self.lacks, self.foreign = None, False, (), ()
+        self._wish = None
+        self._settled = False
+        self.lacks = ()
+        self.foreign = ()
         await self.driver.release()
 
     async def _rest(self) -> None:
@@ -90,32 +111,43 @@ class KeptSwitch:
         """Set it and keep it so; returns failures as text. If it does not answer, it is set once it
         does."""
         if self._settled and wish == self._wish:
-            return self._notes()  # it is read often enough, and a job may wait for this
+            # It is read often enough, and a job may wait for this.
+            return self._notes()
         async with self._lock:
-            self._wish, self._settled = wish, False
+            self._wish = wish
+            self._settled = False
             try:
                 await self._set(wish)
             except PatchlightError as error:
                 self._went_silent(error)
                 what = error.message.splitlines()[0]
-                return [f"{self.driver.name}: its forwarding will be set later: {what}"]
+                return [
+                    f"{self.driver.name}: its forwarding will be set later: {what}"
+                ]
             finally:
                 if self._keeping is None:
-                    self._keeping = asyncio.create_task(self._keep(), name=self.driver.name)
+                    self._keeping = asyncio.create_task(
+                        self._keep(), name=self.driver.name
+                    )
         return self._notes()
 
     def _notes(self) -> list[str]:
         notes = []
         if self.lacks:
             lacks = f"lacks {len(self.lacks)} entries: {self.lacks[0].reason}"
-            notes.append(f"{self.driver.name} {lacks}; the first: {self.lacks[0].station.address}")
-        return notes + [f"{self.driver.name}: {entry}" for entry in self.foreign]
+            notes.append(
+                f"{self.driver.name} {lacks}; the first: {self.lacks[0].station.address}"
+            )
+        return notes + [
+            f"{self.driver.name}: {entry}" for entry in self.foreign
+        ]
 
     async def _set(self, wish: Wish) -> Applied:
         applied = await self.driver.set_forwarding(wish)
         self._answered()
         self._settled = True
-        self.lacks, self.foreign = applied.lacks, applied.foreign
+        self.lacks = applied.lacks
+        self.foreign = applied.foreign
         return applied
 
     async def _keep(self) -> None:
@@ -129,21 +161,38 @@ class KeptSwitch:
                     self._went_silent(error)
                 except Exception as error:
                     # Of a driver of another package, say: the switch counts as silent.
-                    self._went_silent(PatchlightError(f"{type(error).__name__}: {error}"))
-                    LOG.exception("reading the packet switch %s", self.driver.name)
+                    self._went_silent(
+                        PatchlightError(f"{type(error).__name__}: {error}")
+                    )
+                    LOG.exception(
+                        "reading the packet switch %s", self.driver.name
+                    )
 
     async def _look(self) -> None:
         assert self._wish is not None
         state = await self.driver.read()
-        gone = set[int]() if self._learns else self._wish.ports - state.ports.keys()
-        missing = {port: state.missing.get(port, f"no port {port}") for port in gone}
+        gone = (
+            set[int]()
+            if self._learns
+            else self._wish.ports - state.ports.keys()
+        )
+        missing = {
+            port: state.missing.get(port, f"no port {port}") for port in gone
+        }
         is_other = missing != self._missing
         self._missing = missing
-        self._on_ports(self.driver.name, time.time(), state.ports, missing)
+        self._on_ports(
+            self.driver.name,
+            time.time(),
+            state.ports,
+            missing,
+        )
         self._answered()
         self.foreign = state.foreign
         lacking = {lack.station for lack in self.lacks}
-        wanted = {s: p for s, p in self._wish.places.items() if s not in lacking}
+        wanted = {
+            s: p for s, p in self._wish.places.items() if s not in lacking
+        }
         have = {s: p for s, p in state.places.items() if s not in lacking}
         due = self._pauses.is_due(bool(lacking), time.monotonic())
         if have == wanted and self._settled and not due and not is_other:
@@ -152,10 +201,18 @@ class KeptSwitch:
         applied = await self._set(self._wish)
         if applied.changed or applied.lacks != before:
             message = "%s was repaired: %d entries changed, %d lacking"
-            LOG.warning(message, self.driver.name, applied.changed, len(applied.lacks))
+            LOG.warning(
+                message,
+                self.driver.name,
+                applied.changed,
+                len(applied.lacks),
+            )
 
     def _answered(self) -> None:
-        self.reachable, self.trouble, self._silent, self._pause_s = True, "", 0, 0.0
+        self.reachable = True
+        self.trouble = ""
+        self._silent = 0
+        self._pause_s = 0.0
 
     def _went_silent(self, error: PatchlightError) -> None:
         # Whatever it was sent last may be half done.
@@ -165,5 +222,8 @@ class KeptSwitch:
         if isinstance(error, LoginRefused):
             self._pause_s = _WRONG_LOGIN_S
         if self.reachable or self._silent == 1:
-            LOG.warning("packet switch %s: %s", self.driver.name, error.message)
-        self.reachable, self.trouble = False, error.message.splitlines()[0]
+            LOG.warning(
+                "packet switch %s: %s", self.driver.name, error.message
+            )
+        self.reachable = False
+        self.trouble = error.message.splitlines()[0]

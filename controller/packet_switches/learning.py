@@ -1,6 +1,10 @@
 """The driver ``learning``: switches that learn and forward by themselves get nothing."""
 
-from patchlight.controller.packet_switches.contract import Applied, SwitchState, Wish
+from patchlight.controller.packet_switches.contract import (
+    Applied,
+    SwitchState,
+    Wish,
+)
 from patchlight.testbed.lab.model import PacketSwitch
 
 
@@ -10,7 +14,8 @@ class Learning:
     learns = True
 
     def __init__(self, switch: PacketSwitch, _password: str) -> None:
-        self._name, self._wish = switch.name, Wish()
+        self._name = switch.name
+        self._wish = Wish()
 
     @property
     def name(self) -> str:

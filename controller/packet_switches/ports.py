@@ -18,7 +18,10 @@ _MOST_SHOWN = 6
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Matched(Generic[T]):
     """What a switch calls each port that was ``found``, and why others are ``missing``, as text
     that follows "tor1 has": "no port 1: …"."""
@@ -48,7 +51,8 @@ def match_ports(
     def listed(some: Iterable[T]) -> str:
         names = [str(row) if shown is None else shown[row] for row in some]
         return (
-            f"{', '.join(names[:_MOST_SHOWN])}{', …' * (len(names) > _MOST_SHOWN)}" or "its 0 ports"
+            f"{', '.join(names[:_MOST_SHOWN])}{', …' * (len(names) > _MOST_SHOWN)}"
+            or "its 0 ports"
         )
 
     found = {}
@@ -57,27 +61,43 @@ def match_ports(
         there = holders[name]
         what = said.format(name)
         if not there:
-            missing[port] = f"no port {port}: none of {listed(rows)} {what}: {SEE}"
+            missing[port] = (
+                f"no port {port}: none of {listed(rows)} {what}: {SEE}"
+            )
         elif len(there) > 1:
-            missing[port] = f"an ambiguous port {port}: each of {listed(there)} {what}: {SEE}"
+            missing[port] = (
+                f"an ambiguous port {port}: each of {listed(there)} {what}: {SEE}"
+            )
         elif len(ports[there[0]]) > 1:
             several = ", ".join(map(str, ports[there[0]]))
-            missing[port] = f"an ambiguous port {port}: {listed(there)} is ports {several}: {SEE}"
+            missing[port] = (
+                f"an ambiguous port {port}: {listed(there)} is ports {several}: {SEE}"
+            )
         else:
             found[port] = there[0]
     return Matched(found, missing)
 
 
 def match_numbers(
-    used: Collection[int], rows: Mapping[T, str], *, said: str = "has index {}"
+    used: Collection[int],
+    rows: Mapping[T, str],
+    *,
+    said: str = "has index {}",
 ) -> Matched[T]:
     """The same by numbers, which count from 1: a row with another one cannot be a port."""
-    numbers = {row: str(int(text)) if text.isdecimal() else "" for row, text in rows.items()}
+    numbers = {
+        row: str(int(text)) if text.isdecimal() else ""
+        for row, text in rows.items()
+    }
     if zero := [row for row, number in numbers.items() if number == "0"]:
         why = f"{zero[0]} {said.format(0)}, but the lab file's ports begin with 1: {SEE}"
-        return Matched({}, {port: f"an ambiguous port {port}: {why}" for port in used})
+        return Matched(
+            {}, {port: f"an ambiguous port {port}: {why}" for port in used}
+        )
     wanted = {port: str(port) for port in used}
-    return match_ports(wanted, {row: [number] for row, number in numbers.items()}, said=said)
+    return match_ports(
+        wanted, {row: [number] for row, number in numbers.items()}, said=said
+    )
 
 
 class NumberedPorts:
@@ -87,7 +107,9 @@ class NumberedPorts:
     ``interfaces``, it is that.
     """
 
-    def __init__(self, used: Collection[int], names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, used: Collection[int], names: Iterable[str] = ()
+    ) -> None:
         self._used = frozenset(used)
         self._home = {name: number for number, name in enumerate(names, 1)}
         self.now: dict[int, str] = {}
@@ -103,18 +125,32 @@ class NumberedPorts:
             name = ports[number]
             if name and names.count(name) == 1 and name not in self._home:
                 # Another interface was plugged in there.
-                self._home = {n: home for n, home in self._home.items() if home != number}
+                self._home = {
+                    n: home for n, home in self._home.items() if home != number
+                }
                 self._home[name] = number
-        return {port: why for port in sorted(self._used) if (why := self._why(port))}
+        return {
+            port: why
+            for port in sorted(self._used)
+            if (why := self._why(port))
+        }
 
     def _why(self, port: int) -> str:
         home = self._home.get(self.now.get(port, ""), port)
         if port in self.now and home == port:
             return ""
         if port in self.now:
-            return f"another port {port}: {self.now[port]}, which was port {home}"
-        moved = [n for n, name in self.now.items() if name and self._home.get(name) == port]
-        return f"no port {port}" + "".join(f": {self.now[n]} has number {n} now" for n in moved[:1])
+            return (
+                f"another port {port}: {self.now[port]}, which was port {home}"
+            )
+        moved = [
+            n
+            for n, name in self.now.items()
+            if name and self._home.get(name) == port
+        ]
+        return f"no port {port}" + "".join(
+            f": {self.now[n]} has number {n} now" for n in moved[:1]
+        )
 
 
 class MissingPorts:
@@ -129,7 +165,12 @@ class MissingPorts:
         self.ports: Mapping[Endpoint, str] = {}
         """Why each is missing, as text that follows "tor1 has"."""
 
-    def report(self, by: str, switch: str, missing: Mapping[int, str]) -> bool:
+    def report(
+        self,
+        by: str,
+        switch: str,
+        missing: Mapping[int, str],
+    ) -> bool:
         """Take the missing ports of a switch from one source; returns whether anything changes."""
         if self._by_source.get((by, switch), {}) == missing:
             return False
@@ -142,12 +183,18 @@ class MissingPorts:
         }
         for end in sorted({**before, **self.ports}):
             if before.get(end) != self.ports.get(end):
-                self._on_change(end.device, int(end.port), self.ports.get(end, ""))
+                self._on_change(
+                    end.device, int(end.port), self.ports.get(end, "")
+                )
         return True
 
     def as_text(self, switch: str) -> list[str]:
         """Those of one switch, as text."""
-        return [f"{switch} has {why}" for end, why in self.ports.items() if end.device == switch]
+        return [
+            f"{switch} has {why}"
+            for end, why in self.ports.items()
+            if end.device == switch
+        ]
 
 
 class EndNames:
@@ -176,9 +223,15 @@ class EndNames:
 
 def is_port_mac(mac: str) -> bool:
     """Whether a MAC can be a port's: it is neither zero nor multicast."""
-    return int(mac[:2], 16) % 2 == 0 and any(int(part, 16) for part in mac.split(":"))
+    return int(mac[:2], 16) % 2 == 0 and any(
+        int(part, 16) for part in mac.split(":")
+    )
 
 
-def used_ports(ends: Iterable[Endpoint], switch: PacketSwitch) -> frozenset[int]:
+def used_ports(
+    ends: Iterable[Endpoint], switch: PacketSwitch
+) -> frozenset[int]:
     """The ports of a switch with a fibre in the lab file."""
-    return frozenset(int(end.port) for end in ends if end.device == switch.name)
+    return frozenset(
+        int(end.port) for end in ends if end.device == switch.name
+    )

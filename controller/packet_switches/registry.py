@@ -10,7 +10,10 @@ from typing import cast
 from patchlight.controller.circuits.registry import PlugIns
 from patchlight.controller.packet_switches.contract import PacketSwitchDriver
 from patchlight.testbed.lab.model import PacketSwitch
-from patchlight.testbed.lab.packet_drivers import PACKET_DRIVER_GROUP, PACKET_DRIVERS
+from patchlight.testbed.lab.packet_drivers import (
+    PACKET_DRIVER_GROUP,
+    PACKET_DRIVERS,
+)
 
 PacketDriverFactory = Callable[[PacketSwitch, str], PacketSwitchDriver]
 
@@ -25,10 +28,14 @@ _DRIVERS = PlugIns(
 )
 
 
-def open_packet_driver(switch: PacketSwitch, password: str = "") -> PacketSwitchDriver:
+def open_packet_driver(
+    switch: PacketSwitch, password: str = ""
+) -> PacketSwitchDriver:
     """The driver of this switch, not yet connected.
 
     ``BadInput`` if no driver has that name, ``PatchlightError`` if it cannot be loaded.
     """
-    factory = cast(PacketDriverFactory, _DRIVERS.require(switch.name, switch.driver))
+    factory = cast(
+        PacketDriverFactory, _DRIVERS.require(switch.name, switch.driver)
+    )
     return factory(switch, password)

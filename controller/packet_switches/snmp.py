@@ -20,7 +20,8 @@ Column = dict[Oid, Value]
 
 # An answer of so many counters fits a packet of 1,500 bytes.
 _VALUES = 45
-_TIMEOUT_S, _REPEATS = 2.0, 1
+_TIMEOUT_S = 2.0
+_REPEATS = 1
 _MOST_ROWS = 200_000
 _WITHOUT_VALUE = ("NoSuchObject", "NoSuchInstance", "EndOfMibView")
 
@@ -32,7 +33,9 @@ class SnmpFailed(PatchlightError):
 class AnySnmpSession(Protocol):
     """What carries requests to an SNMP agent; see ``SnmpSession``."""
 
-    async def following(self, after: Sequence[Oid], rows: int) -> list[tuple[Oid, Value | None]]:
+    async def following(
+        self, after: Sequence[Oid], rows: int
+    ) -> list[tuple[Oid, Value | None]]:
         """Up to ``rows`` times what follows each of these in the agent, row by row."""
 
     def close(self) -> None:
@@ -51,15 +54,21 @@ class SnmpAgent:
         """Close its socket."""
         self._session.close()
 
-    async def walk(self, *columns: Oid, rows: Collection[int] = ()) -> list[Column]:
+    async def walk(
+        self, *columns: Oid, rows: Collection[int] = ()
+    ) -> list[Column]:
         """These columns of one table, read together; only from the lowest to the highest of
         ``rows``, if any. ``SnmpFailed`` without an answer."""
         found: list[Column] = [{} for _ in columns]
         start = (min(rows) - 1,) if rows else ()
-        left = {number: column + start for number, column in enumerate(columns)}
+        left = {
+            number: column + start for number, column in enumerate(columns)
+        }
         while left:
             order = tuple(left)
-            for place, (oid, value) in enumerate(await self._next([left[n] for n in order])):
+            for place, (oid, value) in enumerate(
+                await self._next([left[n] for n in order])
+            ):
                 number = order[place % len(order)]
                 column = columns[number]
                 if number not in left:
@@ -69,7 +78,9 @@ class SnmpAgent:
                 if beyond or (rows and rest > (max(rows),)):
                     del left[number]
                 elif oid <= left[number] or len(found[number]) > _MOST_ROWS:
-                    raise SnmpFailed(f"{self.name}: its SNMP table does not end")
+                    raise SnmpFailed(
+                        f"{self.name}: its SNMP table does not end"
+                    )
                 else:
                     assert value is not None
                     left[number] = oid
@@ -86,13 +97,25 @@ class SnmpSession:
     """SNMPv2c or v3 over UDP to the agent of the packet switch ``name``, from the network namespace
     ``netns``."""
 
-    def __init__(self, name: str, said: Snmp, netns: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        said: Snmp,
+        netns: Path | None = None,
+    ) -> None:
         self.name = name
         self._said = said
         self._netns = netns
-        self._community = secret_of(said.community_env, f"the SNMP community of {name}")
-        self._auth = secret_of(said.auth_env, f"the SNMP password of {said.user} at {name}")
-        self._priv = secret_of(said.priv_env, f"the SNMP privacy password of {said.user} at {name}")
+        self._community = secret_of(
+            said.community_env, f"the SNMP community of {name}"
+        )
+        self._auth = secret_of(
+            said.auth_env, f"the SNMP password of {said.user} at {name}"
+        )
+        self._priv = secret_of(
+            said.priv_env,
+            f"the SNMP privacy password of {said.user} at {name}",
+        )
         self._session: tuple[Any, ...] | None = None
 
     def close(self) -> None:
@@ -101,7 +124,9 @@ class SnmpSession:
             self._session[1].close_dispatcher()
             self._session = None
 
-    async def following(self, after: Sequence[Oid], rows: int) -> list[tuple[Oid, Value | None]]:
+    async def following(
+        self, after: Sequence[Oid], rows: int
+    ) -> list[tuple[Oid, Value | None]]:
         """Up to ``rows`` times what follows each of these in the agent, row by row.
 
         ``SnmpFailed`` without an answer.
@@ -123,14 +148,23 @@ class SnmpSession:
             raise self._failure(type(error).__name__, str(error))
         if status or not values:
             why = status.prettyPrint() if status else "an empty answer"
-            raise SnmpFailed(f"{self.name} at {self._said.address}: SNMP error: {why}")
+            raise SnmpFailed(
+                f"{self.name} at {self._said.address}: SNMP error: {why}"
+            )
         return [(tuple(oid), _plain(value)) for oid, value in values]
 
     def _failure(self, kind: str, words: str) -> SnmpFailed:
-        said, where = self._said, f"{self.name} at {self._said.address}"
+        said = self._said
+        where = f"{self.name} at {self._said.address}"
         if kind != "RequestTimedOut":
-            return SnmpFailed(f"{where} refuses the SNMP user {said.user}: {words}")
-        community = f"the community in {said.community_env}" if said.community_env else "'public'"
+            return SnmpFailed(
+                f"{where} refuses the SNMP user {said.user}: {words}"
+            )
+        community = (
+            f"the community in {said.community_env}"
+            if said.community_env
+            else "'public'"
+        )
         of = f"user {said.user}" if said.user else community
         return SnmpFailed(
             f"no SNMP answer from {where}: check the address, and that it lets {of} read from here"
@@ -139,17 +173,27 @@ class SnmpSession:
     async def _open(self) -> tuple[Any, ...]:
         api, engine = await asyncio.to_thread(_new_engine)
         host, port = split_address(self._said.address)
-        kind = api.Udp6TransportTarget if ":" in host else api.UdpTransportTarget
+        kind = (
+            api.Udp6TransportTarget if ":" in host else api.UdpTransportTarget
+        )
         try:
-            target = await kind.create((host, port), timeout=_TIMEOUT_S, retries=_REPEATS)
+            target = await kind.create(
+                (host, port),
+                timeout=_TIMEOUT_S,
+                retries=_REPEATS,
+            )
         except Exception as error:
             raise SnmpFailed(f"{self.name}: {host} not found") from error
         with ExitStack() as stack:
             if self._netns is not None:
                 stack.enter_context(namespaces.entered(self._netns))
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            local = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        target.open_client_mode = lambda: kind.PROTO_TRANSPORT().open_server_mode(sock=local)
+            local = socket.socket(
+                family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+            )
+        target.open_client_mode = lambda: (
+            kind.PROTO_TRANSPORT().open_server_mode(sock=local)
+        )
         return api, engine, self._login(api), target
 
     def _login(self, api: Any) -> Any:

@@ -13,8 +13,18 @@ from typing import Any
 
 from patchlight.controller.circuits.contract import DeviceRefused
 from patchlight.controller.packet_switches.contract import PortState
-from patchlight.controller.packet_switches.fdb import FdbDriver, Found, Record, Table, quoted_lines
-from patchlight.controller.packet_switches.ports import Matched, match_numbers, match_ports
+from patchlight.controller.packet_switches.fdb import (
+    FdbDriver,
+    Found,
+    Record,
+    Table,
+    quoted_lines,
+)
+from patchlight.controller.packet_switches.ports import (
+    Matched,
+    match_numbers,
+    match_ports,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import PacketSwitch
 
@@ -27,10 +37,17 @@ class Sonic(FdbDriver):
     # Each reading starts several programs on the switch's processor.
     period_s = 5.0
 
-    def __init__(self, switch: PacketSwitch, password: str, **more: Any) -> None:
+    def __init__(
+        self,
+        switch: PacketSwitch,
+        password: str,
+        **more: Any,
+    ) -> None:
         super().__init__(switch, password, **more)
         if switch.vlan is None:
-            raise BadInput(f"{switch.name}: a switch with driver sonic needs 'vlan'")
+            raise BadInput(
+                f"{switch.name}: a switch with driver sonic needs 'vlan'"
+            )
         self._vlan = f"Vlan{switch.vlan}"
         self._record = f"/run/patchlight-{self._vlan}.json"
         self._entries = 0  # of all VLANs
@@ -51,7 +68,8 @@ class Sonic(FdbDriver):
         try:
             config, hardware, links, names, counters = map(_rows, dumps)
             programmed = {
-                json.loads(key.partition("FDB_ENTRY:")[2])["mac"].lower() for key in hardware
+                json.loads(key.partition("FDB_ENTRY:")[2])["mac"].lower()
+                for key in hardware
             }
             fdb = _table(config, "FDB")
             self._entries = len(fdb)
@@ -68,31 +86,59 @@ class Sonic(FdbDriver):
                     continue
                 counted = counters.get(f"COUNTERS:{oids.get(name)}", {})
                 rx, tx = (
-                    int(counted.get(f"SAI_PORT_STAT_IF_{side}_OCTETS", 0)) for side in ("IN", "OUT")
+                    int(counted.get(f"SAI_PORT_STAT_IF_{side}_OCTETS", 0))
+                    for side in ("IN", "OUT")
                 )
-                is_up = links.get(f"PORT_TABLE:{name}", {}).get("oper_status") == "up"
+                is_up = (
+                    links.get(f"PORT_TABLE:{name}", {}).get("oper_status")
+                    == "up"
+                )
                 states[name] = PortState(rx, tx, is_up)
             of_vlan = _table(config, "VLAN").get(vlan)
             there = {name for name in states if f"PORT_TABLE:{name}" in links}
             self._know_ports(self._matched(_table(config, "PORT")), there)
         except (ValueError, KeyError, TypeError) as error:
-            raise self._nonsense("sonic-db-dump", "\n".join(dumps), error) from error
-        settings = {} if of_vlan is None else {key: of_vlan.get(key) for key in _WANTED}
-        return Found(table, states, settings, Record.parse(record))
+            raise self._nonsense(
+                "sonic-db-dump", "\n".join(dumps), error
+            ) from error
+        settings = (
+            {}
+            if of_vlan is None
+            else {key: of_vlan.get(key) for key in _WANTED}
+        )
+        return Found(
+            table,
+            states,
+            settings,
+            Record.parse(record),
+        )
 
     def _matched(self, ports: Mapping[str, Mapping[str, str]]) -> Matched[str]:
         if self._switch.interfaces:
-            called = {name: (name, row.get("alias", "")) for name, row in ports.items()}
-            return match_ports(dict(enumerate(self._switch.interfaces, 1)), called)
+            called = {
+                name: (name, row.get("alias", ""))
+                for name, row in ports.items()
+            }
+            return match_ports(
+                dict(enumerate(self._switch.interfaces, 1)), called
+            )
         # Ports of a breakout share the index of their plug.
         indices = {name: row.get("index", "") for name, row in ports.items()}
         return match_numbers(range(1, self._switch.ports + 1), indices)
 
     def _settings_to_change(self, found: Found) -> Mapping[str, Any]:
-        return {key: want for key, want in _WANTED.items() if found.settings.get(key, want) != want}
+        return {
+            key: want
+            for key, want in _WANTED.items()
+            if found.settings.get(key, want) != want
+        }
 
     async def _change(
-        self, removes: Table, adds: Table, settings: Mapping[str, Any], record: Record | None
+        self,
+        removes: Table,
+        adds: Table,
+        settings: Mapping[str, Any],
+        record: Record | None,
     ) -> str:
         patch = [self._setting(key, value) for key, value in settings.items()]
         # An empty table is refused.
@@ -100,7 +146,10 @@ class Sonic(FdbDriver):
             patch.append({"op": "remove", "path": "/FDB"})
             self._entries = 0
         else:
-            patch += [{"op": "remove", "path": f"/FDB/{self._vlan}|{mac}"} for mac in removes]
+            patch += [
+                {"op": "remove", "path": f"/FDB/{self._vlan}|{mac}"}
+                for mac in removes
+            ]
         if record is not None:
             await self._write(record)
         words = await self._patched(patch) if patch else ""
@@ -111,7 +160,11 @@ class Sonic(FdbDriver):
 
     def _setting(self, key: str, value: str | None) -> dict[str, Any]:
         path = f"/VLAN/{self._vlan}/{key}"
-        return {"op": "remove", "path": path} if value is None else _add(path, value)
+        return (
+            {"op": "remove", "path": path}
+            if value is None
+            else _add(path, value)
+        )
 
     async def _added(self, entries: Sequence[tuple[str, str]]) -> str:
         """Add these in one patch; a patch that is refused is halved, to find what is not."""
@@ -119,14 +172,18 @@ class Sonic(FdbDriver):
             return ""
         rows = {f"{self._vlan}|{mac}": {"port": port} for mac, port in entries}
         adds = [_add(f"/FDB/{key}", row) for key, row in rows.items()]
-        words = await self._patched(adds if self._entries else [_add("/FDB", rows)])
+        words = await self._patched(
+            adds if self._entries else [_add("/FDB", rows)]
+        )
         if not words:
             self._entries += len(entries)
             return ""
         if len(entries) == 1:
             return words
         half = len(entries) // 2
-        return await self._added(entries[:half]) + await self._added(entries[half:])
+        return await self._added(entries[:half]) + await self._added(
+            entries[half:]
+        )
 
     async def _patched(self, patch: Sequence[Mapping[str, Any]]) -> str:
         """Apply a patch (RFC 6902), all of it or nothing; returns the reason if it is refused."""
@@ -159,6 +216,12 @@ def _rows(text: str) -> Mapping[str, Mapping[str, str]]:
     return {key: row["value"] for key, row in json.loads(text or "{}").items()}
 
 
-def _table(config: Mapping[str, Mapping[str, str]], name: str) -> Mapping[str, Mapping[str, str]]:
+def _table(
+    config: Mapping[str, Mapping[str, str]], name: str
+) -> Mapping[str, Mapping[str, str]]:
     """The rows of one table of CONFIG_DB."""
-    return {k.removeprefix(f"{name}|"): r for k, r in config.items() if k.startswith(f"{name}|")}
+    return {
+        k.removeprefix(f"{name}|"): r
+        for k, r in config.items()
+        if k.startswith(f"{name}|")
+    }

@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from patchlight.controller.packet_switches.ports import EndNames, Matched, match_ports
+from patchlight.controller.packet_switches.ports import (
+    EndNames,
+    Matched,
+    match_ports,
+)
 from patchlight.controller.packet_switches.snmp import (
     Column,
     SnmpAgent,
@@ -24,7 +28,11 @@ from patchlight.controller.packet_switches.snmp import (
 )
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch
-from patchlight.testbed.wire.probe_frames import LldpNeighbour, lldp_probe_source, sender_of
+from patchlight.testbed.wire.probe_frames import (
+    LldpNeighbour,
+    lldp_probe_source,
+    sender_of,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +42,9 @@ Octets = tuple[int, int]
 _MIB = (1, 3, 6, 1, 2, 1)
 # IF-MIB: long name, MAC and state; names, counters of 64 bits, and the operator's description.
 _IF_DESCR, _IF_MAC, _IF_STATE = ((*_MIB, 2, 2, 1, n) for n in (2, 6, 8))
-_IF_NAME, _IF_IN, _IF_OUT, _IF_ALIAS = ((*_MIB, 31, 1, 1, 1, n) for n in (1, 6, 10, 18))
+_IF_NAME, _IF_IN, _IF_OUT, _IF_ALIAS = (
+    (*_MIB, 31, 1, 1, 1, n) for n in (1, 6, 10, 18)
+)
 _UP = 1
 _NOT_PRESENT = 6
 # LLDP-MIB (IEEE 802.1AB): its own ports; the ids, description and name of the senders heard there.
@@ -48,7 +58,8 @@ _MAC_NUMBERS = 6
 
 _EVERY_S = 2.0
 # The same when an agent is about to renew the counters in its cache, and how late that may be seen.
-_OFTEN_S, _DOUBT_S = 0.15, 0.5
+_OFTEN_S = 0.15
+_DOUBT_S = 0.5
 # A slow switch is polled for this share of the time at most.
 _SHARE = 0.1
 _INTERFACES_EVERY_S = 60.0
@@ -76,14 +87,21 @@ class _Cache:
 
     def seen(self, at: float, *, new: bool) -> None:
         """A poll at this time had new counters, or the same."""
-        since_s, self.seen_at = at - self.seen_at, at
+        since_s = at - self.seen_at
+        self.seen_at = at
         self.is_without |= new and self.was_new and since_s < _DOUBT_S
         self.was_new = new
         if not new:
             return
-        was_sure, before = self.is_sure, self.renewed_at
-        self.doubt_s, self.renewed_at = 0.0 if self.is_without else since_s, at
-        period_s = at - before if was_sure and self.is_sure and not self.is_without else 0.0
+        was_sure = self.is_sure
+        before = self.renewed_at
+        self.doubt_s = 0.0 if self.is_without else since_s
+        self.renewed_at = at
+        period_s = (
+            at - before
+            if was_sure and self.is_sure and not self.is_without
+            else 0.0
+        )
         # While nothing is counted, there are no changes.
         if not 0 < 1.5 * self.period_s < period_s:
             self.period_s = period_s
@@ -99,7 +117,9 @@ class _Cache:
             is_idle = self.is_without or now - self.renewed_at > _CACHED_S
             return _EVERY_S if is_idle else _OFTEN_S
         early_s = self.doubt_s + _OFTEN_S
-        periods = max(1, math.ceil((now - self.renewed_at - early_s) / self.period_s))
+        periods = max(
+            1, math.ceil((now - self.renewed_at - early_s) / self.period_s)
+        )
         due_s = self.renewed_at + periods * self.period_s - now
         return min(_EVERY_S, max(_OFTEN_S, due_s - early_s))
 
@@ -150,7 +170,9 @@ class Telemetry:
         self._count = count
         self._miss = miss
         self._polled = {
-            s.name: _Polled(SnmpAgent(s.name, open_session(s.name, s.snmp, netns)))
+            s.name: _Polled(
+                SnmpAgent(s.name, open_session(s.name, s.snmp, netns))
+            )
             for s in lab.packet_switches
             if s.snmp
         }
@@ -181,30 +203,42 @@ class Telemetry:
                 await self._poll(name, polled)
                 polled.problem = None
             except PatchlightError as error:
-                polled.problem, polled.since = in_words(error), -_INTERFACES_EVERY_S
+                polled.problem = in_words(error)
+                polled.since = -_INTERFACES_EVERY_S
             if polled.problem != before:
                 words = polled.problem or f"{name} answers by SNMP"
-                _log.log(logging.WARNING if polled.problem else logging.INFO, "%s", words)
+                _log.log(
+                    logging.WARNING if polled.problem else logging.INFO,
+                    "%s",
+                    words,
+                )
             took_s = time.monotonic() - began
             pause_s = polled.cache.pause_s(time.time()) - took_s
             is_slow = took_s > _OFTEN_S
-            await asyncio.sleep(max(pause_s, took_s * (1 / _SHARE - 1) if is_slow else took_s))
+            await asyncio.sleep(
+                max(pause_s, took_s * (1 / _SHARE - 1) if is_slow else took_s)
+            )
 
     async def _poll(self, name: str, polled: _Polled) -> None:
         await self._know_interfaces(name, polled)
         rows = polled.ports.values()
         received, sent = await polled.agent.walk(_IF_IN, _IF_OUT, rows=rows)
-        at, octets = time.time(), dict[int, Octets]()
+        at = time.time()
+        octets = dict[int, Octets]()
         for port, index in polled.ports.items():
             counted = received.get((index,)), sent.get((index,))
             if isinstance(counted[0], int) and isinstance(counted[1], int):
                 octets[port] = counted[0], counted[1]
         is_new = octets != polled.octets
         polled.cache.seen(at, new=is_new)
-        if any(octets.get(port, (-1,)) < then for port, then in polled.octets.items()):
+        if any(
+            octets.get(port, (-1,)) < then
+            for port, then in polled.octets.items()
+        ):
             # It has restarted, and may number its interfaces differently.
             polled.since = -_INTERFACES_EVERY_S
-        polled.octets, polled.new_at = octets, polled.new_at or at
+        polled.octets = octets
+        polled.new_at = polled.new_at or at
         if is_new and polled.cache.is_sure:
             at = polled.cache.renewed_at
         elif at - polled.new_at < _CACHED_S:
@@ -219,28 +253,56 @@ class Telemetry:
                 "is shown there"
             )
         if polled.missing:
-            raise SnmpFailed(f"{name} has {polled.missing[min(polled.missing)]} (SNMP)")
+            raise SnmpFailed(
+                f"{name} has {polled.missing[min(polled.missing)]} (SNMP)"
+            )
 
     async def _know_interfaces(self, name: str, polled: _Polled) -> None:
         if time.monotonic() - polled.since < _INTERFACES_EVERY_S:
             return
         names, aliases = await polled.agent.walk(_IF_NAME, _IF_ALIAS)
-        long_names, macs, states = await polled.agent.walk(_IF_DESCR, _IF_MAC, _IF_STATE)
+        long_names, macs, states = await polled.agent.walk(
+            _IF_DESCR, _IF_MAC, _IF_STATE
+        )
         # A part that was taken out may keep its row.
-        names = {row: name for row, name in names.items() if states.get(row) != _NOT_PRESENT}
+        names = {
+            row: name
+            for row, name in names.items()
+            if states.get(row) != _NOT_PRESENT
+        }
         switch = self._switch(name)
-        used = {int(end.port) for end in self._lab.fibre_ends if end.device == name} or {1}
+        used = {
+            int(end.port) for end in self._lab.fibre_ends if end.device == name
+        } or {1}
         named = _by_index(names)
         called = Interfaces(named, _by_index(long_names), _by_index(aliases))
-        matched = _interfaces_again(switch, used, called, polled.called)
+        matched = _interfaces_again(
+            switch,
+            used,
+            called,
+            polled.called,
+        )
         polled.ports = matched.found
         polled.missing = matched.missing
         was_there = polled.called.keys()
-        polled.called = {**polled.called, **{p: named[i] for p, i in matched.found.items()}}
+        polled.called = {
+            **polled.called,
+            **{p: named[i] for p, i in matched.found.items()},
+        }
         if switch.learns:
             told = matched.missing.items()
-            self._miss(name, {p: w for p, w in told if switch.interfaces or p in was_there})
-        polled.claims = [*_claims_of(name, polled.ports, called, macs)]
+            self._miss(
+                name,
+                {p: w for p, w in told if switch.interfaces or p in was_there},
+            )
+        polled.claims = [
+            *_claims_of(
+                name,
+                polled.ports,
+                called,
+                macs,
+            )
+        ]
         polled.since = time.monotonic()
 
     async def heard(self, name: str, token: str) -> HeardBySwitch | None:
@@ -249,33 +311,56 @@ class Telemetry:
         if polled is None:
             return None
         await self._know_interfaces(name, polled)
-        (states,) = await polled.agent.walk(_IF_STATE, rows=polled.ports.values())
-        by_index = {index: f"{name}.{port}" for port, index in polled.ports.items()}
+        (states,) = await polled.agent.walk(
+            _IF_STATE, rows=polled.ports.values()
+        )
+        by_index = {
+            index: f"{name}.{port}" for port, index in polled.ports.items()
+        }
         found = HeardBySwitch(ends=set(by_index.values()))
-        found.silent = {f"{name}.{p}": f"{name} has {why}" for p, why in polled.missing.items()}
-        found.up = {end for index, end in by_index.items() if states.get((index,)) == _UP}
+        found.silent = {
+            f"{name}.{p}": f"{name} has {why}"
+            for p, why in polled.missing.items()
+        }
+        found.up = {
+            end
+            for index, end in by_index.items()
+            if states.get((index,)) == _UP
+        }
         remote = await polled.agent.walk(*_REMOTE)
         local = await polled.agent.walk(_LOCAL_ID, _LOCAL_ABOUT)
         claims = EndNames(polled.claims)
         ends = dict[int, str]()
         for column in local:
             for (number, *_), said in column.items():
-                end = claims.only(f"{name} {_text(said)}") or claims.only(_mac(said))
+                end = claims.only(f"{name} {_text(said)}") or claims.only(
+                    _mac(said)
+                )
                 if end is not None:
                     ends.setdefault(number, end)
         for row in remote[0]:
             number = row[1]
             # A port of LLDP without an interface's name or own MAC has its number.
             end = ends.get(number) or by_index.get(number)
-            chassis, chassis_id, port, port_id, about, system = (_of(c, row) for c in remote)
+            chassis, chassis_id, port, port_id, about, system = (
+                _of(c, row) for c in remote
+            )
             if end not in found.ends:
                 continue
             source = lldp_probe_source(port_id, about, token)
             if source is not None:
                 found.probes.add((source, end))
-            fields = {1: chassis + chassis_id, 2: port + port_id, 4: about, 5: system}
+            fields = {
+                1: chassis + chassis_id,
+                2: port + port_id,
+                4: about,
+                5: system,
+            }
             # Older neighbours stay for a while at ports that are down.
-            if end in found.up and (neighbour := sender_of(fields)) is not None:
+            if (
+                end in found.up
+                and (neighbour := sender_of(fields)) is not None
+            ):
                 found.neighbours.add((neighbour, end))
         return found
 
@@ -284,7 +369,11 @@ class Telemetry:
         SNMP; none where another packet switch is plugged in."""
         found = defaultdict[str, set[str]](set)
         switches = {switch.name for switch in self._lab.packet_switches}
-        answering = {name: p for name, p in self._polled.items() if macs and not p.problem}
+        answering = {
+            name: p
+            for name, p in self._polled.items()
+            if macs and not p.problem
+        }
         for name, polled in answering.items():
             learned = list[tuple[str, str]]()
             with suppress(PatchlightError, TimeoutError):
@@ -292,13 +381,21 @@ class Telemetry:
                     learned = await self._learned(name, polled)
             for mac, end in learned:
                 there = self._lab.fibre_ends.get(Endpoint.parse(end))
-                if mac in macs and (there is None or there[0].device not in switches):
+                if mac in macs and (
+                    there is None or there[0].device not in switches
+                ):
                     found[mac].add(end)
-        return {mac: min(ends) for mac, ends in found.items() if len(ends) == 1}
+        return {
+            mac: min(ends) for mac, ends in found.items() if len(ends) == 1
+        }
 
-    async def _learned(self, name: str, polled: _Polled) -> list[tuple[str, str]]:
+    async def _learned(
+        self, name: str, polled: _Polled
+    ) -> list[tuple[str, str]]:
         await self._know_interfaces(name, polled)
-        by_index = {index: f"{name}.{port}" for port, index in polled.ports.items()}
+        by_index = {
+            index: f"{name}.{port}" for port, index in polled.ports.items()
+        }
         (interfaces,) = await polled.agent.walk(_BRIDGE_PORT_INTERFACE)
         for column in _LEARNED:
             (rows,) = await polled.agent.walk(column)
@@ -328,7 +425,11 @@ class Interfaces(NamedTuple):
     about: Mapping[int, str]
 
 
-def interfaces_of(switch: PacketSwitch, used: Collection[int], there: Interfaces) -> Matched[int]:
+def interfaces_of(
+    switch: PacketSwitch,
+    used: Collection[int],
+    there: Interfaces,
+) -> Matched[int]:
     """The interface's index of each ``used`` port of a switch, where it is unambiguous.
 
     Port 3 is the third of the lab file's ``interfaces``: a name, long name or index; else the one
@@ -343,7 +444,10 @@ def interfaces_of(switch: PacketSwitch, used: Collection[int], there: Interfaces
         )
     if switch.interfaces:
         wanted = {port: switch.interfaces[port - 1] for port in used}
-        rows = {n: [name, there.long_names.get(n, ""), str(n)] for n, name in names.items()}
+        rows = {
+            n: [name, there.long_names.get(n, ""), str(n)]
+            for n, name in names.items()
+        }
         return match_ports(wanted, rows, shown=names)
     wanted = {port: f"{switch.name}.{port}" for port in used}
     if set(wanted.values()) & set(there.about.values()):
@@ -353,12 +457,22 @@ def interfaces_of(switch: PacketSwitch, used: Collection[int], there: Interfaces
     for name in names.values():
         if match := _LAST_NUMBER.fullmatch(name):
             beginnings[match[1]].add(int(match[2]))
-    fit = [begin for begin, numbers in sorted(beginnings.items()) if numbers >= set(used)]
+    fit = [
+        begin
+        for begin, numbers in sorted(beginnings.items())
+        if numbers >= set(used)
+    ]
     fit = [begin for begin in fit if begin.rstrip("-._") == switch.name] or fit
     if len(fit) == 1 and 0 not in beginnings[fit[0]]:
         wanted = {port: f"{fit[0]}{port}" for port in used}
-        return match_ports(wanted, {n: [name] for n, name in names.items()}, shown=names)
-    why = f"ports may be {', '.join(f'{f}{min(used)}' for f in fit)}" if fit else "no names fit"
+        return match_ports(
+            wanted, {n: [name] for n, name in names.items()}, shown=names
+        )
+    why = (
+        f"ports may be {', '.join(f'{f}{min(used)}' for f in fit)}"
+        if fit
+        else "no names fit"
+    )
     if len(fit) == 1:
         why = f"those of {fit[0]} begin with 0, the lab file's ports with 1"
     raise SnmpFailed(
@@ -369,7 +483,10 @@ def interfaces_of(switch: PacketSwitch, used: Collection[int], there: Interfaces
 
 
 def _interfaces_again(
-    switch: PacketSwitch, used: Collection[int], there: Interfaces, called: Mapping[int, str]
+    switch: PacketSwitch,
+    used: Collection[int],
+    there: Interfaces,
+    called: Mapping[int, str],
 ) -> Matched[int]:
     """The same of a switch whose ports were ``called`` so: if one has gone, the names of the others
     may no longer show which they are."""
@@ -385,12 +502,23 @@ def _interfaces_again(
 
 
 def _claims_of(
-    switch: str, ports: Mapping[int, int], there: Interfaces, macs: Column
+    switch: str,
+    ports: Mapping[int, int],
+    there: Interfaces,
+    macs: Column,
 ) -> Iterator[tuple[str, str]]:
     numbers = {index: port for port, index in ports.items()}
     for index, name in there.names.items():
-        end = f"{switch}.{numbers[index]}" if index in numbers else f"{switch} port {name}"
-        said = {name, there.long_names.get(index, ""), there.about.get(index, "")}
+        end = (
+            f"{switch}.{numbers[index]}"
+            if index in numbers
+            else f"{switch} port {name}"
+        )
+        said = {
+            name,
+            there.long_names.get(index, ""),
+            there.about.get(index, ""),
+        }
         if index in numbers:
             said.add(str(index))
         for text in sorted(said - {""}):
@@ -404,11 +532,17 @@ def _by_index(column: Column) -> dict[int, str]:
 
 
 def _text(value: Value) -> str:
-    return value.decode(errors="replace").strip("\0") if isinstance(value, bytes) else str(value)
+    return (
+        value.decode(errors="replace").strip("\0")
+        if isinstance(value, bytes)
+        else str(value)
+    )
 
 
 def _mac(value: Value | None) -> str:
-    return value.hex(":") if isinstance(value, bytes) and len(value) == 6 else ""
+    return (
+        value.hex(":") if isinstance(value, bytes) and len(value) == 6 else ""
+    )
 
 
 def _of(column: Column, row: tuple[int, ...]) -> bytes:

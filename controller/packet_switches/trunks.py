@@ -7,7 +7,8 @@ from typing import NamedTuple
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.wiring import Links
 
-_OVER_S, _SAMPLES = 10.0, 12
+_OVER_S = 10.0
+_SAMPLES = 12
 
 
 class Uplink(NamedTuple):
@@ -40,8 +41,14 @@ class Trunks:
 
     def follow(self, links: Links) -> None:
         """These are the links now."""
-        pairs = [pair for pair in links.pairs() if {end.device for end in pair} <= self._names]
-        self._peers = {a: b.device for pair in pairs for a, b in (pair, pair[::-1])}
+        pairs = [
+            pair
+            for pair in links.pairs()
+            if {end.device for end in pair} <= self._names
+        ]
+        self._peers = {
+            a: b.device for pair in pairs for a, b in (pair, pair[::-1])
+        }
 
     def heard(self, end: Endpoint, up: bool) -> None:
         """A switch said whether this port has a link."""
@@ -58,7 +65,13 @@ class Trunks:
         have reported."""
         return self._silent | self._missing
 
-    def count(self, by: str, end: Endpoint, at: float, sent: int) -> None:
+    def count(
+        self,
+        by: str,
+        end: Endpoint,
+        at: float,
+        sent: int,
+    ) -> None:
         """Take what a port has sent in all, as ``by`` counts, at this Unix time."""
         if end in self._peers:
             counted = self._sent.setdefault((end, by), deque(maxlen=_SAMPLES))
@@ -66,22 +79,42 @@ class Trunks:
                 counted.clear()
             counted.append((at, sent))
 
-    def uplinks(self, equal: Mapping[str, set[tuple[int, ...]]], now: float) -> list[Uplink]:
+    def uplinks(
+        self, equal: Mapping[str, set[tuple[int, ...]]], now: float
+    ) -> list[Uplink]:
         """What goes by each of the ``equal`` ports of switches, on average in the last seconds."""
         found = []
         for switch, sets in sorted(equal.items()):
             # Of some destinations fewer ports may be as near.
-            for ports in sorted(s for s in sets if not any(set(s) < set(t) for t in sets)):
+            for ports in sorted(
+                s for s in sets if not any(set(s) < set(t) for t in sets)
+            ):
                 for port in ports:
                     end = Endpoint(switch, str(port))
-                    if end in self._peers and (rate := self._rate_bps(end, now)) is not None:
-                        found.append(Uplink(switch, port, self._peers[end], ports, rate))
+                    if (
+                        end in self._peers
+                        and (rate := self._rate_bps(end, now)) is not None
+                    ):
+                        found.append(
+                            Uplink(
+                                switch,
+                                port,
+                                self._peers[end],
+                                ports,
+                                rate,
+                            )
+                        )
         return found
 
     def _rate_bps(self, end: Endpoint, now: float) -> float | None:
         for by in ("switch", "snmp"):
-            lately = [s for s in self._sent.get((end, by), ()) if s[0] > now - 2 * _OVER_S]
+            lately = [
+                s
+                for s in self._sent.get((end, by), ())
+                if s[0] > now - 2 * _OVER_S
+            ]
             if len(lately) > 1:
-                (began, before), (at, sent) = lately[0], lately[-1]
+                began, before = lately[0]
+                at, sent = lately[-1]
                 return (sent - before) * 8 * self._scale / (at - began)
         return None

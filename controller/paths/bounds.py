@@ -25,7 +25,8 @@ from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
 
 _MARGIN_US = 50_000
-_LEAST_LEASE_S, _LONGEST_LEASE_S = 2.0, 1800.0
+_LEAST_LEASE_S = 2.0
+_LONGEST_LEASE_S = 1800.0
 
 _PERIOD_S = 0.5
 _MOST_SAID = 1000
@@ -73,18 +74,33 @@ class PathShares:
         now: float,
     ) -> list[BoundsOrder]:
         """The orders for agents that answer, so that each job gets its bounds."""
-        self._epoch = max([self._epoch, *(s.epoch for of in said.values() for s in of.values())])
+        self._epoch = max(
+            [
+                self._epoch,
+                *(s.epoch for of in said.values() for s in of.values()),
+            ]
+        )
         wanted: dict[tuple[str, str], tuple[_Share, int]] = {}
         kept = {}
         for job in jobs:
-            share = self._share(job, networks, said, now)
+            share = self._share(
+                job,
+                networks,
+                said,
+                now,
+            )
             if share is not None:
                 kept[job.id] = share
                 for number, host in enumerate(job.hosts):
                     wanted[host.server.name, host.nic.name] = share, number
         self._shares = kept
         orders = [
-            BoundsOrder(server, nic, None, status.epoch)
+            BoundsOrder(
+                server,
+                nic,
+                None,
+                status.epoch,
+            )
             for server, nics in said.items()
             for nic, status in nics.items()
             if (server, nic) not in wanted
@@ -93,7 +109,14 @@ class PathShares:
             present = said.get(server, {}).get(nic)
             is_new = present is None or present.epoch != share.epoch
             if server in said and share.bounds and is_new:
-                orders.append(BoundsOrder(server, nic, share.bounds[number], share.epoch))
+                orders.append(
+                    BoundsOrder(
+                        server,
+                        nic,
+                        share.bounds[number],
+                        share.epoch,
+                    )
+                )
         return orders
 
     def _share(
@@ -111,18 +134,28 @@ class PathShares:
             return known
         if not all(host.server.name in said for host in job.hosts):
             return _Share(0, hosts)
-        present = [said[host.server.name].get(host.nic.name) for host in job.hosts]
-        numbers = [each.number for each in present if each and each.job == job.id]
+        present = [
+            said[host.server.name].get(host.nic.name) for host in job.hosts
+        ]
+        numbers = [
+            each.number for each in present if each and each.job == job.id
+        ]
         epochs = {each.epoch for each in present if each}
         if numbers == list(range(len(hosts))) and len(epochs) == 1:
             return _Share(epochs.pop(), hosts)
         self._epoch = max(self._epoch + 1, int(now))
         return _Share(self._epoch, hosts, tuple(self._bounds(job, networks)))
 
-    def _bounds(self, job: PathJob, networks: Sequence[LightNetwork]) -> Iterator[PathBounds]:
+    def _bounds(
+        self, job: PathJob, networks: Sequence[LightNetwork]
+    ) -> Iterator[PathBounds]:
         network = next(n for n in networks if job.hosts[0].name in n.numbers)
         # In the lab's scale, which divides bytes and rates alike.
-        sends_s = 16 * job.gradient_bytes / min(host.nic.rate_bps or inf for host in job.hosts)
+        sends_s = (
+            16
+            * job.gradient_bytes
+            / min(host.nic.rate_bps or inf for host in job.hosts)
+        )
         lease_s = _LEAST_LEASE_S + 2 * network.paths.tuning_s + 4 * sends_s
         common = {
             "epoch": self._epoch,
@@ -148,7 +181,9 @@ def why_no_paths(job: PathJob, networks: Sequence[LightNetwork]) -> str:
     if network.paths.routes is not None and len(network.hosts) > 2:
         return "its network has routed wavelengths"
     channels = [_channel(host) for host in job.hosts]
-    if len(set(channels)) < len(channels) or not set(channels) <= set(map(str, network.channels)):
+    if len(set(channels)) < len(channels) or not set(channels) <= set(
+        map(str, network.channels)
+    ):
         return "its transceivers have no channel each that all others can send"
     if not all(host.server.management for host in job.hosts):
         return "some of its servers have no agent"
@@ -161,7 +196,8 @@ def _channel(host: Host) -> str:
 
 def _address(host: Host) -> str:
     # Beside its agent's Unix socket, or at UDP ports from its agent's on.
-    management, nics = host.server.management or "", host.server.nics
+    management = host.server.management or ""
+    nics = host.server.nics
     if management.startswith("unix:"):
         return f"{management}.{host.nic.name}"
     address, _, port = management.rpartition(":")
@@ -172,8 +208,17 @@ class BoundsService:
     """Sends bounds of jobs to agents, if nodes agree on paths by themselves. A new controller takes
     nothing from jobs that it has not taken over yet."""
 
-    def __init__(self, lab: Lab, fleet: Fleet, jobs: JobTable, paths: PathService) -> None:
-        self._lab, self._fleet, self._jobs, self._paths = lab, fleet, jobs, paths
+    def __init__(
+        self,
+        lab: Lab,
+        fleet: Fleet,
+        jobs: JobTable,
+        paths: PathService,
+    ) -> None:
+        self._lab = lab
+        self._fleet = fleet
+        self._jobs = jobs
+        self._paths = paths
         self._shares = PathShares()
         self._said: dict[str, str] = {}
 
@@ -198,7 +243,9 @@ class BoundsService:
         return [
             {
                 "host": host,
-                **status.model_dump(include={"job", "epoch", "state", "channel"}),
+                **status.model_dump(
+                    include={"job", "epoch", "state", "channel"}
+                ),
                 "destination": None
                 if status.destination is None
                 else hosts.get((status.epoch, status.destination)),
@@ -209,7 +256,11 @@ class BoundsService:
     async def _tell(self) -> None:
         networks = self._paths.book.networks
         jobs = [
-            PathJob(job.id, [*map(self._lab.host, job.hosts)], job.spec.gradient_bytes)
+            PathJob(
+                job.id,
+                [*map(self._lab.host, job.hosts)],
+                job.spec.gradient_bytes,
+            )
             for job in self._jobs.live()
             if job.state in (JobState.RUNNING, JobState.PAUSED)
             and job.spec.trainer == "synthetic"
@@ -218,7 +269,12 @@ class BoundsService:
         for job in jobs:
             if why := why_no_paths(job, networks):
                 self._say_once(f"job {job.id} gets no bounds for paths", why)
-        orders = self._shares.orders(jobs, networks, self._fleet.path_nodes(), time.time())
+        orders = self._shares.orders(
+            jobs,
+            networks,
+            self._fleet.path_nodes(),
+            time.time(),
+        )
         await run_all(map(self._carry_out, orders))
 
     async def _carry_out(self, order: BoundsOrder) -> None:
@@ -229,7 +285,9 @@ class BoundsService:
             else:
                 await agent.bind_paths(order.nic, order.bounds)
         except AgentCallError as error:  # It is sent again.
-            self._say_once(f"sending {order.server} its bounds for paths", str(error))
+            self._say_once(
+                f"sending {order.server} its bounds for paths", str(error)
+            )
 
     def _say_once(self, of: str, words: str) -> None:
         if self._said.get(of) != words:

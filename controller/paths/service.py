@@ -17,7 +17,10 @@ from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
-from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
+from patchlight.testbed.paths.light_networks import (
+    LightNetwork,
+    light_networks,
+)
 from patchlight.testbed.paths.schedulers import path_scheduler
 from patchlight.testbed.paths.scheduling import FlowRequest, PathScheduler
 from patchlight.testbed.wire.rest.circuits import PathShape
@@ -29,7 +32,8 @@ _KEPT = 1000
 _LONGEST_PAUSE_S = 5.0
 _MARK = "paths"
 # Stored ahead, so that few paths wait for the disk.
-_AHEAD_S, _AHEAD = 1.0, 100
+_AHEAD_S = 1.0
+_AHEAD = 100
 
 
 @dataclass
@@ -43,9 +47,13 @@ class PathBook:
     ``quiet_until``, because earlier paths may be in use until then."""
 
     def __init__(
-        self, scheduler: str = "collective", quiet_until: float = 0.0, last: int = 0
+        self,
+        scheduler: str = "collective",
+        quiet_until: float = 0.0,
+        last: int = 0,
     ) -> None:
-        self.scheduler, self.last = scheduler, last
+        self.scheduler = scheduler
+        self.last = last
         self._quiet_until = quiet_until
         self._lanes: list[_Lane] = []
         self._of_host: dict[str, _Lane] = {}
@@ -66,16 +74,31 @@ class PathBook:
         """Set the present networks; all paths of changed ones end."""
         kept = []
         for network in networks:
-            lane = next((lane for lane in self._lanes if lane.network.same(network)), None)
-            kept.append(lane or _Lane(network, path_scheduler(self.scheduler, network.paths)))
+            lane = next(
+                (lane for lane in self._lanes if lane.network.same(network)),
+                None,
+            )
+            kept.append(
+                lane
+                or _Lane(
+                    network, path_scheduler(self.scheduler, network.paths)
+                )
+            )
         self._lanes = kept
-        self._of_host = {host: lane for lane in kept for host in lane.network.hosts}
+        self._of_host = {
+            host: lane for lane in kept for host in lane.network.hosts
+        }
         for path in self.live:
             lane = self._of_host.get(path["source"])
             if lane is None or not lane.scheduler.has(path["id"]):
                 self._end(path, "expired", now)
 
-    def want(self, wanted: PathRequest, by: str, now: float) -> PathShape:
+    def want(
+        self,
+        wanted: PathRequest,
+        by: str,
+        now: float,
+    ) -> PathShape:
         """Queue a flow, whose path may be granted immediately; may raise ``BadInput`` or
         ``Refused``."""
         lane = self._lane(wanted.source)
@@ -87,12 +110,22 @@ class PathBook:
                 hint="see 'patchlight ocs show --paths'",
             )
         if len(self._live) >= _MOST_PATHS:
-            raise Refused(f"{_MOST_PATHS} paths are in use or waiting: retry later")
-        number, numbers = self.last + 1, lane.network.numbers
-        deadline_s = inf if wanted.deadline_s is None else now + wanted.deadline_s
+            raise Refused(
+                f"{_MOST_PATHS} paths are in use or waiting: retry later"
+            )
+        number = self.last + 1
+        numbers = lane.network.numbers
+        deadline_s = (
+            inf if wanted.deadline_s is None else now + wanted.deadline_s
+        )
         flow = FlowRequest(
-            *(number, numbers[wanted.source], numbers[wanted.destination], wanted.bytes),
-            *(deadline_s, wanted.collective, wanted.round),
+            number,
+            numbers[wanted.source],
+            numbers[wanted.destination],
+            wanted.bytes,
+            deadline_s,
+            wanted.collective,
+            wanted.round,
         )
         try:
             refused = lane.scheduler.admit([flow], now)
@@ -108,12 +141,24 @@ class PathBook:
         self.last = number
         new: dict[str, Any] = dict.fromkeys(PathShape.__annotations__)
         new |= wanted.model_dump(exclude={"deadline_s"})
-        new |= {"id": number, "by": by, "wanted_at": now, "until": now + wanted.lease_s}
-        path = self._live[number] = cast("PathShape", new | {"state": "waiting"})
+        new |= {
+            "id": number,
+            "by": by,
+            "wanted_at": now,
+            "until": now + wanted.lease_s,
+        }
+        path = self._live[number] = cast(
+            "PathShape", new | {"state": "waiting"}
+        )
         self._grant(lane, now)
         return path
 
-    def look(self, number: int, now: float, by: str) -> PathShape:
+    def look(
+        self,
+        number: int,
+        now: float,
+        by: str,
+    ) -> PathShape:
         """One path, active or recently ended. Reading keeps a waiting one alive."""
         path = self._found(number)
         if path["state"] == "waiting" and path["by"] == by:
@@ -140,9 +185,13 @@ class PathBook:
         return min(ends, default=inf)
 
     def _found(self, number: int) -> PathShape:
-        path = self._live.get(number) or next((p for p in self._ended if p["id"] == number), None)
+        path = self._live.get(number) or next(
+            (p for p in self._ended if p["id"] == number), None
+        )
         if path is None:
-            raise BadInput(f"unknown path {number}: see 'patchlight ocs show --paths'")
+            raise BadInput(
+                f"unknown path {number}: see 'patchlight ocs show --paths'"
+            )
         return path
 
     def _lane(self, host: str) -> _Lane:
@@ -153,9 +202,15 @@ class PathBook:
             words = nearest(host, list(self._of_host), "expected one of")
         raise BadInput(f"{host} cannot have paths: {words}")
 
-    def _end(self, path: PathShape, state: Literal["released", "expired"], now: float) -> None:
+    def _end(
+        self,
+        path: PathShape,
+        state: Literal["released", "expired"],
+        now: float,
+    ) -> None:
         del self._live[path["id"]]
-        path["state"], path["ended_at"] = state, now
+        path["state"] = state
+        path["ended_at"] = now
         self._ended.append(path)
         lane = self._of_host.get(path["source"])
         if lane is not None and lane.scheduler.has(path["id"]):
@@ -175,7 +230,8 @@ class PathBook:
 
 
 def _marked(row: Mapping[str, Any], now: float) -> tuple[float, int]:
-    until, last = float(row["until"]), int(row["last"])
+    until = float(row["until"])
+    last = int(row["last"])
     if not 0 <= until <= now + 2 * LONGEST_LEASE_S or last < 0:
         raise ValueError(f"no path has a lease until {until}")
     return until, last
@@ -197,11 +253,19 @@ class PathService:
         found = store and store.mark(
             _MARK,
             lambda row: _marked(row, clock()),
-            unreadable=lambda: {"until": clock() + LONGEST_LEASE_S, "last": int(clock())},
+            unreadable=lambda: {
+                "until": clock() + LONGEST_LEASE_S,
+                "last": int(clock()),
+            },
         )
         self._marked_until, self._marked_last = found or (0.0, 0)
-        self.book = PathBook(quiet_until=self._marked_until, last=self._marked_last)
-        self._lab, self._maps, self._clock = lab, maps, clock
+        self.book = PathBook(
+            quiet_until=self._marked_until,
+            last=self._marked_last,
+        )
+        self._lab = lab
+        self._maps = maps
+        self._clock = clock
         self._seen: Mapping[str, AnyMap] | None = None
         self._looking = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -219,7 +283,12 @@ class PathService:
         self._wake()
         return path
 
-    async def look(self, number: int, by: str, wait_s: float = 0.0) -> PathShape:
+    async def look(
+        self,
+        number: int,
+        by: str,
+        wait_s: float = 0.0,
+    ) -> PathShape:
         """One path; if it waits, after a change or ``wait_s``."""
         ends = asyncio.get_running_loop().time() + wait_s
         while True:
@@ -243,9 +312,13 @@ class PathService:
             await self.follow_light()
             before = [(path["id"], path["state"]) for path in self.book.live]
             again_at = self.book.expire(self._clock())
-            if before != [(path["id"], path["state"]) for path in self.book.live]:
+            if before != [
+                (path["id"], path["state"]) for path in self.book.live
+            ]:
                 self._wake()
-            pause_s = min(max(0.01, again_at - self._clock()), _LONGEST_PAUSE_S)
+            pause_s = min(
+                max(0.01, again_at - self._clock()), _LONGEST_PAUSE_S
+            )
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
@@ -256,17 +329,26 @@ class PathService:
             maps = self._maps()
             if maps is None or maps == self._seen:
                 return
-            networks = await asyncio.to_thread(light_networks, self._lab, dict(maps))
+            networks = await asyncio.to_thread(
+                light_networks, self._lab, dict(maps)
+            )
             self.book.light_is(networks, self._clock())
             self._seen = dict(maps)
         self._wake()
 
     def _wake(self) -> None:
-        until = max((p["until"] for p in self.book.live if p["state"] == "granted"), default=0.0)
-        if self._store and (until > self._marked_until or self.book.last > self._marked_last):
+        until = max(
+            (p["until"] for p in self.book.live if p["state"] == "granted"),
+            default=0.0,
+        )
+        if self._store and (
+            until > self._marked_until or self.book.last > self._marked_last
+        ):
             marked_until = max(self._marked_until, until + _AHEAD_S)
             marked_last = self.book.last + _AHEAD
-            self._store.set_mark(_MARK, {"until": marked_until, "last": marked_last})
+            self._store.set_mark(
+                _MARK, {"until": marked_until, "last": marked_last}
+            )
             self._marked_until = marked_until
             self._marked_last = marked_last
         self._changed.set()

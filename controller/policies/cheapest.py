@@ -16,10 +16,23 @@ from functools import cached_property
 from typing import NamedTuple
 
 from patchlight.controller.policies import placement
-from patchlight.controller.policies.contract import ClusterView, Groups, JobView, RingOfJob
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    Groups,
+    JobView,
+    RingOfJob,
+)
 from patchlight.controller.policies.topology import CannotRegroup, regroup
-from patchlight.controller.prediction.completion import RingWork, completions_s, units_s
-from patchlight.controller.prediction.network import LabNetwork, Load, training_load
+from patchlight.controller.prediction.completion import (
+    RingWork,
+    completions_s,
+    units_s,
+)
+from patchlight.controller.prediction.network import (
+    LabNetwork,
+    Load,
+    training_load,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -73,9 +86,15 @@ class Prices:
         network: LabNetwork | None = None,
     ) -> None:
         self._overhead_s = overhead_s
-        self._cluster, self._lab, self._all = cluster, lab, tuple(jobs)
-        self.jobs = tuple(job for job in jobs if job.ring and job.load is not None)
-        self.network = network or LabNetwork(lab, trace_links(lab, cluster.circuits))
+        self._cluster = cluster
+        self._lab = lab
+        self._all = tuple(jobs)
+        self.jobs = tuple(
+            job for job in jobs if job.ring and job.load is not None
+        )
+        self.network = network or LabNetwork(
+            lab, trace_links(lab, cluster.circuits)
+        )
         self._links = self.network.links
 
     @cached_property
@@ -106,7 +125,9 @@ class Prices:
         OCSs change one after the other. A running job whose circuits change finishes its iteration
         first, which is included.
         """
-        dark_s, cross_connects, network = 0.0, 0, self.network
+        dark_s = 0.0
+        cross_connects = 0
+        network = self.network
         moved: Collection[Endpoint] = ()
         for name, wanted in maps.items():
             change = self._cluster.circuits.get(name, PortMap()).diff(wanted)
@@ -114,7 +135,9 @@ class Prices:
                 dark_s += self._lab.circuit_switch(name).switching_time_s
                 cross_connects += len(change.makes)
         if cross_connects or dark_s:
-            links, moved = self._links.after({**self._cluster.circuits, **maps})
+            links, moved = self._links.after(
+                {**self._cluster.circuits, **maps}
+            )
             network = network.after(links, moved)
         works = []
         for job, load in zip(self.jobs, self._left, strict=True):
@@ -124,7 +147,13 @@ class Prices:
             works.append(RingWork(job.ring, load, pause_s))
         ends_s = tuple(completions_s(network, works))
         total_s = math.fsum(each for each in ends_s if each < math.inf)
-        return WiringPrice(ends_s.count(math.inf), total_s, cross_connects, dark_s, ends_s)
+        return WiringPrice(
+            ends_s.count(math.inf),
+            total_s,
+            cross_connects,
+            dark_s,
+            ends_s,
+        )
 
     def pause_s(self, job: RingOfJob, dark_s: float) -> float:
         """The time that a job loses to a change of its circuits with this outage.
@@ -134,7 +163,9 @@ class Prices:
         if job.waits:
             return dark_s
         unit_s = self._present_unit_s[self.jobs.index(job)]
-        return dark_s + self._overhead_s + (unit_s if unit_s < math.inf else 0.0)
+        return (
+            dark_s + self._overhead_s + (unit_s if unit_s < math.inf else 0.0)
+        )
 
     def regrouped(self, groups: Sequence[RingOfJob]) -> Maps | None:
         """The changed maps if each of these jobs gets one switch; ``None`` if that is not possible.
@@ -142,31 +173,51 @@ class Prices:
         Circuits of all other jobs stay.
         """
         cluster = self._cluster
-        locked = self._ports_of([job for job in self._all if job not in groups])
+        locked = self._ports_of(
+            [job for job in self._all if job not in groups]
+        )
         for ocs, ports in cluster.locked.items():
             locked.setdefault(ocs, set()).update(ports)
-        names = [[cluster.shape.gpus[gpu].name for gpu in group.ring] for group in groups]
+        names = [
+            [cluster.shape.gpus[gpu].name for gpu in group.ring]
+            for group in groups
+        ]
         try:
             wanted = regroup(
-                self._lab, cluster.circuits, names, locked=locked, failed=cluster.failed
+                self._lab,
+                cluster.circuits,
+                names,
+                locked=locked,
+                failed=cluster.failed,
             )
         except CannotRegroup:
             return None
-        return {ocs: each for ocs, each in wanted.items() if each != cluster.circuits[ocs]}
+        return {
+            ocs: each
+            for ocs, each in wanted.items()
+            if each != cluster.circuits[ocs]
+        }
 
     def _ports_of(self, jobs: Sequence[RingOfJob]) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}
         for job in jobs:
             for gpu in job.ring:
                 path = self._links.paths.get(self.network.hosts[gpu].endpoint)
-                back = None if path is None else self._links.paths.get(path.sink)
+                back = (
+                    None if path is None else self._links.paths.get(path.sink)
+                )
                 for each in (path, back):
                     for ocs, hop in each.hops if each is not None else ():
                         found.setdefault(ocs, set()).update((hop.inp, hop.out))
         return found
 
 
-def placed(cluster: ClusterView, job: JobView, ring: Sequence[int], nic_bps: float) -> RingOfJob:
+def placed(
+    cluster: ClusterView,
+    job: JobView,
+    ring: Sequence[int],
+    nic_bps: float,
+) -> RingOfJob:
     """A job that would get these GPUs, in this order.
 
     ``nic_bps`` is the rate at which its communication was measured, if that is part of its time.
@@ -175,17 +226,30 @@ def placed(cluster: ClusterView, job: JobView, ring: Sequence[int], nic_bps: flo
     workers = len(ring)
     if job.training is not None:
         models = {cluster.shape.gpus[gpu].model for gpu in ring}
-        load = training_load(job.name, job.training, workers, models)
+        load = training_load(
+            job.name,
+            job.training,
+            workers,
+            models,
+        )
     elif job.sequential_s < math.inf:
         share = job.communication if workers > 1 else 0.0
         load = Load(job.sequential_s / workers, 1.0 - share, share * nic_bps)
-    return RingOfJob(job.name, tuple(ring), load, waits=True)
+    return RingOfJob(
+        job.name,
+        tuple(ring),
+        load,
+        waits=True,
+    )
 
 
 def jobs_to_light(cluster: ClusterView, groups: Groups) -> list[RingOfJob]:
     """The jobs with these rings that still wait for their circuits; all if none does."""
     known = {job.ring: job for job in cluster.rings}
-    asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
+    asked = [
+        known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True))
+        for ring in groups
+    ]
     return [job for job in asked if job.waits] or asked
 
 
@@ -194,7 +258,9 @@ def _load(job: RingOfJob) -> Load:
     return job.load
 
 
-def _wirings(groups: Sequence[RingOfJob], prices: Prices) -> Iterator[tuple[WiringPrice, Maps]]:
+def _wirings(
+    groups: Sequence[RingOfJob], prices: Prices
+) -> Iterator[tuple[WiringPrice, Maps]]:
     yield prices.of(_KEEP), _KEEP
     wanted = prices.regrouped(groups)
     if wanted:
@@ -217,11 +283,22 @@ class CheapestPlacement:
             placement.FirstFit(),
         )
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+    def place(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        workers: int,
+    ) -> Sequence[int] | None:
         """As the contract says."""
         lab = cluster.lab
-        found = [policy.place(cluster, job, workers) for policy in self._places]
-        rings = [placement.ring_order(cluster, ring) for ring in found if ring is not None]
+        found = [
+            policy.place(cluster, job, workers) for policy in self._places
+        ]
+        rings = [
+            placement.ring_order(cluster, ring)
+            for ring in found
+            if ring is not None
+        ]
         if lab is None or not lab.circuit_switches or not rings:
             return None if not rings else rings[0]
         by_gpus: dict[frozenset[int], list[int]] = {}
@@ -230,11 +307,18 @@ class CheapestPlacement:
         nic_bps = Prices(cluster, lab, cluster.rings).network.nic_bps
         priced = []
         for ring in by_gpus.values():
-            here = placed(cluster, job, ring, nic_bps)
+            here = placed(
+                cluster,
+                job,
+                ring,
+                nic_bps,
+            )
             if here.load is None:
                 return rings[0]
             prices = Prices(cluster, lab, [*cluster.rings, here])
-            priced.append((min(price for price, _ in _wirings([here], prices)), ring))
+            priced.append(
+                (min(price for price, _ in _wirings([here], prices)), ring)
+            )
         return min(priced, key=lambda each: each[0])[1]
 
 
@@ -245,11 +329,15 @@ class CheapestTopology:
     unknown, they are regrouped if possible.
     """
 
-    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
+    def circuits(
+        self, cluster: ClusterView, groups: Groups
+    ) -> Mapping[str, PortMap]:
         """The maps that change; empty to keep them."""
         lab = cluster.lab
         if lab is None:
-            raise BadInput("cannot choose circuits: this cluster has no circuit switches")
+            raise BadInput(
+                "cannot choose circuits: this cluster has no circuit switches"
+            )
         new = jobs_to_light(cluster, groups)
         prices = Prices(cluster, lab, cluster.rings)
         if any(job.load is None for job in new):
@@ -280,7 +368,9 @@ class Proposal:
 
 
 def defragment(
-    cluster: ClusterView, minimum_gain_s: float = MINIMUM_GAIN_S, overhead_s: float = 0.0
+    cluster: ClusterView,
+    minimum_gain_s: float = MINIMUM_GAIN_S,
+    overhead_s: float = 0.0,
 ) -> Proposal | None:
     """The set of running jobs whose regrouping gains most; ``None`` if it gains too little.
 
@@ -290,7 +380,12 @@ def defragment(
     lab = cluster.lab
     if lab is None:
         return None
-    prices = Prices(cluster, lab, cluster.rings, overhead_s)
+    prices = Prices(
+        cluster,
+        lab,
+        cluster.rings,
+        overhead_s,
+    )
     sites = cluster.shape.gpus
     spread = [
         job
@@ -300,22 +395,52 @@ def defragment(
     if not spread:
         return None
     keep = prices.of({})
-    count, proposals = len(spread), []
-    sizes = range(1, count + 1) if count <= _EVERY_SET_OF else (1, count - 1, count)
-    for groups in (group for size in sizes for group in itertools.combinations(spread, size)):
+    count = len(spread)
+    proposals = []
+    sizes = (
+        range(1, count + 1)
+        if count <= _EVERY_SET_OF
+        else (1, count - 1, count)
+    )
+    for groups in (
+        group
+        for size in sizes
+        for group in itertools.combinations(spread, size)
+    ):
         if maps := prices.regrouped(groups):
-            proposals.append(_proposal(prices, groups, maps, keep, prices.of(maps)))
-    best = max(filter(None, proposals), key=lambda each: each.gain_s, default=None)
+            proposals.append(
+                _proposal(
+                    prices,
+                    groups,
+                    maps,
+                    keep,
+                    prices.of(maps),
+                )
+            )
+    best = max(
+        filter(None, proposals),
+        key=lambda each: each.gain_s,
+        default=None,
+    )
     return best if best is not None and best.gain_s > minimum_gain_s else None
 
 
 def _proposal(
-    prices: Prices, groups: Sequence[RingOfJob], maps: Maps, keep: WiringPrice, price: WiringPrice
+    prices: Prices,
+    groups: Sequence[RingOfJob],
+    maps: Maps,
+    keep: WiringPrice,
+    price: WiringPrice,
 ) -> Proposal | None:
     """``None`` if another ring would lose its route; a ring without a route gains nothing here."""
     if price.stuck > keep.stuck:
         return None
-    ends = zip(prices.jobs, keep.completions_s, price.completions_s, strict=True)
+    ends = zip(
+        prices.jobs,
+        keep.completions_s,
+        price.completions_s,
+        strict=True,
+    )
     gains_s = {
         job.name: before_s - after_s
         for job, before_s, after_s in ends
@@ -325,7 +450,9 @@ def _proposal(
         maps=maps,
         jobs=tuple(job.name for job in groups),
         gains_s=gains_s,
-        costs_s={job.name: prices.pause_s(job, price.dark_s) for job in groups},
+        costs_s={
+            job.name: prices.pause_s(job, price.dark_s) for job in groups
+        },
         cross_connects=price.cross_connects,
         dark_s=price.dark_s,
     )

@@ -13,7 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from patchlight.controller.prediction.network import UNLIMITED_BPS, Load, Training
+from patchlight.controller.prediction.network import (
+    UNLIMITED_BPS,
+    Load,
+    Training,
+)
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -95,7 +99,8 @@ class ClusterShape:
 
     def relit(self, racks: Mapping[int, int]) -> "ClusterShape":
         """The same with these GPUs in other racks, −1 for none."""
-        gpus, sets = list(self.gpus), list(self.rack_gpus)
+        gpus = list(self.gpus)
+        sets = list(self.rack_gpus)
         for gpu, rack in racks.items():
             if (before := gpus[gpu].rack) >= 0:
                 sets[before] &= ~(1 << gpu)
@@ -104,8 +109,14 @@ class ClusterShape:
             gpus[gpu] = gpus[gpu]._replace(rack=rack)
         found = replace(self, gpus=tuple(gpus))
         # The cached properties are copied.
-        same = {"everything", "server_gpus", "model_gpus"} & self.__dict__.keys()
-        found.__dict__.update({name: self.__dict__[name] for name in same}, rack_gpus=tuple(sets))
+        same = {
+            "everything",
+            "server_gpus",
+            "model_gpus",
+        } & self.__dict__.keys()
+        found.__dict__.update(
+            {name: self.__dict__[name] for name in same}, rack_gpus=tuple(sets)
+        )
         return found
 
     @staticmethod
@@ -244,10 +255,18 @@ class ClusterView(NamedTuple):
         found: dict[tuple[int, int], float] = {}
         for job in self.rings:
             limits = [nics[gpu] for gpu in job.ring if gpu < len(nics)]
-            nic_bps = float(min((limit for limit in limits if limit), default=UNLIMITED_BPS))
-            rate_bps = nic_bps if job.load is None else job.load.mean_bps(nic_bps)
+            nic_bps = float(
+                min(
+                    (limit for limit in limits if limit), default=UNLIMITED_BPS
+                )
+            )
+            rate_bps = (
+                nic_bps if job.load is None else job.load.mean_bps(nic_bps)
+            )
             if rate_bps and len(job.ring) > 1:
-                for edge in zip(job.ring, (*job.ring[1:], job.ring[0]), strict=True):
+                for edge in zip(
+                    job.ring, (*job.ring[1:], job.ring[0]), strict=True
+                ):
                     found[edge] = found.get(edge, 0.0) + rate_bps
         return Frozen(found)
 
@@ -260,11 +279,18 @@ class ClusterView(NamedTuple):
     def locked(self) -> Mapping[str, frozenset[int]]:
         """The ports whose circuits may be neither broken nor made."""
         failed = self.failed
-        return {ocs: ports - failed.get(ocs, frozenset()) for ocs, ports in self.barred.items()}
+        return {
+            ocs: ports - failed.get(ocs, frozenset())
+            for ocs, ports in self.barred.items()
+        }
 
     def free_for(self, job: JobView) -> int:
         """The GPUs available to this job: free, and of a suitable model."""
-        return self.free & self.gpus_of_models(job.gpu_models) if job.gpu_models else self.free
+        return (
+            self.free & self.gpus_of_models(job.gpu_models)
+            if job.gpu_models
+            else self.free
+        )
 
     def gpus_of_models(self, models: Collection[str]) -> int:
         """The GPUs of these models as a set, all if none is named."""
@@ -312,7 +338,12 @@ class QueuedJob(NamedTuple):
 class PartitionPolicy(Protocol):
     """Decides into how many parts a job is split."""
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int | None:
         """One of ``legal`` (ascending, 0 first), or ``PlacedDegree``; 0 refuses the job.
 
         ``None`` lets it wait for other GPUs; on a RAMP, where jobs do not wait, it is invalid.
@@ -323,7 +354,12 @@ class PartitionPolicy(Protocol):
 class PlacementPolicy(Protocol):
     """Decides which GPUs a job gets."""
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+    def place(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        workers: int,
+    ) -> Sequence[int] | None:
         """``workers`` different free GPUs in ring order; ``None`` lets the job wait."""
 
 
@@ -331,7 +367,12 @@ class PlacementPolicy(Protocol):
 class OrderPolicy(Protocol):
     """Decides which waiting job is next."""
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        progress: Progress,
+    ) -> float:
         """The lowest is next; in a tie the one that arrived first."""
 
 
@@ -339,7 +380,9 @@ class OrderPolicy(Protocol):
 class TopologyPolicy(Protocol):
     """Decides which circuits are up while jobs run."""
 
-    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
+    def circuits(
+        self, cluster: ClusterView, groups: Groups
+    ) -> Mapping[str, PortMap]:
         """The wanted map of each OCS that changes, for these jobs' GPUs; empty changes none."""
 
 
@@ -348,7 +391,10 @@ class ElasticityPolicy(Protocol):
     """Decides which running jobs are resized."""
 
     def resize(
-        self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[ElasticJob],
+        queue: Sequence[QueuedJob],
     ) -> Mapping[str, int]:
         """The new degree of each resized job, by name; ``queue`` has the next one first.
 
@@ -357,7 +403,13 @@ class ElasticityPolicy(Protocol):
         """
 
 
-Policy = PartitionPolicy | PlacementPolicy | OrderPolicy | TopologyPolicy | ElasticityPolicy
+Policy = (
+    PartitionPolicy
+    | PlacementPolicy
+    | OrderPolicy
+    | TopologyPolicy
+    | ElasticityPolicy
+)
 METHODS: Mapping[PolicyKind, str] = {
     "partition": "degree",
     "placement": "place",
@@ -369,5 +421,9 @@ METHODS: Mapping[PolicyKind, str] = {
 
 def kind_of(policy: object) -> PolicyKind | None:
     """The kind of a policy object, by its method; ``None`` for other objects."""
-    found = [kind for kind, method in METHODS.items() if callable(getattr(policy, method, None))]
+    found = [
+        kind
+        for kind, method in METHODS.items()
+        if callable(getattr(policy, method, None))
+    ]
     return found[0] if len(found) == 1 else None

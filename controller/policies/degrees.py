@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    ElasticJob,
+    JobView,
+    QueuedJob,
+)
 from patchlight.controller.policies.sets import joined, lowest
 from patchlight.testbed.errors import BadInput
 
@@ -33,7 +38,10 @@ class Rigid:
     stable: ClassVar[bool] = True
 
     def resize(
-        self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[ElasticJob],
+        queue: Sequence[QueuedJob],
     ) -> Mapping[str, int]:
         return {}
 
@@ -49,11 +57,16 @@ class GiveAndTake:
     stable: ClassVar[bool] = True
 
     def resize(
-        self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[ElasticJob],
+        queue: Sequence[QueuedJob],
     ) -> Mapping[str, int]:
         if not queue:
             return _grow(cluster, jobs)
-        found = (_make_room(cluster, jobs, waits) for waits in queue[:_LOOKED_AT])
+        found = (
+            _make_room(cluster, jobs, waits) for waits in queue[:_LOOKED_AT]
+        )
         return next(filter(None, found), {})
 
 
@@ -62,7 +75,12 @@ def _grow(cluster: ClusterView, jobs: Sequence[ElasticJob]) -> dict[str, int]:
     free = cluster.free.bit_count()
     while True:
         steps = [
-            (_gain_s(job, now, degree) / (degree - now), -number, degree - now, job.name)
+            (
+                _gain_s(job, now, degree) / (degree - now),
+                -number,
+                degree - now,
+                job.name,
+            )
             for number, job in enumerate(jobs)
             for now in (wanted.get(job.name, job.degree),)
             for degree in job.iteration_s
@@ -75,9 +93,17 @@ def _grow(cluster: ClusterView, jobs: Sequence[ElasticJob]) -> dict[str, int]:
         free -= more
 
 
-def _gain_s(job: ElasticJob, now: int, degree: int) -> float:
+def _gain_s(
+    job: ElasticJob,
+    now: int,
+    degree: int,
+) -> float:
     faster_s = job.iteration_s[now] - job.iteration_s[degree]
-    return job.left * faster_s - job.cost_s * (now == job.degree) if faster_s > 0 else -math.inf
+    return (
+        job.left * faster_s - job.cost_s * (now == job.degree)
+        if faster_s > 0
+        else -math.inf
+    )
 
 
 class ShrinkStep(NamedTuple):
@@ -91,7 +117,9 @@ class ShrinkStep(NamedTuple):
 
 
 def _make_room(
-    cluster: ClusterView, jobs: Sequence[ElasticJob], waits: QueuedJob
+    cluster: ClusterView,
+    jobs: Sequence[ElasticJob],
+    waits: QueuedJob,
 ) -> dict[str, int]:
     """The degrees of shrinking jobs so that a waiting one can start; empty if that does not pay."""
     taken = shrink_for(cluster, jobs, waits)
@@ -105,17 +133,27 @@ def _make_room(
 
 
 def shrink_for(
-    cluster: ClusterView, jobs: Sequence[ElasticJob], waits: QueuedJob
+    cluster: ClusterView,
+    jobs: Sequence[ElasticJob],
+    waits: QueuedJob,
 ) -> Sequence[ShrinkStep]:
     """Which jobs shrink so that a waiting one can start; empty if none need to, or can."""
     able = cluster.gpus_of_models(waits.gpu_models)
     gpus = {running.name: running.gpus for running in cluster.running}
-    useless = {job.name: (gpus.get(job.name, 0) & ~able).bit_count() for job in jobs}
+    useless = {
+        job.name: (gpus.get(job.name, 0) & ~able).bit_count() for job in jobs
+    }
     short = waits.workers - (cluster.free & able).bit_count()
     taken: dict[str, ShrinkStep] = {}
     while short > 0:
         steps = [
-            ShrinkStep(lost_s(job, degree, waits.lasts_s), freed, number, job, degree)
+            ShrinkStep(
+                lost_s(job, degree, waits.lasts_s),
+                freed,
+                number,
+                job,
+                degree,
+            )
             for number, job in enumerate(jobs)
             for degree in job.iteration_s
             if job.name not in taken
@@ -125,13 +163,21 @@ def shrink_for(
         if not steps:
             return ()
         enough = [step for step in steps if step.freed >= short]
-        best = min(enough) if enough else min(steps, key=lambda step: step.lost_s / step.freed)
+        best = (
+            min(enough)
+            if enough
+            else min(steps, key=lambda step: step.lost_s / step.freed)
+        )
         taken[best.job.name] = best
         short -= best.freed
     return tuple(taken.values())
 
 
-def _free_at_s(cluster: ClusterView, workers: int, able: int) -> float:
+def _free_at_s(
+    cluster: ClusterView,
+    workers: int,
+    able: int,
+) -> float:
     """When that many suitable GPUs are free if all jobs keep theirs."""
     free = cluster.free & able
     for running in sorted(cluster.running):
@@ -143,9 +189,14 @@ def _free_at_s(cluster: ClusterView, workers: int, able: int) -> float:
     return math.inf
 
 
-def lost_s(job: ElasticJob, degree: int, lasts_s: float) -> float:
+def lost_s(
+    job: ElasticJob,
+    degree: int,
+    lasts_s: float,
+) -> float:
     """How much later a job ends with fewer workers, if it may grow again after ``lasts_s``."""
-    now_s, then_s = job.iteration_s[job.degree], job.iteration_s[degree]
+    now_s = job.iteration_s[job.degree]
+    then_s = job.iteration_s[degree]
     if then_s <= now_s:
         return job.cost_s
     for_good_s = job.cost_s + job.left * (then_s - now_s)
@@ -158,13 +209,20 @@ class Constant:
 
     def __init__(self, degree: int) -> None:
         if degree < 1:
-            raise BadInput(f"cannot split a job into {degree} parts: expected 1 or more")
+            raise BadInput(
+                f"cannot split a job into {degree} parts: expected 1 or more"
+            )
         self._wanted = degree
 
     def __repr__(self) -> str:
         return f"Constant({self._wanted})"
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int:
         return min(self._wanted, legal[-1])
 
 
@@ -172,16 +230,21 @@ class _Played:
     """What a constant degree would have done with the jobs so far, on a cluster of its own."""
 
     def __init__(self, degree: int) -> None:
-        self._degree, self.blocked = degree, 0
-        self._occupied, self._ends = 0, list[tuple[float, int]]()
+        self._degree = degree
+        self.blocked = 0
+        self._occupied = 0
+        self._ends = list[tuple[float, int]]()
 
     def meet(self, cluster: ClusterView, job: JobView) -> None:
         """Place or block a job that has just come."""
         while self._ends and self._ends[0][0] <= cluster.now_s + _EPSILON_S:
             self._occupied ^= heappop(self._ends)[1]
         free = len(cluster.shape.gpus) - self._occupied.bit_count()
-        fitting = [each for each in job.expected_s if each <= min(self._degree, free)]
-        degree, gpus = max(fitting, default=0), 0
+        fitting = [
+            each for each in job.expected_s if each <= min(self._degree, free)
+        ]
+        degree = max(fitting, default=0)
+        gpus = 0
         if degree and (lasts_s := job.expected_s[degree]) <= job.limit_s:
             place = cluster.if_occupied or _lowest
             gpus = place(self._occupied, job, degree) or 0
@@ -190,7 +253,11 @@ class _Played:
         self.blocked += not gpus
 
 
-def _lowest(occupied: int, job: JobView, degree: int) -> int:
+def _lowest(
+    occupied: int,
+    job: JobView,
+    degree: int,
+) -> int:
     return joined(lowest(~occupied, degree))
 
 
@@ -214,46 +281,99 @@ class BestConstant:
         """Play a job that has just come; how many jobs the best degree has blocked."""
         size = len(cluster.shape.gpus)
         if not self._played:
-            divisors = [degree for degree in job.expected_s if not size % degree]
+            divisors = [
+                degree for degree in job.expected_s if not size % degree
+            ]
             self._played = {degree: _Played(degree) for degree in divisors}
             self._wanted = max(divisors, default=0)
             self._first_s = cluster.now_s
         if self._met >= _FIRST and not self._met & (self._met - 1):
-            self.load = self._work_s / max((cluster.now_s - self._first_s) * size, 1e-9)
-        self._met, self._work_s = self._met + 1, self._work_s + job.sequential_s
+            self.load = self._work_s / max(
+                (cluster.now_s - self._first_s) * size, 1e-9
+            )
+        self._met = self._met + 1
+        self._work_s = self._work_s + job.sequential_s
         for each in self._played.values():
             each.meet(cluster, job)
-        blocked = {degree: each.blocked for degree, each in self._played.items()}
-        best = min(blocked, key=lambda degree: (blocked[degree], -degree), default=0)
-        if best and is_beaten(blocked[self._wanted], blocked[best], _CERTAINTY):
+        blocked = {
+            degree: each.blocked for degree, each in self._played.items()
+        }
+        best = min(
+            blocked,
+            key=lambda degree: (blocked[degree], -degree),
+            default=0,
+        )
+        if best and is_beaten(
+            blocked[self._wanted], blocked[best], _CERTAINTY
+        ):
             self._wanted = best
         return blocked.get(best, 0)
 
-    def follow(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+    def follow(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int:
         """Use the best degree, from an empty cluster on; until then whatever ends earlier."""
         if self.used in (0, self._wanted) or not cluster.running:
             self.used = self._wanted
             return min(self.used or legal[-1], legal[-1])
-        most_s = min(job.limit_s, max(each.ends_s for each in cluster.running) - cluster.now_s)
-        return next((d for d in legal[1:] if self._ends_in(most_s, cluster, job, d)), 0)
+        most_s = min(
+            job.limit_s,
+            max(each.ends_s for each in cluster.running) - cluster.now_s,
+        )
+        return next(
+            (
+                d
+                for d in legal[1:]
+                if self._ends_in(
+                    most_s,
+                    cluster,
+                    job,
+                    d,
+                )
+            ),
+            0,
+        )
 
     @staticmethod
-    def _ends_in(most_s: float, cluster: ClusterView, job: JobView, degree: int) -> bool:
+    def _ends_in(
+        most_s: float,
+        cluster: ClusterView,
+        job: JobView,
+        degree: int,
+    ) -> bool:
         lasts_s = job.expected_s.get(degree, math.inf)
-        return lasts_s <= most_s < math.inf and cluster.preview(job, degree) is not None
+        return (
+            lasts_s <= most_s < math.inf
+            and cluster.preview(job, degree) is not None
+        )
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int:
         self.meet(cluster, job)
         return self.follow(cluster, job, legal)
 
 
-def is_beaten(blocked: int, other: int, certainty: float) -> bool:
+def is_beaten(
+    blocked: int,
+    other: int,
+    certainty: float,
+) -> bool:
     """Whether one that blocked so many jobs is worse than another, by so many standard deviations
     and a job."""
     return blocked - other > 1 + certainty * math.sqrt(blocked)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Maximum:
     """The largest legal degree: SiP-ML's rule, and PAC-ML's ``Para_max``.
 
@@ -261,11 +381,19 @@ class Maximum:
     Training", SIGCOMM 2021.
     """
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int:
         return legal[-1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Minimum:
     """The smallest legal degree of at least 1/β, else the largest: PAC-ML's ``Para_min``.
 
@@ -273,15 +401,28 @@ class Minimum:
     proportional to the degree, so it just misses β = 1/2, 1/4, 1/8.
     """
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int:
         return _least(legal, math.ceil(_speed_up(job)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Sufficient:
     """The smallest legal degree above 1/β and of at least 2, else the largest."""
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int:
         return _least(legal, max(2, math.floor(_speed_up(job)) + 1))
 
 
@@ -290,7 +431,11 @@ class RandomDegree:
     """Any legal degree but 0, each as likely; the seed fixes the choices."""
 
     seed: int = 0
-    _rng: np.random.Generator = field(init=False, repr=False, compare=False)
+    _rng: np.random.Generator = field(
+        init=False,
+        repr=False,
+        compare=False,
+    )
 
     def __post_init__(self) -> None:
         # Not above: a controller starts without NumPy.
@@ -298,7 +443,12 @@ class RandomDegree:
 
         self._rng = np.random.default_rng(self.seed)
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int:
         if len(legal) == 1:
             return 0
         return legal[1 + int(self._rng.integers(len(legal) - 1))]

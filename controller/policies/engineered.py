@@ -31,7 +31,11 @@ def sites_to_join(cluster: ClusterView) -> tuple[traffic.CircuitSite, ...]:
     return traffic.sites_of(cluster.lab)
 
 
-def circuits_for(cluster: ClusterView, wanted: ArrayLike, groups: Groups) -> Mapping[str, PortMap]:
+def circuits_for(
+    cluster: ClusterView,
+    wanted: ArrayLike,
+    groups: Groups,
+) -> Mapping[str, PortMap]:
     """The maps that change for a topology between the sites, by number of ``sites_of``.
 
     ``wanted`` is symmetric and counts the circuits between each two sites. Circuits that nobody
@@ -39,9 +43,14 @@ def circuits_for(cluster: ClusterView, wanted: ArrayLike, groups: Groups) -> Map
     other way. ``NoLight`` where ports or trunks do not do, ``BadInput`` for a matrix that is no
     topology of these sites.
     """
-    sites, topology = sites_to_join(cluster), np.asarray(wanted)
+    sites = sites_to_join(cluster)
+    topology = np.asarray(wanted)
     shape = (len(sites), len(sites))
-    if topology.shape != shape or (topology < 0).any() or (topology != topology.T).any():
+    if (
+        topology.shape != shape
+        or (topology < 0).any()
+        or (topology != topology.T).any()
+    ):
         raise BadInput(
             f"a topology of shape {topology.shape}: expected a symmetric matrix of {shape[0]} × "
             f"{shape[1]} counts of circuits, one row for each site"
@@ -54,19 +63,31 @@ def circuits_for(cluster: ClusterView, wanted: ArrayLike, groups: Groups) -> Map
     ours = {frozenset(group) for group in groups}
     for job in cluster.rings:
         if frozenset(job.ring) not in ours:
-            ring = traffic.ring_of(traffic.order_of(job.ring, sites), len(sites))
+            ring = traffic.ring_of(
+                traffic.order_of(job.ring, sites), len(sites)
+            )
             wishes += [
                 Wish(sites[a].name, (sites[b].name,), worth=_WORTH)
-                for a, b in np.argwhere(np.triu(np.where(topology > 0, 0, ring))).tolist()
+                for a, b in np.argwhere(
+                    np.triu(np.where(topology > 0, 0, ring))
+                ).tolist()
             ]
     assert cluster.lab is not None  # or there were no sites
-    locked, failed = cluster.locked, cluster.failed
-    return plan_paths(cluster.lab, cluster.circuits, wishes, locked=locked, failed=failed)
+    locked = cluster.locked
+    failed = cluster.failed
+    return plan_paths(
+        cluster.lab,
+        cluster.circuits,
+        wishes,
+        locked=locked,
+        failed=failed,
+    )
 
 
 class _Engineered:
     def __init__(self) -> None:
-        import_module("scipy.optimize")  # now, and not in a decision, which has a deadline
+        # Now, and not in a decision, which has a deadline.
+        import_module("scipy.optimize")
 
 
 class Ring(_Engineered):
@@ -76,12 +97,16 @@ class Ring(_Engineered):
     needs two ports of each. Yan et al. and TopoOpt (NSDI 2023) call it a direct-connect ring.
     """
 
-    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
+    def circuits(
+        self, cluster: ClusterView, groups: Groups
+    ) -> Mapping[str, PortMap]:
         """The maps that change; ``NoLight`` where ports do not do."""
         sites = sites_to_join(cluster)
         wanted = np.zeros((len(sites), len(sites)), np.int64)
         for group in groups:
-            wanted += traffic.ring_of(_order(cluster, sites, group), len(sites))
+            wanted += traffic.ring_of(
+                _order(cluster, sites, group), len(sites)
+            )
         return circuits_for(cluster, wanted, groups)
 
 
@@ -97,7 +122,9 @@ class Matching(_Engineered):
         super().__init__()
         self._measured = measured
 
-    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
+    def circuits(
+        self, cluster: ClusterView, groups: Groups
+    ) -> Mapping[str, PortMap]:
         """The maps that change; ``NoLight`` where ports do not do."""
         sites = sites_to_join(cluster)
         rates = traffic.of_cluster(cluster)
@@ -124,20 +151,30 @@ class Totient(_Engineered):
         super().__init__()
         self._rings = rings
 
-    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
+    def circuits(
+        self, cluster: ClusterView, groups: Groups
+    ) -> Mapping[str, PortMap]:
         """The maps that change; ``NoLight`` where ports do not do."""
         sites = sites_to_join(cluster)
         rates = traffic.between_sites(traffic.of_cluster(cluster), sites)
-        wanted, degrees = np.zeros((len(sites), len(sites)), np.int64), _degrees(cluster, sites)
+        wanted = np.zeros((len(sites), len(sites)), np.int64)
+        degrees = _degrees(cluster, sites)
         for group in groups:
             order = _order(cluster, sites, group)
             left = np.asarray(degrees) - wanted.sum(axis=1)
-            wanted += traffic.totient(order, rates, left.tolist(), self._rings)
+            wanted += traffic.totient(
+                order,
+                rates,
+                left.tolist(),
+                self._rings,
+            )
         return circuits_for(cluster, wanted, groups)
 
 
 def _order(
-    cluster: ClusterView, sites: Sequence[traffic.CircuitSite], group: Sequence[int]
+    cluster: ClusterView,
+    sites: Sequence[traffic.CircuitSite],
+    group: Sequence[int],
 ) -> list[int]:
     """The sites of a job in the order of its ring; ``BadInput`` for a GPU that is at none."""
     there = {gpu for site in sites for gpu in site.gpus}
@@ -150,9 +187,14 @@ def _order(
     return traffic.order_of(group, sites)
 
 
-def _degrees(cluster: ClusterView, sites: Sequence[traffic.CircuitSite]) -> list[int]:
+def _degrees(
+    cluster: ClusterView, sites: Sequence[traffic.CircuitSite]
+) -> list[int]:
     barred = cluster.barred
-    return [sum(port not in barred.get(ocs, ()) for ocs, port in site.ports) for site in sites]
+    return [
+        sum(port not in barred.get(ocs, ()) for ocs, port in site.ports)
+        for site in sites
+    ]
 
 
 def _as_counted(cluster: ClusterView, rates: traffic.Matrix) -> traffic.Matrix:

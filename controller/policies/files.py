@@ -18,22 +18,32 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from patchlight.controller.policies.contract import KINDS, METHODS, Policy, PolicyKind, kind_of
+from patchlight.controller.policies.contract import (
+    KINDS,
+    METHODS,
+    Policy,
+    PolicyKind,
+    kind_of,
+)
 from patchlight.testbed.errors import BadInput, PackageMissing, nearest, reason
 from patchlight.testbed.lab.model import Lab
 
 _ARGUMENTS = {
     method: tuple(inspect.signature(getattr(protocol, method)).parameters)[1:]
-    for protocol, method in zip(get_args(Policy), METHODS.values(), strict=True)
+    for protocol, method in zip(
+        get_args(Policy), METHODS.values(), strict=True
+    )
 }
 
 FORMAT = "patchlight-policy"
-PLAIN_VERSION, OPTIONS_VERSION = 1, 2
+PLAIN_VERSION = 1
+OPTIONS_VERSION = 2
 """Versions of cards: for one RAMP shape, and for options in any lab."""
 
 FLOAT = "tensor(float)"
 OUTPUT = "scores"
-_MOST_CARD_BYTES, _MOST_BYTES = 1_000_000, 64_000_000
+_MOST_CARD_BYTES = 1_000_000
+_MOST_BYTES = 64_000_000
 
 C = TypeVar("C")
 
@@ -55,11 +65,21 @@ def load_object(path: Path, name: str | None) -> object:
     }
     if name is None:
         if len(here) != 1:
-            asked = f"{path}:NAME with NAME one of {', '.join(here)}" if here else _wanted()
-            raise BadInput(f"{path} has {len(here) or 'no'} policies: expected {asked}")
+            asked = (
+                f"{path}:NAME with NAME one of {', '.join(here)}"
+                if here
+                else _wanted()
+            )
+            raise BadInput(
+                f"{path} has {len(here) or 'no'} policies: expected {asked}"
+            )
         (name,) = here
     if not hasattr(module, name):
-        hint = nearest(name, here, "its policies are") if here else f"expected {_wanted()}"
+        hint = (
+            nearest(name, here, "its policies are")
+            if here
+            else f"expected {_wanted()}"
+        )
         raise BadInput(f"{path} has no {name!r}: {hint}")
     found: object = getattr(module, name)
     check_methods(found, f"{path}:{name}")
@@ -70,9 +90,17 @@ def check_methods(policy: object, called: str) -> None:
     """``BadInput`` unless a class or object has one policy's method, with its arguments."""
     kind = kind_of(policy)
     if kind is None:
-        has = [m for m in METHODS.values() if callable(getattr(policy, m, None))]
-        what = f"has {' and '.join(has)}, more than one" if has else "is not a policy: it has none"
-        raise BadInput(f"{called} {what} of a policy's methods: expected {_wanted()}")
+        has = [
+            m for m in METHODS.values() if callable(getattr(policy, m, None))
+        ]
+        what = (
+            f"has {' and '.join(has)}, more than one"
+            if has
+            else "is not a policy: it has none"
+        )
+        raise BadInput(
+            f"{called} {what} of a policy's methods: expected {_wanted()}"
+        )
     method = getattr(policy, METHODS[kind])
     asked = _ARGUMENTS[METHODS[kind]]
     given = ("self", *asked) if inspect.isclass(policy) else asked
@@ -88,7 +116,9 @@ def check_methods(policy: object, called: str) -> None:
 
 
 def _wanted() -> str:
-    listed = ", ".join(f"{method} ({kind})" for kind, method in METHODS.items())
+    listed = ", ".join(
+        f"{method} ({kind})" for kind, method in METHODS.items()
+    )
     return f"a class or object with one of the methods {listed}"
 
 
@@ -103,7 +133,11 @@ def run_file(path: Path, what: str = "policy file") -> ModuleType:
 
 
 @lru_cache(maxsize=64)
-def _run_once(path: Path, resolved: Path, changed: int) -> ModuleType:
+def _run_once(
+    path: Path,
+    resolved: Path,
+    changed: int,
+) -> ModuleType:
     """Once per state of the file, for all its policies."""
     # Named for its whole path, to distinguish files of equal names.
     digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
@@ -119,14 +153,20 @@ def _run_once(path: Path, resolved: Path, changed: int) -> ModuleType:
     except SyntaxError as error:
         sys.modules.pop(name, None)
         # The error's own file and line: it may be in an imported module.
-        raise BadInput(f"{error.filename}:{error.lineno}: {error.msg}") from error
+        raise BadInput(
+            f"{error.filename}:{error.lineno}: {error.msg}"
+        ) from error
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(resolved)]
+        lines = [
+            frame.lineno for frame in frames if frame.filename == str(resolved)
+        ]
         place = f"{path}:{lines[-1]}" if lines else str(path)
         said = str(error) or "no message"
-        raise BadInput(f"{place}: {type(error).__name__} while it was run: {said}") from error
+        raise BadInput(
+            f"{place}: {type(error).__name__} while it was run: {said}"
+        ) from error
     return module
 
 
@@ -146,7 +186,9 @@ def raw_card(path: Path) -> dict[str, Any]:
     """The content of a card file, with its format checked; ``CardError`` if it is no card."""
     try:
         if path.stat().st_size > _MOST_CARD_BYTES:
-            raise CardError(f"{path} is not a card of a learned policy: it is over 1 MB")
+            raise CardError(
+                f"{path} is not a card of a learned policy: it is over 1 MB"
+            )
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CardError(
@@ -154,7 +196,9 @@ def raw_card(path: Path) -> dict[str, Any]:
             hint="a model is two files, NAME.onnx and NAME.json: keep them together",
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise CardError(f"cannot read the card {path}: {reason(error)}") from error
+        raise CardError(
+            f"cannot read the card {path}: {reason(error)}"
+        ) from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise no_card(path, f'its "format" is not {FORMAT!r}')
     if raw.get("format_version") not in (PLAIN_VERSION, OPTIONS_VERSION):
@@ -173,13 +217,18 @@ def kinds_of(path: Path) -> tuple[PolicyKind, ...]:
     except CardError:
         return ("partition",)  # Loading it reports the mistake.
     named = raw.get("kinds")
-    found = [kind for kind in KINDS if isinstance(named, list) and kind in named]
+    found = [
+        kind for kind in KINDS if isinstance(named, list) and kind in named
+    ]
     return cast(tuple[PolicyKind, ...], tuple(found)) or ("partition",)
 
 
 def weighs_options(path: Path) -> bool:
     """Whether the card of a model is for a policy that weighs options."""
-    return bool(raw_card(path.with_suffix(".json"))["format_version"] == OPTIONS_VERSION)
+    return bool(
+        raw_card(path.with_suffix(".json"))["format_version"]
+        == OPTIONS_VERSION
+    )
 
 
 def no_card(path: Path, what: str) -> CardError:
@@ -190,10 +239,24 @@ def no_card(path: Path, what: str) -> CardError:
     )
 
 
-def card_fields(raw: Mapping[str, Any], card: type[C], path: Path, optional: set[str]) -> Any:
+def card_fields(
+    raw: Mapping[str, Any],
+    card: type[C],
+    path: Path,
+    optional: set[str],
+) -> Any:
     """The values of a card of this class, each of its type; else ``CardError``."""
-    fields = {key: value for key, value in raw.items() if not key.startswith("format")}
-    read_as = {int: int, float: (int, float), tuple: list, Mapping: dict}
+    fields = {
+        key: value
+        for key, value in raw.items()
+        if not key.startswith("format")
+    }
+    read_as = {
+        int: int,
+        float: (int, float),
+        tuple: list,
+        Mapping: dict,
+    }
     kinds: dict[str, Any] = {
         name: read_as.get(get_origin(hint) or hint, str)
         for name, hint in get_type_hints(card).items()
@@ -201,7 +264,9 @@ def card_fields(raw: Mapping[str, Any], card: type[C], path: Path, optional: set
     unknown = sorted(set(fields) - set(kinds))
     missing = sorted(set(kinds) - set(fields) - optional)
     if unknown or missing:
-        raise no_card(path, f"keys missing: {missing}, keys unknown: {unknown}")
+        raise no_card(
+            path, f"keys missing: {missing}, keys unknown: {unknown}"
+        )
     for key, value in fields.items():
         if not isinstance(value, kinds[key]) or isinstance(value, bool):
             raise no_card(path, f"{key!r} is {value!r}")
@@ -220,10 +285,14 @@ def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
         )
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise CardError(f"cannot load {path}: it is over {_MOST_BYTES // 1_000_000} MB")
+            raise CardError(
+                f"cannot load {path}: it is over {_MOST_BYTES // 1_000_000} MB"
+            )
         content = path.read_bytes()
     except OSError as error:
-        raise CardError(f"cannot read the learned policy {path}: {reason(error)}") from error
+        raise CardError(
+            f"cannot read the learned policy {path}: {reason(error)}"
+        ) from error
     card: Any = read_card(path.with_suffix(".json"))
     if (found := hashlib.sha256(content).hexdigest()) != card.sha256.lower():
         raise CardError(
@@ -240,15 +309,26 @@ def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
     options.log_severity_level = 4
     runs_on = ["CPUExecutionProvider"]
     try:
-        return card, onnxruntime.InferenceSession(content, options, providers=runs_on)
-    except Exception as error:  # ONNX Runtime's exceptions have no public base class.
+        return card, onnxruntime.InferenceSession(
+            content, options, providers=runs_on
+        )
+    except (
+        Exception
+    ) as error:  # ONNX Runtime's exceptions have no public base class.
         said = first_line(error)
         raise CardError(f"{path} is not a valid ONNX model: {said}") from error
 
 
-def check_schema(card: Any, schema: str, version: int) -> None:
+def check_schema(
+    card: Any,
+    schema: str,
+    version: int,
+) -> None:
     """``CardError`` if a model expects another schema than the present one."""
-    if (card.observation_schema, card.observation_version) != (schema, version):
+    if (card.observation_schema, card.observation_version) != (
+        schema,
+        version,
+    ):
         raise CardError(
             f"model {card.name!r} sees {card.observation_schema!r} version "
             f"{card.observation_version}; this Patchlight has {schema!r} version {version}",
@@ -264,7 +344,8 @@ def first_line(error: Exception) -> str:
 def has_shape(shape: list[Any], wanted: tuple[int, ...]) -> bool:
     """Whether a model's shape accepts the wanted one; a name or nothing means any size."""
     return len(shape) == len(wanted) and all(
-        not isinstance(have, int) or have == want for have, want in zip(shape, wanted, strict=True)
+        not isinstance(have, int) or have == want
+        for have, want in zip(shape, wanted, strict=True)
     )
 
 
@@ -300,8 +381,19 @@ class OptionsCard:
 
     def written(self) -> str:
         """As JSON text; ``read_options_card`` reads it."""
-        found = {"format": FORMAT, "format_version": OPTIONS_VERSION, **asdict(self)}
-        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+        found = {
+            "format": FORMAT,
+            "format_version": OPTIONS_VERSION,
+            **asdict(self),
+        }
+        return (
+            json.dumps(
+                found,
+                indent=2,
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
 
 
 def read_options_card(path: Path) -> OptionsCard:
@@ -309,14 +401,30 @@ def read_options_card(path: Path) -> OptionsCard:
     raw = raw_card(path)
     if raw["format_version"] != OPTIONS_VERSION:
         raise no_card(path, "it is for a partition policy of one RAMP")
-    fields = card_fields(raw, OptionsCard, path, {"notes", "training"})
+    fields = card_fields(
+        raw,
+        OptionsCard,
+        path,
+        {"notes", "training"},
+    )
     kinds = fields["kinds"]
-    if not kinds or len(set(kinds)) != len(kinds) or not set(kinds) <= set(KINDS):
-        raise no_card(path, f"'kinds' is {kinds}: expected some of {', '.join(KINDS)}")
+    if (
+        not kinds
+        or len(set(kinds)) != len(kinds)
+        or not set(kinds) <= set(KINDS)
+    ):
+        raise no_card(
+            path, f"'kinds' is {kinds}: expected some of {', '.join(KINDS)}"
+        )
     for name, bounds in fields["tested_range"].items():
-        numbers = isinstance(bounds, list) and all(type(n) in (int, float) for n in bounds)
+        numbers = isinstance(bounds, list) and all(
+            type(n) in (int, float) for n in bounds
+        )
         if not numbers or len(bounds) != 2 or not bounds[0] <= bounds[1]:
-            raise no_card(path, f"'tested_range' of {name!r} is {bounds!r}: expected two numbers")
+            raise no_card(
+                path,
+                f"'tested_range' of {name!r} is {bounds!r}: expected two numbers",
+            )
     return OptionsCard(**{**fields, "kinds": tuple(kinds)})
 
 
@@ -328,21 +436,28 @@ def lab_range(lab: Lab) -> dict[str, float]:
     trunks_bps = sum(
         fibre.rate_bps or 0
         for fibre in lab.fibres
-        if {fibre.a.device, fibre.b.device} <= switches and fibre.a.device != fibre.b.device
+        if {fibre.a.device, fibre.b.device} <= switches
+        and fibre.a.device != fibre.b.device
     )
     found = {
         "gpus": float(len(hosts)),
         "servers": float(len(lab.servers)),
         "packet switches": float(len(lab.packet_switches)),
         "circuit switches": float(len(lab.circuit_switches)),
-        "GPU models": float(len({host.gpu.model for host in hosts if host.gpu is not None})),
+        "GPU models": float(
+            len({host.gpu.model for host in hosts if host.gpu is not None})
+        ),
     }
     if nics_bps and trunks_bps:
-        found["NICs' rate over that between switches"] = round(nics_bps / trunks_bps, 3)
+        found["NICs' rate over that between switches"] = round(
+            nics_bps / trunks_bps, 3
+        )
     return found
 
 
-def outside_range(tested: Mapping[str, tuple[float, float]], lab: Lab) -> list[str]:
+def outside_range(
+    tested: Mapping[str, tuple[float, float]], lab: Lab
+) -> list[str]:
     """What of a lab is outside the range in which a model was tested, as text."""
     if not tested:
         return ["all of it: the model was not tested"]
@@ -352,7 +467,9 @@ def outside_range(tested: Mapping[str, tuple[float, float]], lab: Lab) -> list[s
             continue
         lowest, highest = tested[name]
         if not lowest <= value <= highest:
-            found.append(f"{name}: {value:g} here, tested with {lowest:g} to {highest:g}")
+            found.append(
+                f"{name}: {value:g} here, tested with {lowest:g} to {highest:g}"
+            )
     return found
 
 
@@ -362,9 +479,13 @@ def missing_inputs(lab: Lab) -> list[str]:
     found = []
     without_rate = sum(not host.nic.rate_bps for host in hosts)
     if without_rate:
-        found.append(f"the rate of {without_rate} of {len(hosts)} NICs: they seem unlimited")
+        found.append(
+            f"the rate of {without_rate} of {len(hosts)} NICs: they seem unlimited"
+        )
     if not lab.circuit_switches:
         found.append("circuits: the lab has no circuit switch")
     elif not any(fibre.loss_db for fibre in lab.fibres):
-        found.append("the loss of fibres: only that of circuit switches is included")
+        found.append(
+            "the loss of fibres: only that of circuit switches is included"
+        )
     return found

@@ -16,7 +16,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from patchlight.controller.policies import contract
-from patchlight.controller.policies.contract import METHODS, ClusterView, JobView, PolicyKind
+from patchlight.controller.policies.contract import (
+    METHODS,
+    ClusterView,
+    JobView,
+    PolicyKind,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.portmap import PortMap
 
@@ -47,7 +52,12 @@ def _whole(answer: Any, what: str) -> int:
     raise PolicyFailed(f"it answered {_shown(answer)}: expected {what}")
 
 
-def _legal(answer: Any, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+def _legal(
+    answer: Any,
+    cluster: ClusterView,
+    job: JobView,
+    legal: tuple[int, ...],
+) -> int | None:
     waits = cluster.shape.ramp is None
     if answer is None and waits:
         return None
@@ -57,12 +67,19 @@ def _legal(answer: Any, cluster: ClusterView, job: JobView, legal: tuple[int, ..
         raise PolicyFailed(f"it answered {_shown(degree)}: expected {what}")
     if isinstance(answer, contract.PlacedDegree):
         if answer.gpus not in cluster.places(job, degree):
-            raise PolicyFailed(f"it answered degree {degree} on a block that is not free for it")
+            raise PolicyFailed(
+                f"it answered degree {degree} on a block that is not free for it"
+            )
         return answer
     return degree
 
 
-def _placed(answer: Any, cluster: ClusterView, job: JobView, workers: int) -> list[int] | None:
+def _placed(
+    answer: Any,
+    cluster: ClusterView,
+    job: JobView,
+    workers: int,
+) -> list[int] | None:
     if answer is None:
         return None
     what = f"{workers} different free GPUs, or None"
@@ -80,8 +97,11 @@ def _placed(answer: Any, cluster: ClusterView, job: JobView, workers: int) -> li
                 f"it answered GPU {_shown(gpu)}: there are 0 to {len(cluster.shape.gpus) - 1}"
             )
         if not left >> gpu & 1:
-            name, twice = cluster.shape.gpus[gpu].name, gpus.count(gpu) > 1
-            why = "it appears twice" if twice else "it is not free for this job"
+            name = cluster.shape.gpus[gpu].name
+            twice = gpus.count(gpu) > 1
+            why = (
+                "it appears twice" if twice else "it is not free for this job"
+            )
             raise PolicyFailed(f"it answered GPU {gpu} ({name}): {why}")
         left ^= 1 << gpu
     return gpus
@@ -94,12 +114,20 @@ def _number(answer: Any, *_asked: object) -> float:
                 return found
         except (TypeError, ValueError, OverflowError):
             pass
-    raise PolicyFailed(f"it answered {_shown(answer)}: expected a finite number")
+    raise PolicyFailed(
+        f"it answered {_shown(answer)}: expected a finite number"
+    )
 
 
-def _maps(answer: Any, cluster: ClusterView, _groups: object) -> dict[str, PortMap]:
+def _maps(
+    answer: Any,
+    cluster: ClusterView,
+    _groups: object,
+) -> dict[str, PortMap]:
     if not isinstance(answer, Mapping):
-        raise PolicyFailed(f"it answered {_shown(answer)}: expected a PortMap by OCS")
+        raise PolicyFailed(
+            f"it answered {_shown(answer)}: expected a PortMap by OCS"
+        )
     found: dict[str, PortMap] = dict(answer)
     for ocs, wanted in found.items():
         if ocs not in cluster.circuits:
@@ -108,42 +136,72 @@ def _maps(answer: Any, cluster: ClusterView, _groups: object) -> dict[str, PortM
                 f"it answered a map for {_shown(ocs)}: the circuit switches are {known}"
             )
         if not isinstance(wanted, PortMap):
-            raise PolicyFailed(f"it answered {_shown(wanted)} for {ocs}: expected a PortMap")
+            raise PolicyFailed(
+                f"it answered {_shown(wanted)} for {ocs}: expected a PortMap"
+            )
         if cluster.lab is not None:
             try:
                 wanted.check(cluster.lab.circuit_switch(ocs).ports)
             except PatchlightError as error:
-                raise PolicyFailed(f"it answered an invalid map for {ocs}: {error}") from error
+                raise PolicyFailed(
+                    f"it answered an invalid map for {ocs}: {error}"
+                ) from error
         change = cluster.circuits[ocs].diff(wanted)
-        made = {port for circuit in change.makes for port in (circuit.inp, circuit.out)}
+        made = {
+            port
+            for circuit in change.makes
+            for port in (circuit.inp, circuit.out)
+        }
         barred = cluster.barred.get(ocs, frozenset())
-        touched = change.ports & (barred - cluster.failed.get(ocs, frozenset())) | made & barred
+        touched = (
+            change.ports & (barred - cluster.failed.get(ocs, frozenset()))
+            | made & barred
+        )
         if touched:
             ports = ", ".join(map(str, sorted(touched)))
-            raise PolicyFailed(f"it answered a map for {ocs} that changes locked ports: {ports}")
+            raise PolicyFailed(
+                f"it answered a map for {ocs} that changes locked ports: {ports}"
+            )
     return found
 
 
 def _degrees(
-    answer: Any, cluster: ClusterView, jobs: Sequence[contract.ElasticJob], _queue: object
+    answer: Any,
+    cluster: ClusterView,
+    jobs: Sequence[contract.ElasticJob],
+    _queue: object,
 ) -> dict[str, int]:
     if not isinstance(answer, Mapping):
-        raise PolicyFailed(f"it answered {_shown(answer)}: expected a degree by job")
+        raise PolicyFailed(
+            f"it answered {_shown(answer)}: expected a degree by job"
+        )
     known = {job.name: job for job in jobs}
     found: dict[str, int] = {}
     for name, wanted in dict(answer).items():
         if name not in known:
             listed = ", ".join(known) or "none"
-            raise PolicyFailed(f"it answered a degree for {_shown(name)}: the jobs are {listed}")
+            raise PolicyFailed(
+                f"it answered a degree for {_shown(name)}: the jobs are {listed}"
+            )
         legal = known[name].iteration_s
         what = f"one of the legal degrees {', '.join(map(str, legal))}"
         found[name] = _whole(wanted, what)
         if found[name] not in legal:
-            raise PolicyFailed(f"it answered {_shown(wanted)} for {name}: expected {what}")
-    more = sum(max(0, degree - known[name].degree) for name, degree in found.items())
+            raise PolicyFailed(
+                f"it answered {_shown(wanted)} for {name}: expected {what}"
+            )
+    more = sum(
+        max(0, degree - known[name].degree) for name, degree in found.items()
+    )
     if more > (free := cluster.free.bit_count()):
-        raise PolicyFailed(f"it grows jobs by {more} GPUs in total, but only {free} are free")
-    return {name: degree for name, degree in found.items() if degree != known[name].degree}
+        raise PolicyFailed(
+            f"it grows jobs by {more} GPUs in total, but only {free} are free"
+        )
+    return {
+        name: degree
+        for name, degree in found.items()
+        if degree != known[name].degree
+    }
 
 
 CHECKS: Mapping[PolicyKind, Callable[..., Any]] = {
@@ -187,7 +245,9 @@ class _Alone:
         self._pending: threading.Event | None = None
         self._lock = threading.Lock()
 
-    def ask(self, method: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def ask(
+        self, method: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Any:
         with self._lock:
             if self._pending is not None and not self._pending.is_set():
                 raise PolicyFailed("it has not answered the previous call yet")
@@ -205,7 +265,11 @@ class _Alone:
                 done.set()
 
         # A daemon thread does not delay the end of the process.
-        threading.Thread(target=work, name="policy", daemon=True).start()
+        threading.Thread(
+            target=work,
+            name="policy",
+            daemon=True,
+        ).start()
         if not done.wait(self._deadline_s):
             raise PolicyFailed(f"no answer within {self._deadline_s:g} s")
         if raised:
@@ -231,10 +295,15 @@ class _Guard:
 
         ``refusals`` are errors that count as answers: they are raised to the caller.
         """
-        self.policy, self.default, self.name = policy, default, name
-        self._report, self._deadline_s = report, deadline_s
+        self.policy = policy
+        self.default = default
+        self.name = name
+        self._report = report
+        self._deadline_s = deadline_s
         self._alone = _Alone(deadline_s) if alone else None
-        self._elsewhere = policy if isinstance(policy, PolicyElsewhere) else None
+        self._elsewhere = (
+            policy if isinstance(policy, PolicyElsewhere) else None
+        )
         self._refusals = refusals
         self._told = threading.local()
 
@@ -248,12 +317,17 @@ class _Guard:
         """Why the default gave this thread's last answer; empty if it did not."""
         return getattr(self._told, "fault", "")
 
-    def _decide(self, jobs: tuple[str, ...], arguments: tuple[Any, ...]) -> Any:
+    def _decide(
+        self, jobs: tuple[str, ...], arguments: tuple[Any, ...]
+    ) -> Any:
         name = METHODS[self.kind]
-        self._told.explanation, self._told.fault = None, ""
+        self._told.explanation = None
+        self._told.fault = ""
         try:
             if self._elsewhere is not None:
-                answer, self._told.explanation = self._elsewhere.ask_why(arguments)
+                answer, self._told.explanation = self._elsewhere.ask_why(
+                    arguments
+                )
                 return answer
             ask = partial(answer_of, self.policy, self.kind)
             if self._alone is not None:
@@ -262,8 +336,18 @@ class _Guard:
             answer = ask(*arguments)
             took_s = time.perf_counter() - began
             if took_s > self._deadline_s:
-                late = f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
-                self._report(Fault(self.kind, self.name, jobs, late, overruled=False))
+                late = (
+                    f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
+                )
+                self._report(
+                    Fault(
+                        self.kind,
+                        self.name,
+                        jobs,
+                        late,
+                        overruled=False,
+                    )
+                )
             return answer
         except self._refusals:
             raise
@@ -273,14 +357,27 @@ class _Guard:
             if self._alone is None:
                 raise
             reason = "it raised KeyboardInterrupt"
-        except BaseException as error:  # SystemExit and the like must not end anything else.
+        except (
+            BaseException
+        ) as error:  # SystemExit and the like must not end anything else.
             reason = f"it raised {raised(error)}"
         self._told.fault = reason
-        self._report(Fault(self.kind, self.name, jobs, reason))
+        self._report(
+            Fault(
+                self.kind,
+                self.name,
+                jobs,
+                reason,
+            )
+        )
         return getattr(self.default, name)(*arguments)
 
 
-def answer_of(policy: Any, kind: PolicyKind, *arguments: Any) -> Any:
+def answer_of(
+    policy: Any,
+    kind: PolicyKind,
+    *arguments: Any,
+) -> Any:
     """A policy's checked answer, or ``PolicyFailed``.
 
     The check is part of the call: an answer can be a generator, for example.
@@ -309,7 +406,12 @@ class GuardedPartition(_Guard):
 
     kind: PolicyKind = "partition"
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int | None:
         degree: int | None = self._decide((job.name,), (cluster, job, legal))
         return degree
 
@@ -319,8 +421,15 @@ class GuardedPlacement(_Guard):
 
     kind: PolicyKind = "placement"
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        gpus: list[int] | None = self._decide((job.name,), (cluster, job, workers))
+    def place(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        workers: int,
+    ) -> Sequence[int] | None:
+        gpus: list[int] | None = self._decide(
+            (job.name,), (cluster, job, workers)
+        )
         return gpus
 
 
@@ -329,7 +438,12 @@ class GuardedOrder(_Guard):
 
     kind: PolicyKind = "order"
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: contract.Progress) -> float:
+    def priority(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        progress: contract.Progress,
+    ) -> float:
         number: float = self._decide((job.name,), (cluster, job, progress))
         return number
 
@@ -340,7 +454,10 @@ class GuardedTopology(_Guard):
     kind: PolicyKind = "topology"
 
     def circuits(
-        self, cluster: ClusterView, groups: contract.Groups, jobs: tuple[str, ...] = ()
+        self,
+        cluster: ClusterView,
+        groups: contract.Groups,
+        jobs: tuple[str, ...] = (),
     ) -> Mapping[str, PortMap]:
         """``jobs`` are those for which it is called: faults are reported for them."""
         maps: dict[str, PortMap] = self._decide(jobs, (cluster, groups))

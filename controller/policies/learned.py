@@ -14,10 +14,25 @@ from typing import Any
 import numpy as np
 
 from patchlight.controller.policies import files, observation
-from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView, PlacedDegree
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    ClusterView,
+    JobView,
+    PlacedDegree,
+)
 from patchlight.controller.policies.degrees import BestConstant, is_beaten
-from patchlight.controller.policies.files import FLOAT, OUTPUT, CardError, has_shape, no_card
-from patchlight.controller.policies.observation import Observation, ObservationLayout, written
+from patchlight.controller.policies.files import (
+    FLOAT,
+    OUTPUT,
+    CardError,
+    has_shape,
+    no_card,
+)
+from patchlight.controller.policies.observation import (
+    Observation,
+    ObservationLayout,
+    written,
+)
 from patchlight.controller.policies.sets import members
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
@@ -54,16 +69,30 @@ class Card:
     @property
     def layout(self) -> ObservationLayout:
         """The sizes of its observation."""
-        return ObservationLayout(self.ramp, self.actions[1:], self.observation_version)
+        return ObservationLayout(
+            self.ramp, self.actions[1:], self.observation_version
+        )
 
     def written(self) -> str:
         """As JSON text; ``read_card`` reads it."""
-        found = {"format": files.FORMAT, "format_version": files.PLAIN_VERSION, **asdict(self)}
+        found = {
+            "format": files.FORMAT,
+            "format_version": files.PLAIN_VERSION,
+            **asdict(self),
+        }
         if self.blocks == 1:
-            del found["blocks"]  # Earlier versions of Patchlight do not support it.
+            # Earlier versions of Patchlight do not support it.
+            del found["blocks"]
         if self.most_load == math.inf:
             del found["most_load"]
-        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+        return (
+            json.dumps(
+                found,
+                indent=2,
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
 
 
 def read_card(path: Path) -> Card:
@@ -71,18 +100,44 @@ def read_card(path: Path) -> Card:
     raw = files.raw_card(path)
     if raw["format_version"] != files.PLAIN_VERSION:
         raise no_card(path, "it is for a policy that weighs options")
-    fields = files.card_fields(raw, Card, path, {"notes", "training", "blocks", "most_load"})
-    actions, ramp = fields["actions"], fields["ramp"]
+    fields = files.card_fields(
+        raw,
+        Card,
+        path,
+        {"notes", "training", "blocks", "most_load"},
+    )
+    actions = fields["actions"]
+    ramp = fields["ramp"]
     if not all(type(n) is int for n in (*actions, *ramp)):
-        raise no_card(path, "'actions' and 'ramp' must be lists of whole numbers")
-    if actions[:1] != [0] or actions != sorted(set(actions)) or len(actions) < 2:
-        raise no_card(path, f"'actions' is {actions}: expected degrees in ascending order, 0 first")
-    if len(ramp) != 3 or min(ramp) < 1 or not actions[-1] <= ramp[0] * ramp[1] * ramp[2] <= 4096:
-        raise no_card(path, f"'ramp' is {ramp}: expected groups, racks and servers of a rack")
+        raise no_card(
+            path, "'actions' and 'ramp' must be lists of whole numbers"
+        )
+    if (
+        actions[:1] != [0]
+        or actions != sorted(set(actions))
+        or len(actions) < 2
+    ):
+        raise no_card(
+            path,
+            f"'actions' is {actions}: expected degrees in ascending order, 0 first",
+        )
+    if (
+        len(ramp) != 3
+        or min(ramp) < 1
+        or not actions[-1] <= ramp[0] * ramp[1] * ramp[2] <= 4096
+    ):
+        raise no_card(
+            path,
+            f"'ramp' is {ramp}: expected groups, racks and servers of a rack",
+        )
     if fields.get("blocks", 1) < 1:
-        raise no_card(path, f"'blocks' is {fields['blocks']}: expected 1 or more")
+        raise no_card(
+            path, f"'blocks' is {fields['blocks']}: expected 1 or more"
+        )
     if not fields.get("most_load", 1.0) > 0:
-        raise no_card(path, f"'most_load' is {fields['most_load']}: expected more than 0")
+        raise no_card(
+            path, f"'most_load' is {fields['most_load']}: expected more than 0"
+        )
     fields |= {key: tuple(fields[key]) for key in ("actions", "ramp")}
     return Card(**fields)
 
@@ -94,13 +149,23 @@ class LearnedPartition:
     many free ones of each degree, the first and those that block the fewest others.
     """
 
-    def __init__(self, card: Card, session: Any, blocks: int | None = None) -> None:
-        self.card, self._blocks = card, card.blocks if blocks is None else blocks
-        shape, rule = written(card.ramp), card.placement_rule
-        self.__doc__ = card.notes or f"Learned, for a RAMP of {shape} servers and {rule}."
+    def __init__(
+        self,
+        card: Card,
+        session: Any,
+        blocks: int | None = None,
+    ) -> None:
+        self.card = card
+        self._blocks = card.blocks if blocks is None else blocks
+        shape = written(card.ramp)
+        rule = card.placement_rule
+        self.__doc__ = (
+            card.notes or f"Learned, for a RAMP of {shape} servers and {rule}."
+        )
         self._session = session
         self._constant = BestConstant() if card.most_load < math.inf else None
-        self._blocked, self._is_beaten = 0, False
+        self._blocked = 0
+        self._is_beaten = False
         self._inputs = [each.name for each in session.get_inputs()]
         graphs = bool({"nodes", "edges"} & set(self._inputs))
         self._observer = observation.RampObserver(card.layout, graphs)
@@ -119,14 +184,23 @@ class LearnedPartition:
     def check_fits(self, shape: ClusterShape, lab: Lab | None = None) -> None:
         """``CardError`` if the model was trained for a cluster of another shape."""
         if shape.ramp != self.card.ramp:
-            other = f"one of {written(shape.ramp)}" if shape.ramp else "a lab that is not a RAMP"
+            other = (
+                f"one of {written(shape.ramp)}"
+                if shape.ramp
+                else "a lab that is not a RAMP"
+            )
             raise CardError(
                 f"model {self.card.name!r} was trained for a RAMP of {written(self.card.ramp)} "
                 f"servers, not for {other}",
                 hint="train one for this lab (patchlight policy train), or choose another policy",
             )
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int:
         """The degree with the best score, the lowest in a tie; a ``PlacedDegree`` on its block.
 
         ``BadInput`` if the cluster or the job is not of the kind that the model was trained for.
@@ -151,33 +225,58 @@ class LearnedPartition:
             for action, gpus in blocks.items():
                 row = seen["remaining"][action]
                 row[:] = seen["remaining"][0]
-                row[members(gpus)] = seen["options"][action, 1]  # the expected time
+                # The expected time.
+                row[members(gpus)] = seen["options"][action, 1]
             scores = self._scores(seen, job)
             for action, gpus in blocks.items():
                 if scores[action] > best:
-                    best, chosen = scores[action], PlacedDegree(self.card.actions[action], gpus)
+                    best = scores[action]
+                    chosen = PlacedDegree(self.card.actions[action], gpus)
         return chosen
 
     def _other_blocks(
-        self, cluster: ClusterView, job: JobView, seen: Observation
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        seen: Observation,
     ) -> Iterator[dict[int, int]]:
-        actions = [n for n, degree in enumerate(self.card.actions) if degree and seen["mask"][n]]
-        places = {n: cluster.places(job, self.card.actions[n]) for n in actions}
-        sizes = {gpus: gpus.bit_count() for found in places.values() for gpus in found}
+        actions = [
+            n
+            for n, degree in enumerate(self.card.actions)
+            if degree and seen["mask"][n]
+        ]
+        places = {
+            n: cluster.places(job, self.card.actions[n]) for n in actions
+        }
+        sizes = {
+            gpus: gpus.bit_count()
+            for found in places.values()
+            for gpus in found
+        }
         free = list(sizes.items())
 
         def harm(gpus: int) -> int:
             return sum([size for each, size in free if each & gpus])
 
-        others, most = [list(found[1:]) for found in places.values()], self._blocks - 1
-        others = [sorted(each, key=harm)[:most] if len(each) > most else each for each in others]
+        others = [list(found[1:]) for found in places.values()]
+        most = self._blocks - 1
+        others = [
+            sorted(each, key=harm)[:most] if len(each) > most else each
+            for each in others
+        ]
         for row in zip_longest(*others):
-            yield {n: gpus for n, gpus in zip(places, row, strict=True) if gpus is not None}
+            yield {
+                n: gpus
+                for n, gpus in zip(places, row, strict=True)
+                if gpus is not None
+            }
 
     def with_parameters(self, blocks: int | None = None) -> "LearnedPartition":
         """The same policy with that many free blocks of each degree."""
         if blocks is not None and blocks < 1:
-            raise BadInput(f"cannot weigh {blocks} blocks of each degree: expected 1 or more")
+            raise BadInput(
+                f"cannot weigh {blocks} blocks of each degree: expected 1 or more"
+            )
         return LearnedPartition(self.card, self._session, blocks)
 
 
@@ -185,7 +284,9 @@ def load_learned(path: Path) -> LearnedPartition:
     """The policy in an ONNX file with its card; ``CardError`` with its mistake."""
     card, session = files.open_model(path, read_card)
     if card.kind != "partition":
-        raise CardError(f"model {card.name!r} is of kind {card.kind!r}: expected 'partition'")
+        raise CardError(
+            f"model {card.name!r} is of kind {card.kind!r}: expected 'partition'"
+        )
     is_known = card.observation_version in observation.VERSIONS
     version = card.observation_version if is_known else observation.VERSION
     files.check_schema(card, observation.SCHEMA, version)
@@ -193,13 +294,20 @@ def load_learned(path: Path) -> LearnedPartition:
     return LearnedPartition(card, session)
 
 
-def _check_session(card: Card, session: Any, path: Path) -> None:
+def _check_session(
+    card: Card,
+    session: Any,
+    path: Path,
+) -> None:
     shapes = card.layout.shapes
-    inputs, outputs = session.get_inputs(), session.get_outputs()
+    inputs = session.get_inputs()
+    outputs = session.get_outputs()
     for each in inputs:
         if each.name not in shapes:
             known = ", ".join(shapes)
-            raise CardError(f"{path} wants an input {each.name!r}: an observation has {known}")
+            raise CardError(
+                f"{path} wants an input {each.name!r}: an observation has {known}"
+            )
         wanted = (1, *shapes[each.name])
         if each.type != FLOAT or not has_shape(each.shape, wanted):
             raise CardError(
@@ -208,7 +316,9 @@ def _check_session(card: Card, session: Any, path: Path) -> None:
                 f"{list(card.actions[1:])} has {FLOAT} of shape {list(wanted)}"
             )
     if "remaining" not in {each.name for each in inputs}:
-        raise CardError(f"{path} has no input 'remaining', so it ignores the cluster")
+        raise CardError(
+            f"{path} has no input 'remaining', so it ignores the cluster"
+        )
     wanted = (1, len(card.actions))
     named = [(o.name, o.type) for o in outputs]
     if named != [(OUTPUT, FLOAT)] or not has_shape(outputs[0].shape, wanted):
@@ -218,8 +328,14 @@ def _check_session(card: Card, session: Any, path: Path) -> None:
         )
     try:
         empty = card.layout.empty(1)
-        scores = session.run([OUTPUT], {each.name: empty[each.name] for each in inputs})[0]
+        scores = session.run(
+            [OUTPUT], {each.name: empty[each.name] for each in inputs}
+        )[0]
     except Exception as error:
-        raise CardError(f"{path} fails on an empty cluster: {files.first_line(error)}") from error
+        raise CardError(
+            f"{path} fails on an empty cluster: {files.first_line(error)}"
+        ) from error
     if scores.shape != wanted or not np.isfinite(scores).all():
-        raise CardError(f"{path} returns no numbers of shape {list(wanted)} for an empty cluster")
+        raise CardError(
+            f"{path} returns no numbers of shape {list(wanted)} for an empty cluster"
+        )

@@ -22,21 +22,28 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.model import ComputationGraph
 
 SCHEMA = "patchlight.ramp-partition"
-VERSION, VERSIONS = 2, (1, 2)
+VERSION = 2
+VERSIONS = (1, 2)
 UNIT_S = 1000.0
 """The unit of times, in seconds."""
 LONGEST = 100.0
 """The maximum of times in this unit, also used for unknown times and broken servers."""
-MAX_NODES, MAX_EDGES = 128, 256
+MAX_NODES = 128
+MAX_EDGES = 256
 SCALED = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 """The features of an operation, each as its part of the graph's sum."""
-NODE_DEPTH, IS_NODE = len(SCALED), len(SCALED) + 1
+NODE_DEPTH = len(SCALED)
+IS_NODE = len(SCALED) + 1
 """Further features of a node: its depth in the graph, and 1 (0 for padding)."""
 NODE_FEATURES = len(SCALED) + 2
-JOB_FEATURES, OPTION_FEATURES = 4, 4
-RECENT_BINS, RECENT_JOBS = 10, 64
+JOB_FEATURES = 4
+OPTION_FEATURES = 4
+RECENT_BINS = 10
+RECENT_JOBS = 64
 RECENT_FEATURES = RECENT_BINS + 7
-WORK, COUNTED, WORK_DEVIATION, INTERVAL, UNEVENNESS = range(RECENT_BINS + 2, RECENT_FEATURES)
+WORK, COUNTED, WORK_DEVIATION, INTERVAL, UNEVENNESS = range(
+    RECENT_BINS + 2, RECENT_FEATURES
+)
 """Indices in ``recent``: mean sequential time, number of jobs, the deviation of their sequential
 times, the mean interval between jobs, and its relative deviation."""
 _RECENT_OF = {1: COUNTED + 1, 2: RECENT_FEATURES}
@@ -92,11 +99,16 @@ class ObservationLayout:
 
     def empty(self, *batch: int) -> Observation:
         """Arrays of zeros, with leading dimensions ``batch``."""
-        return {name: np.zeros((*batch, *shape), np.float32) for name, shape in self.shapes.items()}
+        return {
+            name: np.zeros((*batch, *shape), np.float32)
+            for name, shape in self.shapes.items()
+        }
 
 
 def recent_features(
-    requirements: Sequence[float], sequential_s: Sequence[float], arrived_s: Sequence[float]
+    requirements: Sequence[float],
+    sequential_s: Sequence[float],
+    arrived_s: Sequence[float],
 ) -> Array:
     """``recent`` before each of some successive jobs, and after the last.
 
@@ -107,9 +119,13 @@ def recent_features(
     beta = np.minimum(np.asarray(requirements, np.float64), 1.0)
     work = np.asarray(sequential_s, np.float64) / UNIT_S
     work = np.minimum(np.where(np.isnan(work), 0.0, work), LONGEST)
-    gap = np.minimum(np.diff(np.asarray(arrived_s, np.float64)) / UNIT_S, LONGEST)
+    gap = np.minimum(
+        np.diff(np.asarray(arrived_s, np.float64)) / UNIT_S, LONGEST
+    )
     each = np.zeros((count + 1, RECENT_FEATURES))
-    tenth = np.clip((beta * RECENT_BINS + 1e-9).astype(int), 0, RECENT_BINS - 1)
+    tenth = np.clip(
+        (beta * RECENT_BINS + 1e-9).astype(int), 0, RECENT_BINS - 1
+    )
     each[np.arange(1, count + 1), tenth] = 1.0
     each[1:, RECENT_BINS] = beta
     each[1:, RECENT_BINS + 1] = beta * beta
@@ -123,34 +139,48 @@ def recent_features(
     window = summed - summed[since]
     number = np.maximum(until - since, 1)[:, None]
     found = window / number
-    found[:, RECENT_BINS + 1] = _deviation(found[:, RECENT_BINS + 1], found[:, RECENT_BINS])
+    found[:, RECENT_BINS + 1] = _deviation(
+        found[:, RECENT_BINS + 1], found[:, RECENT_BINS]
+    )
     found[:, COUNTED] = (until - since) / RECENT_JOBS
-    found[:, WORK_DEVIATION] = _deviation(found[:, WORK_DEVIATION], found[:, WORK])
+    found[:, WORK_DEVIATION] = _deviation(
+        found[:, WORK_DEVIATION], found[:, WORK]
+    )
     found[until == since, INTERVAL] = 1.0
     interval = found[:, INTERVAL]
-    found[:, UNEVENNESS] = _deviation(found[:, UNEVENNESS], interval) / np.maximum(interval, 1e-9)
+    found[:, UNEVENNESS] = _deviation(
+        found[:, UNEVENNESS], interval
+    ) / np.maximum(interval, 1e-9)
     found[until == since, UNEVENNESS] = 0.0
     return found.astype(np.float32)
 
 
-def _deviation(square: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+def _deviation(
+    square: NDArray[np.float64], mean: NDArray[np.float64]
+) -> NDArray[np.float64]:
     # Rounding errors are not a deviation.
     left = np.maximum(square - mean * mean, 0.0)
-    found: NDArray[np.float64] = np.sqrt(np.where(left > 1e-9 * square, left, 0.0))
+    found: NDArray[np.float64] = np.sqrt(
+        np.where(left > 1e-9 * square, left, 0.0)
+    )
     return found
 
 
 def graph_features(graph: ComputationGraph) -> tuple[Array, Array]:
     """``nodes`` and ``edges`` of a graph; ``BadInput`` if it has too many."""
-    operations, edges = graph.operations, graph.edges
+    operations = graph.operations
+    edges = graph.edges
     if len(operations) > MAX_NODES or len(edges) > MAX_EDGES:
         raise BadInput(
             f"{graph.name!r} has {len(operations)} operations and {len(edges)} edges: a learned "
             f"policy sees at most {MAX_NODES} and {MAX_EDGES}"
         )
-    nodes, links = np.zeros((MAX_NODES, NODE_FEATURES), np.float32), np.zeros((MAX_EDGES, 3))
+    nodes = np.zeros((MAX_NODES, NODE_FEATURES), np.float32)
+    links = np.zeros((MAX_EDGES, 3))
     for column, name in enumerate(SCALED):
-        values = np.array([float(getattr(operation, name)) for operation in operations])
+        values = np.array(
+            [float(getattr(operation, name)) for operation in operations]
+        )
         nodes[: len(values), column] = values / max(float(values.sum()), 1e-30)
     depth = depths(graph)
     nodes[: len(depth), NODE_DEPTH] = np.array(depth) / max(1, *depth)
@@ -166,11 +196,14 @@ class GraphArrays:
     _MOST = 256
 
     def __init__(
-        self, make: Callable[[ComputationGraph], tuple[NDArray[Any], NDArray[Any]]]
+        self,
+        make: Callable[[ComputationGraph], tuple[NDArray[Any], NDArray[Any]]],
     ) -> None:
         self._make = make
         # By identity: comparing large graphs takes longer.
-        self._known: dict[int, tuple[ComputationGraph, NDArray[Any], NDArray[Any]]] = {}
+        self._known: dict[
+            int, tuple[ComputationGraph, NDArray[Any], NDArray[Any]]
+        ] = {}
 
     def of(self, graph: ComputationGraph) -> tuple[NDArray[Any], NDArray[Any]]:
         """Nodes and edges."""
@@ -186,7 +219,9 @@ def depths(graph: ComputationGraph) -> list[int]:
     """How many operations each operation waits for, one after the other, including itself."""
     found = [0] * len(graph.operations)
     for node in graph.order:
-        found[node] = 1 + max((found[parent] for parent in graph.parents[node]), default=-1)
+        found[node] = 1 + max(
+            (found[parent] for parent in graph.parents[node]), default=-1
+        )
     return found
 
 
@@ -197,24 +232,41 @@ class RampObserver:
     """
 
     def __init__(self, layout: ObservationLayout, graphs: bool = True) -> None:
-        self.layout, self._sees_graphs = layout, graphs
+        self.layout = layout
+        self._sees_graphs = graphs
         self._arrays = layout.empty()
         self._graphs = GraphArrays(graph_features)
 
-    def observe(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> Observation:
+    def observe(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> Observation:
         """The observation of cluster and job; ``BadInput`` if they do not have the layout."""
-        layout, found = self.layout, self._arrays
-        if cluster.shape.ramp != layout.ramp or len(cluster.shape.gpus) != layout.servers:
+        layout = self.layout
+        found = self._arrays
+        if (
+            cluster.shape.ramp != layout.ramp
+            or len(cluster.shape.gpus) != layout.servers
+        ):
             raise BadInput(
                 f"this observation is of a RAMP of {written(layout.ramp)} servers, not of "
-                + (f"one of {written(cluster.shape.ramp)}" if cluster.shape.ramp else "another lab")
+                + (
+                    f"one of {written(cluster.shape.ramp)}"
+                    if cluster.shape.ramp
+                    else "another lab"
+                )
             )
         if self._sees_graphs:
             if job.graph is None:
                 raise BadInput(f"job {job.name!r} has no computation graph")
             found["nodes"][:], found["edges"][:] = self._graphs.of(job.graph)
-        now_s, remaining, options = cluster.now_s, found["remaining"], found["options"]
-        mask, size = found["mask"], layout.servers
+        now_s = cluster.now_s
+        remaining = found["remaining"]
+        options = found["options"]
+        mask = found["mask"]
+        size = layout.servers
         row = [0.0] * size
         for running in cluster.running:
             left = _units(running.ends_s - now_s)
@@ -235,7 +287,11 @@ class RampObserver:
                 continue
             options[action, 0] = degree / size
             options[action, 1] = _units(expected_s)
-            options[action, 2] = min(expected_s / job.limit_s, LONGEST) if job.limit_s else LONGEST
+            options[action, 2] = (
+                min(expected_s / job.limit_s, LONGEST)
+                if job.limit_s
+                else LONGEST
+            )
             if degree not in legal or expected_s > job.limit_s:
                 continue
             servers = cluster.preview(job, degree)
@@ -261,7 +317,11 @@ class RampObserver:
 
 def _units(seconds: float) -> float:
     """Seconds in ``UNIT_S``, within 0 and ``LONGEST``, which is also used if unknown."""
-    return min(max(seconds / UNIT_S, 0.0), LONGEST) if seconds == seconds else LONGEST
+    return (
+        min(max(seconds / UNIT_S, 0.0), LONGEST)
+        if seconds == seconds
+        else LONGEST
+    )
 
 
 def written(ramp: Sequence[int]) -> str:

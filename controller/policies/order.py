@@ -11,7 +11,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import ClassVar
 
-from patchlight.controller.policies.contract import ClusterView, JobView, Progress
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    JobView,
+    Progress,
+)
 from patchlight.testbed.errors import BadInput
 
 LAST = sys.float_info.max
@@ -26,7 +30,12 @@ class _Stable:
 class Fifo(_Stable):
     """First in, first out."""
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        progress: Progress,
+    ) -> float:
         return job.arrived_s
 
 
@@ -36,7 +45,12 @@ class Srpt(_Stable):
     Optimal for the mean time in the system on one machine (Schrage, 1968).
     """
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        progress: Progress,
+    ) -> float:
         return min(_left_s(job, progress), LAST)
 
 
@@ -48,13 +62,20 @@ class LeastDelay(_Stable):
     placement and topology policies *least-delay*.
     """
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        progress: Progress,
+    ) -> float:
         return min(_left_s(job, progress) * max(1, job.workers), LAST)
 
 
 def _left_s(job: JobView, progress: Progress) -> float:
     left_s = progress.remaining_s
-    return job.expected_s.get(job.workers, LAST) if math.isnan(left_s) else left_s
+    return (
+        job.expected_s.get(job.workers, LAST) if math.isnan(left_s) else left_s
+    )
 
 
 class LeastAttainedService:
@@ -67,22 +88,39 @@ class LeastAttainedService:
 
     stable: ClassVar[bool] = True
 
-    def __init__(self, queues: int = 2, first_gpu_s: float = 3600.0, factor: float = 10.0) -> None:
+    def __init__(
+        self,
+        queues: int = 2,
+        first_gpu_s: float = 3600.0,
+        factor: float = 10.0,
+    ) -> None:
         if queues < 1 or not first_gpu_s > 0 or not factor > 1:
             raise BadInput(
                 f"cannot have {queues} queues, the first up to {first_gpu_s} GPU-seconds, each "
                 f"next {factor} times as much: expected 1 or more, more than 0, more than 1"
             )
-        self.rises_at = [first_gpu_s * factor**place for place in range(queues - 1)]
+        self.rises_at = [
+            first_gpu_s * factor**place for place in range(queues - 1)
+        ]
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        progress: Progress,
+    ) -> float:
         return float(bisect_right(self.rises_at, progress.attained_gpu_s))
 
 
 class Deadline(_Stable):
     """Earliest deadline first; jobs without one come last."""
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        progress: Progress,
+    ) -> float:
         return min(job.arrived_s + job.limit_s, LAST)
 
 
@@ -95,5 +133,10 @@ class FairShare:
 
     by_user: ClassVar[bool] = True
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        progress: Progress,
+    ) -> float:
         return cluster.usage.get(job.user, 0.0)

@@ -12,16 +12,31 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from patchlight.controller.packet_switches.openflow.forwarding import Trunks, hops_to, trunks_of
-from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView
-from patchlight.controller.policies.sets import FreeGroups, Taken, lowest, members, pack
+from patchlight.controller.packet_switches.openflow.forwarding import (
+    Trunks,
+    hops_to,
+    trunks_of,
+)
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    ClusterView,
+    JobView,
+)
+from patchlight.controller.policies.sets import (
+    FreeGroups,
+    Taken,
+    lowest,
+    members,
+    pack,
+)
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 
 # Up to this many switches the shortest round is computed exactly; beyond, along a tree.
 _TRIED_RACKS = 8
-_KEPT, _MOST_ROUNDS = 4, 10_000
+_KEPT = 4
+_MOST_ROUNDS = 10_000
 _MOST_KNOWN = 8
 
 
@@ -32,7 +47,8 @@ class _Rounds(NamedTuple):
     found: dict[tuple[int, ...], list[int]]
 
 
-_rounds: list[_Rounds] = []  # The last few: placements need many rings at one moment.
+# The last few: placements need many rings at one moment.
+_rounds: list[_Rounds] = []
 
 
 def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
@@ -54,13 +70,24 @@ def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
     return [gpu for rack in racks for gpu in under[rack]] + dark
 
 
-def _round(cluster: ClusterView, lab: Lab, racks: Sequence[int]) -> list[int]:
+def _round(
+    cluster: ClusterView,
+    lab: Lab,
+    racks: Sequence[int],
+) -> list[int]:
     global _rounds
     circuits = dict(cluster.circuits)
-    known = next((r for r in _rounds if r.lab is lab and r.circuits == circuits), None)
+    known = next(
+        (r for r in _rounds if r.lab is lab and r.circuits == circuits), None
+    )
     if known is None:
         trunks = trunks_of(cluster.shape.racks, trace_links(lab, circuits))
-        known = _Rounds(lab, circuits, trunks, {})
+        known = _Rounds(
+            lab,
+            circuits,
+            trunks,
+            {},
+        )
         _rounds = [known, *_rounds[: _KEPT - 1]]
     key = tuple(racks)
     if len(known.found) >= _MOST_ROUNDS:
@@ -68,27 +95,40 @@ def _round(cluster: ClusterView, lab: Lab, racks: Sequence[int]) -> list[int]:
     if key not in known.found:
         names = [cluster.shape.racks[rack] for rack in racks]
         round_trip = _shortest if len(names) <= _TRIED_RACKS else _along_a_tree
-        known.found[key] = [racks[names.index(name)] for name in round_trip(names, known.trunks)]
+        known.found[key] = [
+            racks[names.index(name)]
+            for name in round_trip(names, known.trunks)
+        ]
     return known.found[key]
 
 
 def _shortest(names: Sequence[str], trunks: Trunks) -> list[str]:
     """The shortest round from the first through all (Held and Karp, 1962); the first in a tie."""
-    hops = [[hops_to(trunks, a).get(b, math.inf) for b in names] for a in names]
+    hops = [
+        [hops_to(trunks, a).get(b, math.inf) for b in names] for a in names
+    ]
     others = range(1, len(names))
     # By the set of visited ones and the last of them: the distance and the order.
     best: Mapping[tuple[frozenset[int], int], tuple[float, tuple[int, ...]]]
-    best = {(frozenset([each]), each): (hops[0][each], (each,)) for each in others}
+    best = {
+        (frozenset([each]), each): (hops[0][each], (each,)) for each in others
+    }
     for _ in others[1:]:
-        longer: dict[tuple[frozenset[int], int], tuple[float, tuple[int, ...]]] = {}
-        for ((visited, last), (far, way)), following in itertools.product(best.items(), others):
+        longer: dict[
+            tuple[frozenset[int], int], tuple[float, tuple[int, ...]]
+        ] = {}
+        for ((visited, last), (far, way)), following in itertools.product(
+            best.items(), others
+        ):
             if following in visited:
                 continue
             key = visited | {following}, following
             found = far + hops[last][following], (*way, following)
             longer[key] = min(longer.get(key, found), found)
         best = longer
-    _, way = min((far + hops[last][0], way) for (_, last), (far, way) in best.items())
+    _, way = min(
+        (far + hops[last][0], way) for (_, last), (far, way) in best.items()
+    )
     return [names[number] for number in (0, *way)]
 
 
@@ -121,7 +161,12 @@ _Port = tuple[str, int]  # OCS, port number
 class FirstFit:
     """The free GPUs that come first in the cluster's order."""
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+    def place(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        workers: int,
+    ) -> Sequence[int] | None:
         found = lowest(cluster.free_for(job), workers)
         return found if len(found) == workers else None
 
@@ -138,22 +183,43 @@ class _ByGroup:
         self._shape: ClusterShape | None = None
         self._known: dict[frozenset[str], FreeGroups] = {}
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+    def place(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        workers: int,
+    ) -> Sequence[int] | None:
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
         shape = cluster.shape
         if self._shape is not shape or len(self._known) > _MOST_KNOWN:
-            self._shape, self._known = shape, {}
+            self._shape = shape
+            self._known = {}
         groups = self._known.get(job.gpu_models)
         if groups is None:
-            places = [gpu.rack if self.by_rack else gpu.server for gpu in shape.gpus]
-            groups = FreeGroups(places, len(shape.racks if self.by_rack else shape.servers))
+            places = [
+                gpu.rack if self.by_rack else gpu.server for gpu in shape.gpus
+            ]
+            groups = FreeGroups(
+                places, len(shape.racks if self.by_rack else shape.servers)
+            )
             self._known[job.gpu_models] = groups
         groups.look(free)
-        return self._take(cluster, free, groups, workers)
+        return self._take(
+            cluster,
+            free,
+            groups,
+            workers,
+        )
 
-    def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
+    def _take(
+        self,
+        cluster: ClusterView,
+        free: int,
+        groups: FreeGroups,
+        workers: int,
+    ) -> list[int]:
         return groups.lowest(groups.packed(workers))
 
 
@@ -169,26 +235,55 @@ class Consolidated(_ByGroup):
     So a job's traffic crosses few links between packet switches; its ring visits near ones in turn.
     """
 
-    def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
-        return _as_ring(cluster, free, groups.lowest(groups.packed(workers)), workers)
+    def _take(
+        self,
+        cluster: ClusterView,
+        free: int,
+        groups: FreeGroups,
+        workers: int,
+    ) -> list[int]:
+        return _as_ring(
+            cluster,
+            free,
+            groups.lowest(groups.packed(workers)),
+            workers,
+        )
 
 
 class RackAware(_ByGroup):
     """As few packet switches as possible, and under each as few servers as possible."""
 
-    def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
-        sites, found = cluster.shape.gpus, list[int]()
+    def _take(
+        self,
+        cluster: ClusterView,
+        free: int,
+        groups: FreeGroups,
+        workers: int,
+    ) -> list[int]:
+        sites = cluster.shape.gpus
+        found = list[int]()
         for rack, count in groups.packed(workers):
-            gpus, servers = groups.gpus[rack], dict[int, int]()
+            gpus = groups.gpus[rack]
+            servers = dict[int, int]()
             for place in members(groups.free[rack]):
                 server = sites[gpus[place]].server
                 servers[server] = servers.get(server, 0) | 1 << place
             parts = [servers[server] for server in sorted(servers)]
             found += [gpus[place] for place in pack(parts, count)]
-        return _as_ring(cluster, free, found, workers)
+        return _as_ring(
+            cluster,
+            free,
+            found,
+            workers,
+        )
 
 
-def _as_ring(cluster: ClusterView, free: int, found: list[int], workers: int) -> list[int]:
+def _as_ring(
+    cluster: ClusterView,
+    free: int,
+    found: list[int],
+    workers: int,
+) -> list[int]:
     if len(found) < workers:
         for rack in cluster.shape.rack_gpus:
             free &= ~rack
@@ -203,9 +298,18 @@ class RandomPlacement:
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+    def place(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        workers: int,
+    ) -> Sequence[int] | None:
         free = members(cluster.free_for(job))
-        return self._random.sample(free, workers) if len(free) >= workers else None
+        return (
+            self._random.sample(free, workers)
+            if len(free) >= workers
+            else None
+        )
 
 
 class FragmentationAware(_ByGroup):
@@ -220,7 +324,13 @@ class FragmentationAware(_ByGroup):
 
     by_rack = False
 
-    def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
+    def _take(
+        self,
+        cluster: ClusterView,
+        free: int,
+        groups: FreeGroups,
+        workers: int,
+    ) -> list[int]:
         wanted = [each.workers for each in cluster.recent] or [workers]
         fragment = _fragments(wanted, groups.most)
         taken, fitting = groups.whole(workers)
@@ -240,7 +350,9 @@ def _fragments(wanted: Sequence[int], most: int) -> list[float]:
     sizes = Counter(min(each, most) for each in wanted if each > 0)
     total = max(1, sum(sizes.values()))
     return [
-        free * sum(count for size, count in sizes.items() if size > free) / total
+        free
+        * sum(count for size, count in sizes.items() if size > free)
+        / total
         for free in range(most + 1)
     ]
 
@@ -265,38 +377,83 @@ class RegroupPlacement:
         # The last lab, and each GPU's NIC port at its OCS.
         self._nics: tuple[Lab, Mapping[int, _Port]] | None = None
         # The last view, its tables of circuits, and the ports used by busy GPUs.
-        self._last: tuple[ClusterView, Mapping[str, Mapping[int, int]], set[_Port]] | None = None
+        self._last: (
+            tuple[ClusterView, Mapping[str, Mapping[int, int]], set[_Port]]
+            | None
+        ) = None
         self._otherwise = Consolidated()
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+    def place(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        workers: int,
+    ) -> Sequence[int] | None:
         if cluster.free_for(job).bit_count() < workers:
             return None
         if possible := self.choices(cluster, job, workers):
             return min(possible).gpus
         return self._otherwise.place(cluster, job, workers)
 
-    def choices(self, cluster: ClusterView, job: JobView, workers: int) -> list[UnderOneSwitch]:
+    def choices(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        workers: int,
+    ) -> list[UnderOneSwitch]:
         """For each packet switch the GPUs that can be connected to it; none without an OCS."""
         lab = cluster.lab
         if lab is None or not lab.circuit_switches:
             return []
         if self._nics is None or self._nics[0] is not lab:
-            numbers = {gpu.name: number for number, gpu in enumerate(cluster.shape.gpus)}
-            ends = {host.endpoint: host.name for host in lab.hosts if host.name in numbers}
+            numbers = {
+                gpu.name: number
+                for number, gpu in enumerate(cluster.shape.gpus)
+            }
+            ends = {
+                host.endpoint: host.name
+                for host in lab.hosts
+                if host.name in numbers
+            }
             plugs = lab.host_plugs.items()
-            self._nics = lab, {numbers[ends[end]]: at for end, at in plugs if end in ends}
+            self._nics = (
+                lab,
+                {numbers[ends[end]]: at for end, at in plugs if end in ends},
+            )
         nics = self._nics[1]
         if self._last is None or self._last[0] is not cluster:
             # Cached: a port map rebuilds its table each time.
             tables: Mapping[str, Mapping[int, int]] = {
-                ocs: present.out_of for ocs, present in cluster.circuits.items()
+                ocs: present.out_of
+                for ocs, present in cluster.circuits.items()
             }
-            held = _Site(cluster, lab, nics, tables, 0).held(cluster.occupied)
+            held = _Site(
+                cluster,
+                lab,
+                nics,
+                tables,
+                0,
+            ).held(cluster.occupied)
             self._last = cluster, tables, held
         _, tables, held = self._last
-        site = _Site(cluster, lab, nics, tables, cluster.free_for(job))
-        racks, movable = range(len(cluster.shape.racks)), site.movable()
-        choices = [site.under(rack, held, movable, workers) for rack in racks]
+        site = _Site(
+            cluster,
+            lab,
+            nics,
+            tables,
+            cluster.free_for(job),
+        )
+        racks = range(len(cluster.shape.racks))
+        movable = site.movable()
+        choices = [
+            site.under(
+                rack,
+                held,
+                movable,
+                workers,
+            )
+            for rack in racks
+        ]
         return [choice for choice in choices if choice is not None]
 
 
@@ -311,11 +468,17 @@ class _Site(NamedTuple):
 
     def held(self, gpus: int) -> set[_Port]:
         places = (self.nics[gpu] for gpu in members(gpus) if gpu in self.nics)
-        lit = ((ocs, self.tables.get(ocs, {}).get(port)) for ocs, port in places)
+        lit = (
+            (ocs, self.tables.get(ocs, {}).get(port)) for ocs, port in places
+        )
         return {(ocs, out) for ocs, out in lit if out is not None}
 
     def under(
-        self, rack: int, held: set[_Port], movable: Mapping[str, Sequence[int]], workers: int
+        self,
+        rack: int,
+        held: set[_Port],
+        movable: Mapping[str, Sequence[int]],
+        workers: int,
     ) -> UnderOneSwitch | None:
         """``workers`` free GPUs under one packet switch; ``None`` if it cannot hold them.
 
@@ -324,25 +487,45 @@ class _Site(NamedTuple):
         here = self.free & self.cluster.shape.rack_gpus[rack]
         room = here.bit_count() - workers
         if room >= 0:
-            return UnderOneSwitch(0, room, rack, lowest(here, workers))
-        missing, taken = -room, held | self.held(here)
+            return UnderOneSwitch(
+                0,
+                room,
+                rack,
+                lowest(here, workers),
+            )
+        missing = -room
+        taken = held | self.held(here)
         movers: list[int] = []
         room = 0
         for ocs, ports_of in self.lab.facing_ports.items():
-            if (ports := ports_of.get(self.cluster.shape.racks[rack])) and ocs in self.tables:
+            if (
+                ports := ports_of.get(self.cluster.shape.racks[rack])
+            ) and ocs in self.tables:
                 barred = self.cluster.barred.get(ocs, frozenset())
-                spare = sum((ocs, port) not in taken and port not in barred for port in ports)
+                spare = sum(
+                    (ocs, port) not in taken and port not in barred
+                    for port in ports
+                )
                 room += spare
-                elsewhere = (gpu for gpu in movable.get(ocs, ()) if not here >> gpu & 1)
+                elsewhere = (
+                    gpu for gpu in movable.get(ocs, ()) if not here >> gpu & 1
+                )
                 movers += itertools.islice(elsewhere, spare)
         if len(movers) < missing:
             return None
-        return UnderOneSwitch(missing, room - missing, rack, members(here) + movers[:missing])
+        return UnderOneSwitch(
+            missing,
+            room - missing,
+            rack,
+            members(here) + movers[:missing],
+        )
 
     def movable(self) -> dict[str, list[int]]:
         movable: dict[str, list[int]] = {}
         shape = self.cluster.shape
-        for gpu in sorted(members(self.free), key=lambda number: shape.gpus[number].rack >= 0):
+        for gpu in sorted(
+            members(self.free), key=lambda number: shape.gpus[number].rack >= 0
+        ):
             ocs, port = self.nics.get(gpu, ("", 0))
             barred = self.cluster.barred.get(ocs, frozenset())
             lit_to = self.tables.get(ocs, {}).get(port)

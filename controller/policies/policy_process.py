@@ -23,7 +23,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from patchlight.controller.policies import guard
-from patchlight.controller.policies.contract import ClusterShape, PlacedDegree, PolicyKind
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    PlacedDegree,
+    PolicyKind,
+)
 from patchlight.controller.policies.guard import PolicyElsewhere, PolicyFailed
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
@@ -86,22 +90,35 @@ class PolicyProcess(PolicyElsewhere):
     ) -> None:
         """``lab`` is the usual lab of requests: it is sent only once."""
         self._about = (text, kind, deadline_s, shape, lab)
-        self._kind, self._lab, self._deadline_s = kind, lab, deadline_s
+        self._kind = kind
+        self._lab = lab
+        self._deadline_s = deadline_s
         self._one_at_a_time = threading.Lock()
         self._start()
         try:
             self._wait_until_ready(_START_S)
         except PolicyFailed as error:
-            raise BadInput(f"{kind} policy {text!r}: {error.message}", hint=error.hint) from error
+            raise BadInput(
+                f"{kind} policy {text!r}: {error.message}", hint=error.hint
+            ) from error
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         # The timeout for the rest of a message.
         at_most = struct.pack("ll", math.ceil(self._deadline_s), 0)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, at_most)
-        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            __name__,
+            str(theirs.fileno()),
+        ]
         # Imports work as in this process, without the working directory.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
         with theirs:
             # Ctrl-C is for the controller, which ends its policies.
             self._process = subprocess.Popen(
@@ -126,14 +143,20 @@ class PolicyProcess(PolicyElsewhere):
                 self._kill()
                 self._end()
                 raise PolicyFailed(late)
-            went_well, told, more = json.loads(self._connection.recv_bytes(_LONGEST_ANSWER))
+            went_well, told, more = json.loads(
+                self._connection.recv_bytes(_LONGEST_ANSWER)
+            )
             answer = _from_json(told, self._kind) if went_well else str(told)
         except PolicyFailed:
             raise
-        except Exception as error:  # the connection closed, or the message is invalid
+        except (
+            Exception
+        ) as error:  # the connection closed, or the message is invalid
             raise PolicyFailed(f"its process ended: {self._end()}") from error
         if not went_well:
-            raise PolicyFailed(answer, hint=more if isinstance(more, str) else None)
+            raise PolicyFailed(
+                answer, hint=more if isinstance(more, str) else None
+            )
         return answer, more
 
     def _end(self) -> str:
@@ -160,15 +183,25 @@ class PolicyProcess(PolicyElsewhere):
             self._wait_until_ready(self._deadline_s)
             cluster, *others = arguments
             has_lab = cluster.lab is self._lab  # the other end has it, too
-            packed = has_lab, cluster._replace(lab=None) if has_lab else cluster, others
+            packed = (
+                has_lab,
+                cluster._replace(lab=None) if has_lab else cluster,
+                others,
+            )
             try:
-                self._connection.send_bytes(pickle.dumps(packed, pickle.HIGHEST_PROTOCOL))
+                self._connection.send_bytes(
+                    pickle.dumps(packed, pickle.HIGHEST_PROTOCOL)
+                )
             except OSError as error:
-                raise PolicyFailed(f"its process ended: {self._end()}") from error
+                raise PolicyFailed(
+                    f"its process ended: {self._end()}"
+                ) from error
             late = f"no answer within {self._deadline_s:g} s: its process was ended"
             # Checked again, because the other process runs the user's code.
             answer, told = self._receive(self._deadline_s, late)
-            return guard.CHECKS[self._kind](answer, *arguments), checked_explanation(told)
+            return guard.CHECKS[self._kind](
+                answer, *arguments
+            ), checked_explanation(told)
         finally:
             if self._connection.closed:
                 self._start()  # while nobody waits for it
@@ -210,7 +243,11 @@ def _serve(connection: Connection) -> None:
             policy.check_fits(shape, lab)
     except BaseException as error:  # a user's file may raise anything
         hint = error.hint if isinstance(error, PatchlightError) else None
-        words = in_words(error) if isinstance(error, Exception) else guard.raised(error)
+        words = (
+            in_words(error)
+            if isinstance(error, Exception)
+            else guard.raised(error)
+        )
         reply(False, words, hint)
         return
     reply(True, None, None)
@@ -220,7 +257,12 @@ def _serve(connection: Connection) -> None:
         signal.setitimer(signal.ITIMER_REAL, 5.0 + 2.0 * deadline_s)
         try:
             cluster = cluster._replace(lab=lab) if has_lab else cluster
-            answer = guard.answer_of(policy, kind, cluster, *others)
+            answer = guard.answer_of(
+                policy,
+                kind,
+                cluster,
+                *others,
+            )
             parts: tuple[bool, Any, Any] = (
                 True,
                 _as_json(answer),

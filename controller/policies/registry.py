@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from patchlight.controller.policies import files
-from patchlight.controller.policies.contract import KINDS, Policy, PolicyKind, kind_of
+from patchlight.controller.policies.contract import (
+    KINDS,
+    Policy,
+    PolicyKind,
+    kind_of,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 
 GROUP = "patchlight.policies"
@@ -78,16 +83,25 @@ DEFAULTS: Mapping[PolicyKind, str] = {
 }
 
 _REMOVED = {
-    **dict.fromkeys(("learned-first-fit", "learned-first-fit-anew"), "learned-first-fit-any"),
-    **dict.fromkeys(("learned-block", "learned-block-far"), "learned-block-choice"),
+    **dict.fromkeys(
+        ("learned-first-fit", "learned-first-fit-anew"),
+        "learned-first-fit-any",
+    ),
+    **dict.fromkeys(
+        ("learned-block", "learned-block-far"), "learned-block-choice"
+    ),
     "learned-lab": "least-delay",
 }
 """Removed models, each with its replacement."""
-_FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)
+_FILE = re.compile(
+    r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL
+)
 _PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
 # ``*args`` and ``**kwargs``, which are optional.
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_HINTS = {"scenario": "it plans with the simulator: use it in 'patchlight experiment pac-ml'"}
+_HINTS = {
+    "scenario": "it plans with the simulator: use it in 'patchlight experiment pac-ml'"
+}
 
 
 @dataclass(frozen=True)
@@ -107,19 +121,30 @@ class PolicyRecipe:
         found = self.load()
         if kind_of(found) != self.kind:
             files.check_methods(found, self.name)
-            raise BadInput(f"{self.name!r} is of kind {kind_of(found)}, expected {self.kind}")
+            raise BadInput(
+                f"{self.name!r} is of kind {kind_of(found)}, expected {self.kind}"
+            )
         return found
 
     @property
     def text(self) -> str:
         """Its text if the kind is known."""
-        return ":".join([self.name, *(f"{key}={value}" for key, value in self.given.items())])
+        return ":".join(
+            [
+                self.name,
+                *(f"{key}={value}" for key, value in self.given.items()),
+            ]
+        )
 
     @property
     def documentation(self) -> str:
         """Its author's description."""
         card = getattr(self.factory, "card", None)
-        return str(card.notes) if card is not None else inspect.getdoc(self.factory) or ""
+        return (
+            str(card.notes)
+            if card is not None
+            else inspect.getdoc(self.factory) or ""
+        )
 
     @property
     def about(self) -> str:
@@ -130,17 +155,27 @@ class PolicyRecipe:
     def parameters(self) -> tuple[inspect.Parameter, ...]:
         """Its parameters."""
         maker = self._maker
-        return () if maker is None else tuple(inspect.signature(maker).parameters.values())
+        return (
+            ()
+            if maker is None
+            else tuple(inspect.signature(maker).parameters.values())
+        )
 
     @property
     def _maker(self) -> Any:
         found = self.factory
-        return found if inspect.isclass(found) else getattr(found, "with_parameters", None)
+        return (
+            found
+            if inspect.isclass(found)
+            else getattr(found, "with_parameters", None)
+        )
 
     @property
     def parameters_in_words(self) -> list[str]:
         """Each as ``seed: int = 0``."""
-        return [str(parameter).replace("'", "") for parameter in self.parameters]
+        return [
+            str(parameter).replace("'", "") for parameter in self.parameters
+        ]
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -148,7 +183,9 @@ class PolicyRecipe:
         return tuple(
             p.name
             for p in self.parameters
-            if p.default is p.empty and p.name not in self.given and p.kind not in _ANY_NUMBER
+            if p.default is p.empty
+            and p.name not in self.given
+            and p.kind not in _ANY_NUMBER
         )
 
     def make(self, **offered: Any) -> Policy:
@@ -164,17 +201,21 @@ class PolicyRecipe:
             try:
                 # What it learns in one run must not affect others.
                 return cast(Policy, copy.deepcopy(self.factory))
-            except (
-                Exception
-            ):  # It contains something that cannot be copied, like a lock or an open file.
+            except Exception:
+                # It contains something that cannot be copied, like a lock or an open file.
                 return cast(Policy, self.factory)
         named = {p.name for p in self.parameters}
-        arguments = {**{k: v for k, v in offered.items() if k in named}, **self.given}
+        arguments = {
+            **{k: v for k, v in offered.items() if k in named},
+            **self.given,
+        }
         lacking = [name for name in self.lacks if name not in arguments]
         if lacking:
             raise BadInput(
                 f"{self.kind} policy {self.name!r} needs the parameter {lacking[0]!r}",
-                hint=_HINTS.get(lacking[0], f"write it {self.name}:{lacking[0]}=VALUE"),
+                hint=_HINTS.get(
+                    lacking[0], f"write it {self.name}:{lacking[0]}=VALUE"
+                ),
             )
         try:
             policy = maker(**arguments)
@@ -196,13 +237,16 @@ def with_written(recipe: PolicyRecipe, written: Sequence[str]) -> PolicyRecipe:
     """
     known = {p.name: p for p in recipe.parameters if p.kind not in _ANY_NUMBER}
     if not known:
-        raise BadInput(f"{recipe.kind} policy {recipe.name!r} has no parameters")
+        raise BadInput(
+            f"{recipe.kind} policy {recipe.name!r} has no parameters"
+        )
     given: dict[str, Any] = {}
     order = iter(known)
     for text in written:
         key, sign, value = text.partition("=")
         if not sign:
-            key, value = next((name for name in order if name not in given), ""), text
+            key = next((name for name in order if name not in given), "")
+            value = text
         called = f"{recipe.kind} policy {recipe.name!r}"
         if key in given:
             raise BadInput(f"{called}: {key} appears twice")
@@ -215,12 +259,21 @@ def with_written(recipe: PolicyRecipe, written: Sequence[str]) -> PolicyRecipe:
     return replace(recipe, given=given)
 
 
-def _value(recipe: PolicyRecipe, parameter: inspect.Parameter, text: str) -> Any:
+def _value(
+    recipe: PolicyRecipe,
+    parameter: inspect.Parameter,
+    text: str,
+) -> Any:
     """The text converted to the type of the parameter's annotation or default."""
     asked = parameter.annotation
-    if asked is parameter.empty and parameter.default not in (parameter.empty, None):
+    if asked is parameter.empty and parameter.default not in (
+        parameter.empty,
+        None,
+    ):
         asked = type(parameter.default)
-    asked = next((each for each in get_args(asked) if each is not type(None)), asked)
+    asked = next(
+        (each for each in get_args(asked) if each is not type(None)), asked
+    )
     name = getattr(asked, "__name__", asked)
     readers = [name] if name in _READERS else list(_READERS)
     for reader in readers:
@@ -241,7 +294,12 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "bool": lambda text: bool(("false", "true").index(text.lower())),
     "str": str,
 }
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+}
 
 
 def find(text: str, kind: PolicyKind | None = None) -> PolicyRecipe:
@@ -254,9 +312,15 @@ def find(text: str, kind: PolicyKind | None = None) -> PolicyRecipe:
     if asked is not None:
         if kind not in (None, asked):
             raise BadInput(f"{text!r} is of kind {asked}, expected {kind}")
-        kind, text = asked, rest
+        kind = asked
+        text = rest
     if match := _FILE.fullmatch(text):
-        recipe, parameters = _from_file(Path(match["path"]), match["suffix"], match["rest"], kind)
+        recipe, parameters = _from_file(
+            Path(match["path"]),
+            match["suffix"],
+            match["rest"],
+            kind,
+        )
     else:
         name, *parameters = text.split(":")
         recipe = _named(name, kind)
@@ -274,7 +338,11 @@ def check_policy(text: str, kind: PolicyKind) -> None:
         find(text, kind)
 
 
-def load_policy(text: str, kind: PolicyKind, **offered: Any) -> Policy:
+def load_policy(
+    text: str,
+    kind: PolicyKind,
+    **offered: Any,
+) -> Policy:
     """``find`` and ``make`` in one."""
     return find(text, kind).make(**offered)
 
@@ -282,15 +350,26 @@ def load_policy(text: str, kind: PolicyKind, **offered: Any) -> Policy:
 def is_built_in(text: str, kind: PolicyKind) -> bool:
     """Whether ``text`` names a built-in policy; no file is run."""
     named = text.removeprefix(f"{kind}:")
-    return _FILE.fullmatch(named) is None and named.partition(":")[0] in BUILT_IN[kind]
+    return (
+        _FILE.fullmatch(named) is None
+        and named.partition(":")[0] in BUILT_IN[kind]
+    )
 
 
 def policies(kind: PolicyKind | None = None) -> list[PolicyRecipe]:
     """All policies with a name, by kind: built-in, learned and shipped, installed."""
     found: dict[tuple[PolicyKind, str], PolicyRecipe] = {}
-    built_in = (_ours(of_kind, name) for of_kind, names in BUILT_IN.items() for name in names)
+    built_in = (
+        _ours(of_kind, name)
+        for of_kind, names in BUILT_IN.items()
+        for name in names
+    )
     shipped = (
-        replace(recipe, name=name, origin="learned, shipped")
+        replace(
+            recipe,
+            name=name,
+            origin="learned, shipped",
+        )
         for name, path in files.shipped_models().items()
         for recipe in _learned(path)
     )
@@ -305,31 +384,52 @@ def _named(name: str, kind: PolicyKind | None) -> PolicyRecipe:
         return _ours(kind, name)  # shipped and installed ones are files
     known = policies(kind)
     found = [each for each in known if each.name == name]
-    if len(found) == 1 or (found and found[0].path and len({each.path for each in found}) == 1):
-        return found[0]  # of a model that decides several kinds, the first, as for its file
+    if len(found) == 1 or (
+        found and found[0].path and len({each.path for each in found}) == 1
+    ):
+        # Of a model that decides several kinds, the first, as for its file.
+        return found[0]
     if found:
         listed = " or ".join(f"{each.kind}:{name}" for each in found)
-        raise BadInput(f"several kinds of policy are called {name!r}: write {listed}")
+        raise BadInput(
+            f"several kinds of policy are called {name!r}: write {listed}"
+        )
     if name in _REMOVED:
-        raise BadInput(f"policy {name!r} was removed", hint=f"use {_REMOVED[name]!r} instead")
+        raise BadInput(
+            f"policy {name!r} was removed",
+            hint=f"use {_REMOVED[name]!r} instead",
+        )
     if Path(name).suffix in _PICKLED:
         raise BadInput(
             f"{name} is not a policy file: expected FILE.py:CLASS or FILE.onnx",
             hint="pickled models are not supported; 'patchlight policy train' writes ONNX files",
         )
     what = f"{kind} policies are" if kind else "policies are"
-    raise BadInput(f"unknown policy {name!r}: {nearest(name, [e.name for e in known], what)}")
+    raise BadInput(
+        f"unknown policy {name!r}: {nearest(name, [e.name for e in known], what)}"
+    )
 
 
 def _ours(kind: PolicyKind, name: str) -> PolicyRecipe:
     module, _, attribute = BUILT_IN[kind][name].partition(":")
     place = f"patchlight.controller.policies.{module}"
-    return PolicyRecipe(kind, name, "built in", lambda: getattr(import_module(place), attribute))
+    return PolicyRecipe(
+        kind,
+        name,
+        "built in",
+        lambda: getattr(import_module(place), attribute),
+    )
 
 
 def _learned(path: Path) -> list[PolicyRecipe]:
     return [
-        PolicyRecipe(kind, str(path), f"learned, {path}", partial(_load, path, kind), path=path)
+        PolicyRecipe(
+            kind,
+            str(path),
+            f"learned, {path}",
+            partial(_load, path, kind),
+            path=path,
+        )
         for kind in files.kinds_of(path)
     ]
 
@@ -338,12 +438,18 @@ def _load(path: Path, kind: PolicyKind) -> Any:
     try:
         changed = path.stat().st_mtime_ns
     except OSError as error:
-        raise BadInput(f"cannot read policy file {path}: {error.strerror or error}") from error
+        raise BadInput(
+            f"cannot read policy file {path}: {error.strerror or error}"
+        ) from error
     return _load_once(path.resolve(), changed, kind)
 
 
 @lru_cache(maxsize=16)
-def _load_once(path: Path, changed: int, kind: PolicyKind) -> Any:
+def _load_once(
+    path: Path,
+    changed: int,
+    kind: PolicyKind,
+) -> Any:
     from patchlight.controller.policies.learned import load_learned
     from patchlight.controller.policies.options.policies import load_options
 
@@ -359,7 +465,12 @@ def _installed() -> Iterator[PolicyRecipe]:
         kind = next((k for k in KINDS if point.name.startswith(f"{k}.")), None)
         if kind is not None:
             name = point.name.removeprefix(f"{kind}.")
-            yield PolicyRecipe(kind, name, f"installed, {point.value}", partial(_import, point))
+            yield PolicyRecipe(
+                kind,
+                name,
+                f"installed, {point.value}",
+                partial(_import, point),
+            )
 
 
 def _import(point: EntryPoint) -> Any:
@@ -373,7 +484,10 @@ def _import(point: EntryPoint) -> Any:
 
 
 def _from_file(
-    path: Path, suffix: str, rest: str | None, asked: PolicyKind | None
+    path: Path,
+    suffix: str,
+    rest: str | None,
+    asked: PolicyKind | None,
 ) -> tuple[PolicyRecipe, list[str]]:
     parts = rest.split(":") if rest else []
     if suffix == "onnx":
@@ -388,4 +502,10 @@ def _from_file(
     assert kind is not None
     called = name or getattr(found, "__name__", "")
     written = f"{path}:{called}" if called else str(path)
-    return PolicyRecipe(kind, written, f"file {path}", lambda: found, path=path), parts
+    return PolicyRecipe(
+        kind,
+        written,
+        f"file {path}",
+        lambda: found,
+        path=path,
+    ), parts

@@ -27,7 +27,9 @@ def members(gpus: int) -> list[int]:
     found: list[int] = []
     words: Iterable[tuple[int]] = [(gpus,)]
     if (size := gpus.bit_length()) > _LARGE:
-        words = struct.iter_unpack("<Q", gpus.to_bytes(-(-size // 64) * 8, "little"))
+        words = struct.iter_unpack(
+            "<Q", gpus.to_bytes(-(-size // 64) * 8, "little")
+        )
     for number, (word,) in enumerate(words):
         rest = word
         while rest:
@@ -51,7 +53,11 @@ def pack(parts: Sequence[int], count: int) -> list[int]:
     The fullest sets, until one holds the rest: then the one with the least room left. In a tie the
     first.
     """
-    roomiest = sorted([part for part in parts if part], key=int.bit_count, reverse=True)
+    roomiest = sorted(
+        [part for part in parts if part],
+        key=int.bit_count,
+        reverse=True,
+    )
     found: list[int] = []
     for place, part in enumerate(roomiest):
         size = part.bit_count()
@@ -98,12 +104,14 @@ class FreeGroups:
                 self.gpus[group].append(gpu)
         self.most = max(map(len, self.gpus), default=0)
         """The size of the largest group."""
-        self._with: list[int] = [0] * (self.most + 1)  # The groups by their number of free GPUs.
+        # The groups by their number of free GPUs.
+        self._with: list[int] = [0] * (self.most + 1)
         self._seen = 0
 
     def look(self, free: int) -> None:
         """Mark the GPUs of this set as free."""
-        changed, self._seen = self._seen ^ free, free
+        changed = self._seen ^ free
+        self._seen = free
         before: dict[int, int] = {}
         for gpu in members(changed):
             group = self._group_of[gpu]
@@ -138,7 +146,9 @@ class FreeGroups:
         if not wanted:
             return taken, []
         fitting = [groups for groups in left[wanted:] if groups]
-        return taken, [Taken((each & -each).bit_length() - 1, wanted) for each in fitting]
+        return taken, [
+            Taken((each & -each).bit_length() - 1, wanted) for each in fitting
+        ]
 
     def packed(self, wanted: int) -> list[Taken]:
         """As in ``sets.pack``: the whole ones, then the group with the least room left."""

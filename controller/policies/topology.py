@@ -36,18 +36,25 @@ class CannotRegroup(PatchlightError):
     """No packet switch has enough ports facing the OCS for a group."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SwitchUplinks:
     """Which NICs can be connected to which packet switches, and the present connections."""
 
     ports: Mapping[Uplinks, tuple[int, ...]]  # the usable ones of these
     nics: Mapping[Endpoint, _Port]  # a NIC's OCS and its port there
-    joined: Mapping[Endpoint, tuple[str, int]]  # a NIC's packet switch, and the OCS port there
-    pinned: frozenset[Endpoint]  # NICs whose circuit may be neither broken nor made
+    # A NIC's packet switch, and the OCS port there.
+    joined: Mapping[Endpoint, tuple[str, int]]
+    # NICs whose circuit may be neither broken nor made.
+    pinned: frozenset[Endpoint]
 
     def need(self, group: Sequence[Endpoint]) -> Counter[str]:
         """How many ports the group needs, by OCS; pinned NICs keep theirs."""
-        return Counter(self.nics[nic][0] for nic in group if nic not in self.pinned)
+        return Counter(
+            self.nics[nic][0] for nic in group if nic not in self.pinned
+        )
 
     def moves(self, group: Sequence[Endpoint], switch: str) -> int:
         """How many NICs of the group are not under ``switch`` yet."""
@@ -56,27 +63,47 @@ class SwitchUplinks:
     @property
     def room(self) -> Counter[Uplinks]:
         """How many ports are usable."""
-        return Counter({uplinks: len(ports) for uplinks, ports in self.ports.items()})
+        return Counter(
+            {uplinks: len(ports) for uplinks, ports in self.ports.items()}
+        )
 
-    def takes(self, group: Sequence[Endpoint], switch: str, room: Mapping[Uplinks, int]) -> bool:
+    def takes(
+        self,
+        group: Sequence[Endpoint],
+        switch: str,
+        room: Mapping[Uplinks, int],
+    ) -> bool:
         """Whether ``switch`` has the ports that the group needs, and already its pinned NICs."""
         pinned = [nic for nic in group if nic in self.pinned]
         if self.moves(pinned, switch):
             return False
-        return all(room.get((ocs, switch), 0) >= n for ocs, n in self.need(group).items())
+        return all(
+            room.get((ocs, switch), 0) >= n
+            for ocs, n in self.need(group).items()
+        )
 
 
-def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> SwitchUplinks:
+def survey(
+    lab: Lab,
+    maps: Mapping[str, PortMap],
+    locked: Ports,
+    failed: Ports,
+) -> SwitchUplinks:
     """What ``regroup`` needs to know of a lab with these maps."""
     broken = {ocs: set(ports) for ocs, ports in failed.items() if ports}
     fixed = with_other_ends(maps, locked)
     none = frozenset[int]()
-    closed = {ocs: fixed.get(ocs, none) | broken.get(ocs, none) for ocs in (*fixed, *broken)}
+    closed = {
+        ocs: fixed.get(ocs, none) | broken.get(ocs, none)
+        for ocs in (*fixed, *broken)
+    }
     usable: dict[Uplinks, tuple[int, ...]] = {}
     for ocs, ports_of in lab.facing_ports.items():
         shut = closed.get(ocs, none)
         for switch, ports in ports_of.items():
-            usable[ocs, switch] = tuple([port for port in ports if port not in shut])
+            usable[ocs, switch] = tuple(
+                [port for port in ports if port not in shut]
+            )
     nics = lab.host_plugs
     joined: dict[Endpoint, tuple[str, int]] = {}
     pinned: list[Endpoint] = []
@@ -87,20 +114,35 @@ def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) 
         at = lit_onto(lab, maps, plug)
         if at is not None and (stays or at[1] not in broken.get(ocs, none)):
             joined[nic] = at
-    return SwitchUplinks(usable, nics, joined, frozenset(pinned))
+    return SwitchUplinks(
+        usable,
+        nics,
+        joined,
+        frozenset(pinned),
+    )
 
 
-def lit_onto(lab: Lab, maps: Mapping[str, PortMap], plug: _Port) -> tuple[str, int] | None:
+def lit_onto(
+    lab: Lab,
+    maps: Mapping[str, PortMap],
+    plug: _Port,
+) -> tuple[str, int] | None:
     """The packet switch that a two-way circuit connects to this port, and its port."""
     ocs, port = plug
     out_of = maps[ocs].out_of if ocs in maps else {}
     out = out_of.get(port)
-    if out is None or out_of.get(out) != port or (switch := lab.facing[ocs].get(out)) is None:
+    if (
+        out is None
+        or out_of.get(out) != port
+        or (switch := lab.facing[ocs].get(out)) is None
+    ):
         return None
     return switch, out
 
 
-def with_other_ends(maps: Mapping[str, PortMap], locked: Ports) -> dict[str, set[int]]:
+def with_other_ends(
+    maps: Mapping[str, PortMap], locked: Ports
+) -> dict[str, set[int]]:
     """Locked ports, and the other ends of their circuits, which also stay."""
     found = {ocs: set(ports) for ocs, ports in locked.items() if ports}
     for ocs, ports in found.items():
@@ -128,8 +170,21 @@ def regroup(
     not fit, ``BadInput`` which host is unknown.
     """
     if lab.has_trunks:
-        return _regroup_over_trunks(lab, maps, groups, locked, failed, switches)
-    site, members = _surveyed(lab, maps, groups, locked, failed)
+        return _regroup_over_trunks(
+            lab,
+            maps,
+            groups,
+            locked,
+            failed,
+            switches,
+        )
+    site, members = _surveyed(
+        lab,
+        maps,
+        groups,
+        locked,
+        failed,
+    )
     chosen = _choose_switches(site, members, switches)
     return _rewire(site, maps, dict(zip(members, chosen, strict=True)))
 
@@ -142,9 +197,18 @@ def _surveyed(
     failed: Ports,
 ) -> tuple[SwitchUplinks, list[tuple[Endpoint, ...]]]:
     """The site, and the NICs of each group; ``CannotRegroup`` if one cannot be connected."""
-    site = survey(lab, maps, locked, failed)
-    members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
-    for name, nic in ((n, lab.host(n).endpoint) for group in groups for n in group):
+    site = survey(
+        lab,
+        maps,
+        locked,
+        failed,
+    )
+    members = [
+        tuple(lab.host(name).endpoint for name in group) for group in groups
+    ]
+    for name, nic in (
+        (n, lab.host(n).endpoint) for group in groups for n in group
+    ):
         if nic not in site.nics:
             raise CannotRegroup(
                 f"cannot regroup {name}: its NIC is not plugged into a circuit switch",
@@ -175,10 +239,16 @@ def _regroup_over_trunks(
 ) -> dict[str, PortMap]:
     """The same if paths use several circuit switches, exactly."""
     # SciPy is slow to import, and most labs do not need it.
-    from patchlight.controller.policies.engineering.paths import NoLight, Wish, plan_paths
+    from patchlight.controller.policies.engineering.paths import (
+        NoLight,
+        Wish,
+        plan_paths,
+    )
 
     switches = tuple(switch.name for switch in lab.packet_switches)
-    wanted = tuple(name for name in switches if name in onto) if onto else switches
+    wanted = (
+        tuple(name for name in switches if name in onto) if onto else switches
+    )
     links = trace_links(lab, maps)
     hosts = [[lab.host(name) for name in group] for group in groups]
     wishes = [
@@ -187,30 +257,48 @@ def _regroup_over_trunks(
         for host in group
     ]
     members = {host.endpoint for group in hosts for host in group}
-    others = [host.endpoint for host in lab.hosts if host.endpoint not in members]
+    others = [
+        host.endpoint for host in lab.hosts if host.endpoint not in members
+    ]
     wishes += [
         Wish(str(nic), switches, worth=_WORTH_OF_LIGHT)
         for nic in circuit_ports(lab, others)
         if links.switch_of(lab, nic) is not None
     ]
     try:
-        changed = plan_paths(lab, maps, wishes, locked=locked, failed=failed)
+        changed = plan_paths(
+            lab,
+            maps,
+            wishes,
+            locked=locked,
+            failed=failed,
+        )
     except NoLight as error:
-        raise CannotRegroup(f"cannot regroup: {error.message}", hint=error.hint) from error
+        raise CannotRegroup(
+            f"cannot regroup: {error.message}", hint=error.hint
+        ) from error
     return {**maps, **changed}
 
 
 def _choose_switches(
-    site: SwitchUplinks, members: Sequence[tuple[Endpoint, ...]], among: Collection[str]
+    site: SwitchUplinks,
+    members: Sequence[tuple[Endpoint, ...]],
+    among: Collection[str],
 ) -> list[str]:
     """A packet switch for each group: fewest NICs moved, then fewest groups sharing one."""
-    switches = sorted({switch for _, switch in site.ports if not among or switch in among})
+    switches = sorted(
+        {switch for _, switch in site.ports if not among or switch in among}
+    )
     free = site.room
     order = sorted(range(len(members)), key=lambda i: -len(members[i]))
     best: tuple[tuple[int, int], dict[int, str]] | None = None
     tries = 0
 
-    def search(depth: int, chosen: dict[int, str], moved: int) -> None:
+    def search(
+        depth: int,
+        chosen: dict[int, str],
+        moved: int,
+    ) -> None:
         nonlocal best, tries
         tries += 1
         if depth == len(order):
@@ -220,13 +308,21 @@ def _choose_switches(
             return
         group = members[order[depth]]
         need = site.need(group)
-        fitting = [switch for switch in switches if site.takes(group, switch, free)]
+        fitting = [
+            switch for switch in switches if site.takes(group, switch, free)
+        ]
         taken = set(chosen.values())
-        for switch in sorted(fitting, key=lambda s: (site.moves(group, s), s in taken, s)):
+        for switch in sorted(
+            fitting, key=lambda s: (site.moves(group, s), s in taken, s)
+        ):
             cost_so_far = moved + site.moves(group, switch)
-            if tries >= _SEARCH_LIMIT or (best is not None and cost_so_far > best[0][0]):
+            if tries >= _SEARCH_LIMIT or (
+                best is not None and cost_so_far > best[0][0]
+            ):
                 return
-            needed = Counter({(ocs, switch): count for ocs, count in need.items()})
+            needed = Counter(
+                {(ocs, switch): count for ocs, count in need.items()}
+            )
             free.subtract(needed)
             search(depth + 1, {**chosen, order[depth]: switch}, cost_so_far)
             free.update(needed)
@@ -237,7 +333,11 @@ def _choose_switches(
         raise CannotRegroup(
             "no packet switch has enough usable ports facing the circuit switch for jobs of "
             f"{sizes} workers each under one switch"
-            + ("; NICs behind locked or failed ports cannot move" if site.pinned else ""),
+            + (
+                "; NICs behind locked or failed ports cannot move"
+                if site.pinned
+                else ""
+            ),
             hint="use fewer workers, run the jobs one after the other, or submit them with "
             "topology 'keep'",
         )
@@ -245,19 +345,31 @@ def _choose_switches(
 
 
 def _rewire(
-    site: SwitchUplinks, maps: Mapping[str, PortMap], switch_of: Mapping[tuple[Endpoint, ...], str]
+    site: SwitchUplinks,
+    maps: Mapping[str, PortMap],
+    switch_of: Mapping[tuple[Endpoint, ...], str],
 ) -> dict[str, PortMap]:
-    target = {nic: switch for group, switch in switch_of.items() for nic in group}
-    port_of = {n: p for n, (s, p) in site.joined.items() if target.get(n, s) == s}
+    target = {
+        nic: switch for group, switch in switch_of.items() for nic in group
+    }
+    port_of = {
+        n: p for n, (s, p) in site.joined.items() if target.get(n, s) == s
+    }
     leads_to = {
-        (ocs, port): switch for (ocs, switch), ports in site.ports.items() for port in ports
+        (ocs, port): switch
+        for (ocs, switch), ports in site.ports.items()
+        for port in ports
     }
     held = {(site.nics[nic][0], port) for nic, port in port_of.items()}
     free = {
-        (ocs, switch): deque([port for port in ports if (ocs, port) not in held])
+        (ocs, switch): deque(
+            [port for port in ports if (ocs, port) not in held]
+        )
         for (ocs, switch), ports in site.ports.items()
     }
-    in_the_way: dict[Uplinks, deque[Endpoint]] = {uplinks: deque() for uplinks in free}
+    in_the_way: dict[Uplinks, deque[Endpoint]] = {
+        uplinks: deque() for uplinks in free
+    }
     for nic, port in port_of.items():
         ocs = site.nics[nic][0]
         if nic not in target and (ocs, port) in leads_to:
@@ -275,14 +387,24 @@ def _rewire(
     for nic in displaced:
         ocs = site.nics[nic][0]
         # The most room first; a NIC without a port becomes unconnected.
-        roomy = max((p for p in free if p[0] == ocs), key=lambda p: len(free[p]))
+        roomy = max(
+            (p for p in free if p[0] == ocs), key=lambda p: len(free[p])
+        )
         if free[roomy]:
             port_of[nic] = free[roomy].popleft()
     nics: dict[str, dict[Endpoint, int]] = {ocs: {} for ocs in maps}
     for nic, (ocs, port) in site.nics.items():
         if ocs in nics:
             nics[ocs][nic] = port
-    return {ocs: _with_circuits(site, nics[ocs], present, port_of) for ocs, present in maps.items()}
+    return {
+        ocs: _with_circuits(
+            site,
+            nics[ocs],
+            present,
+            port_of,
+        )
+        for ocs, present in maps.items()
+    }
 
 
 def _with_circuits(
@@ -291,17 +413,29 @@ def _with_circuits(
     present: PortMap,
     port_of: Mapping[Endpoint, int],
 ) -> PortMap:
-    circuits = [(port, port_of[nic]) for nic, port in nics.items() if nic in port_of]
-    moving = {p for nic, p in nics.items() if nic in port_of or nic in site.joined}
+    circuits = [
+        (port, port_of[nic]) for nic, port in nics.items() if nic in port_of
+    ]
+    moving = {
+        p for nic, p in nics.items() if nic in port_of or nic in site.joined
+    }
     touched = moving | {port for pair in circuits for port in pair}
-    kept = [(c.inp, c.out) for c in present if c.inp not in touched and c.out not in touched]
-    return PortMap.of([*kept, *circuits, *((out, inp) for inp, out in circuits)])
+    kept = [
+        (c.inp, c.out)
+        for c in present
+        if c.inp not in touched and c.out not in touched
+    ]
+    return PortMap.of(
+        [*kept, *circuits, *((out, inp) for inp, out in circuits)]
+    )
 
 
 class Keep:
     """Circuits never change."""
 
-    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
+    def circuits(
+        self, cluster: ClusterView, groups: Groups
+    ) -> Mapping[str, PortMap]:
         return {}
 
 
@@ -311,11 +445,26 @@ class Regroup:
     Yan et al., OFC 2022.
     """
 
-    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
+    def circuits(
+        self, cluster: ClusterView, groups: Groups
+    ) -> Mapping[str, PortMap]:
         """The maps that change; ``CannotRegroup`` if a group fits under no switch."""
         if cluster.lab is None:
-            raise BadInput("cannot regroup: this cluster has no circuit switches")
-        names = [[cluster.shape.gpus[gpu].name for gpu in group] for group in groups]
-        locked, failed = cluster.locked, cluster.failed
-        maps = regroup(cluster.lab, cluster.circuits, names, locked=locked, failed=failed)
-        return {ocs: m for ocs, m in maps.items() if m != cluster.circuits[ocs]}
+            raise BadInput(
+                "cannot regroup: this cluster has no circuit switches"
+            )
+        names = [
+            [cluster.shape.gpus[gpu].name for gpu in group] for group in groups
+        ]
+        locked = cluster.locked
+        failed = cluster.failed
+        maps = regroup(
+            cluster.lab,
+            cluster.circuits,
+            names,
+            locked=locked,
+            failed=failed,
+        )
+        return {
+            ocs: m for ocs, m in maps.items() if m != cluster.circuits[ocs]
+        }

@@ -28,7 +28,9 @@ from patchlight.testbed.units import format_rate
 _EXACT = 400
 # Otherwise each job's pace is that of so many iterations, after the first few: jobs fall into a
 # rhythm. Large groups do with fewer.
-_PLAYED, _LEAST, _UNMEASURED = 24, 6, 3
+_PLAYED = 24
+_LEAST = 6
+_UNMEASURED = 3
 # A group is played for so many events at most, divided by its jobs.
 _EVENTS = 6_000
 # Events that are less than this apart, as a part of the time, are one.
@@ -77,10 +79,17 @@ class Slot(NamedTuple):
         """How long a job that is ready now waits."""
         late_s = (now_s - self.offset_s) % self.period_s
         rest_s = self.period_s - late_s
-        return rest_s if late_s > self.late_s and rest_s > _AT_ONCE * now_s else 0.0
+        return (
+            rest_s
+            if late_s > self.late_s and rest_s > _AT_ONCE * now_s
+            else 0.0
+        )
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(
+    eq=False,
+    slots=True,
+)
 class PhasedJob:
     """A job on its links: what an iteration computes and sends, and how many are left.
 
@@ -104,7 +113,9 @@ class PhasedJob:
 
     def end_s(self, now_s: float) -> float:
         """Its end at its pace."""
-        return max(now_s, self.begins_s) + (self.left * self.pace_s if self.left else 0.0)
+        return max(now_s, self.begins_s) + (
+            self.left * self.pace_s if self.left else 0.0
+        )
 
 
 Pacing = Callable[[Sequence[PhasedJob], Mapping[Hashable, float]], None]
@@ -112,7 +123,9 @@ Pacing = Callable[[Sequence[PhasedJob], Mapping[Hashable, float]], None]
 
 
 def set_paces(
-    jobs: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float], pacing: Pacing | None = None
+    jobs: Sequence[PhasedJob],
+    capacity_bps: Mapping[Hashable, float],
+    pacing: Pacing | None = None,
 ) -> None:
     """Find the paces of jobs that all run now."""
     for group, capacities in groups(jobs, capacity_bps):
@@ -120,18 +133,27 @@ def set_paces(
 
 
 def set_ends(
-    jobs: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float], pacing: Pacing | None = None
+    jobs: Sequence[PhasedJob],
+    capacity_bps: Mapping[Hashable, float],
+    pacing: Pacing | None = None,
 ) -> None:
     """Find the ends of jobs that all run now; infinity for one that never ends."""
     stages: list[tuple[float, Sequence[PhasedJob]]] = [(0.0, jobs)]
     while stages:
         now_s, running = stages.pop()
         for group, capacities in groups(running, capacity_bps):
-            is_exact = len(group) > 1 and sum(job.left for job in group) <= _EXACT
+            is_exact = (
+                len(group) > 1 and sum(job.left for job in group) <= _EXACT
+            )
             if pacing or not is_exact:
                 (pacing or set_paces_of)(group, capacities)
             if is_exact:
-                _play(group, capacities, now_s, math.inf)
+                _play(
+                    group,
+                    capacities,
+                    now_s,
+                    math.inf,
+                )
                 continue
             until_s = min(job.end_s(now_s) for job in group)
             if not until_s < math.inf:
@@ -139,7 +161,8 @@ def set_ends(
             others = []
             for job in group:
                 if job.end_s(now_s) <= until_s:
-                    job.left, job.ends_s = 0.0, until_s
+                    job.left = 0.0
+                    job.ends_s = until_s
                     continue
                 if job.pace_s > 0:
                     at_work_s = max(0.0, until_s - max(now_s, job.begins_s))
@@ -175,14 +198,23 @@ def groups(
         yield group, {link: capacity_bps[link] for link in links}
 
 
-def set_paces_of(group: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float]) -> None:
+def set_paces_of(
+    group: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float]
+) -> None:
     """Find the paces of one of the ``groups``."""
     if len(group) == 1:
         [job] = group
-        rate_bps = fair_rates([job.demand if job.bits else {}], capacity_bps, UNLIMITED_BPS)[0]
+        rate_bps = fair_rates(
+            [job.demand if job.bits else {}], capacity_bps, UNLIMITED_BPS
+        )[0]
         job.pace_s = _steady_s(job, rate_bps)
     else:
-        _play(group, capacity_bps, 0.0, max(_LEAST, min(_PLAYED, _EXACT // len(group))))
+        _play(
+            group,
+            capacity_bps,
+            0.0,
+            max(_LEAST, min(_PLAYED, _EXACT // len(group))),
+        )
 
 
 def _tightest(
@@ -196,11 +228,15 @@ def _tightest(
     capacities: dict[Hashable, float] = {}
     for link, shares in users.items():
         edges = 1
-        if len(shares) == 1:  # The job's own links are one, whatever its edges on each.
+        if (
+            len(shares) == 1
+        ):  # The job's own links are one, whatever its edges on each.
             [(number, edges)] = shares
             shares = [(number, 1)]
         key: Hashable = tuple(shares)
-        capacities[key] = min(capacities.get(key, math.inf), capacity_bps[link] / edges)
+        capacities[key] = min(
+            capacities.get(key, math.inf), capacity_bps[link] / edges
+        )
     demands: list[dict[Hashable, int]] = [{} for _ in group]
     for key in capacities:
         assert isinstance(key, tuple)
@@ -210,23 +246,44 @@ def _tightest(
 
 
 def _play(
-    group: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float], now_s: float, least: float
+    group: Sequence[PhasedJob],
+    capacity_bps: Mapping[Hashable, float],
+    now_s: float,
+    least: float,
 ) -> None:
     """Play jobs from a moment on: to their ends, or until each has done ``least`` iterations.
 
     Of each job's first iteration only a part is left if ``left`` is not a whole number.
     """
     demands, capacities = _tightest(group, capacity_bps)
-    finite, count = least == math.inf, len(group)
+    finite = least == math.inf
+    count = len(group)
     compute_s = [job.compute_s if job.is_known else 0.0 for job in group]
     bits = [job.bits if job.is_known else math.inf for job in group]
-    wanted = [float(math.ceil(job.left)) if finite else math.inf for job in group]
-    parts = [job.left % 1 or 1.0 if job.left < math.inf else 1.0 for job in group]
+    wanted = [
+        float(math.ceil(job.left)) if finite else math.inf for job in group
+    ]
+    parts = [
+        job.left % 1 or 1.0 if job.left < math.inf else 1.0 for job in group
+    ]
     begins_s = [max(now_s, job.begins_s) if finite else 0.0 for job in group]
-    at_s = [b + p * c for b, p, c in zip(begins_s, parts, compute_s, strict=True)]
-    sends, left = [False] * count, [p * b for p, b in zip(parts, bits, strict=True)]
-    rates_bps, since_s, done = [0.0] * count, [0.0] * count, [0] * count
-    marks_s, ends_s, sent_s = begins_s.copy(), begins_s.copy(), [0.0] * count
+    at_s = [
+        b + p * c
+        for b, p, c in zip(
+            begins_s,
+            parts,
+            compute_s,
+            strict=True,
+        )
+    ]
+    sends = [False] * count
+    left = [p * b for p, b in zip(parts, bits, strict=True)]
+    rates_bps = [0.0] * count
+    since_s = [0.0] * count
+    done = [0] * count
+    marks_s = begins_s.copy()
+    ends_s = begins_s.copy()
+    sent_s = [0.0] * count
     unmeasured = 0 if finite else max(1, int(least) // _UNMEASURED)
     behind = 0
     for number, job in enumerate(group):
@@ -239,7 +296,8 @@ def _play(
         now_s = min(at_s)
         if now_s == math.inf:
             break
-        limit_s, changes = now_s + _AT_ONCE * now_s, False
+        limit_s = now_s + _AT_ONCE * now_s
+        changes = False
         for number in range(count):
             if at_s[number] > limit_s:
                 continue
@@ -250,34 +308,47 @@ def _play(
                     at_s[number] = now_s + wait_s
                     continue
                 sends[number] = changes = True
-                rates_bps[number], since_s[number], sent_s[number] = (
-                    0.0,
-                    now_s,
-                    sent_s[number] - now_s,
-                )
+                rates_bps[number] = 0.0
+                since_s[number] = now_s
+                sent_s[number] = sent_s[number] - now_s
                 continue
             if sends[number]:
-                sends[number], changes = False, True
+                sends[number] = False
+                changes = True
                 sent_s[number] += now_s
             done[number] += 1
             ends_s[number] = now_s
             if done[number] == unmeasured:
                 marks_s[number] = now_s
             behind -= done[number] == min(least, wanted[number])
-            at_s[number] = now_s + compute_s[number] if done[number] < wanted[number] else math.inf
+            at_s[number] = (
+                now_s + compute_s[number]
+                if done[number] < wanted[number]
+                else math.inf
+            )
             left[number] = bits[number]
         if not changes:
             continue
         senders = [number for number in range(count) if sends[number]]
-        found = fair_rates([demands[n] for n in senders], capacities, UNLIMITED_BPS)
+        found = fair_rates(
+            [demands[n] for n in senders], capacities, UNLIMITED_BPS
+        )
         for number, rate_bps in zip(senders, found, strict=True):
             if rate_bps != rates_bps[number]:
                 left[number] -= rates_bps[number] * (now_s - since_s[number])
-                rates_bps[number], since_s[number] = rate_bps, now_s
+                rates_bps[number] = rate_bps
+                since_s[number] = now_s
                 rest = max(0.0, left[number])
-                at_s[number] = now_s + rest / rate_bps if rate_bps else math.inf
+                at_s[number] = (
+                    now_s + rest / rate_bps if rate_bps else math.inf
+                )
     if finite:
-        for job, end_s, number in zip(group, ends_s, done, strict=True):
+        for job, end_s, number in zip(
+            group,
+            ends_s,
+            done,
+            strict=True,
+        ):
             if job.is_known and number == math.ceil(job.left):
                 job.ends_s = end_s
         return
@@ -289,7 +360,9 @@ def _play(
             job.pace_s = (ends_s[number] - marks_s[number]) / measured
             continue
         # Of a job with very long iterations, its mean rate while it sent.
-        sent_bits = (done[number] + parts[number]) * bits[number] - left[number]
+        sent_bits = (done[number] + parts[number]) * bits[number] - left[
+            number
+        ]
         if sends[number]:
             sent_s[number] += now_s
             sent_bits += rates_bps[number] * (now_s - since_s[number])
@@ -304,7 +377,9 @@ def _steady_s(job: PhasedJob, rate_bps: float) -> float:
 
 
 def predict(
-    network: LabNetwork, jobs: Sequence[PredictedJob], pacing: Pacing | None = None
+    network: LabNetwork,
+    jobs: Sequence[PredictedJob],
+    pacing: Pacing | None = None,
 ) -> list[Prediction]:
     """The times of these jobs, all of which run now.
 
@@ -312,23 +387,38 @@ def predict(
     not have, or that has no GPU.
     """
     rings = [[network.number(name) for name in job.hosts] for job in jobs]
-    runs = [run_of(network, job, ring) for job, ring in zip(jobs, rings, strict=True)]
+    runs = [
+        run_of(network, job, ring)
+        for job, ring in zip(jobs, rings, strict=True)
+    ]
     going = [run for run in runs if run is not None]
     set_paces(going, network.capacity_bps, pacing)
-    iterations_s = [None if run is None or not run.is_known else run.pace_s for run in runs]
+    iterations_s = [
+        None if run is None or not run.is_known else run.pace_s for run in runs
+    ]
     set_ends(going, network.capacity_bps, pacing)
     return [
         Prediction(
             job.name,
             iteration_s,
             None if run is None or run.ends_s == math.inf else run.ends_s,
-            _no_route(network, ring) if run is None else _bottleneck(network, run, going),
+            _no_route(network, ring)
+            if run is None
+            else _bottleneck(network, run, going),
         )
-        for job, ring, run, iteration_s in zip(jobs, rings, runs, iterations_s, strict=True)
+        for job, ring, run, iteration_s in zip(
+            jobs,
+            rings,
+            runs,
+            iterations_s,
+            strict=True,
+        )
     ]
 
 
-def completions_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
+def completions_s(
+    network: LabNetwork, works: Sequence[RingWork]
+) -> list[float]:
     """The end of each of these, all running now; infinity if it never ends."""
     jobs = [_phased(network, work) for work in works]
     set_ends([job for job in jobs if job is not None], network.capacity_bps)
@@ -343,17 +433,33 @@ def units_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
 
 
 def _phased(network: LabNetwork, work: RingWork) -> PhasedJob | None:
-    demand, load = network.demand(work.ring), work.load
+    demand = network.demand(work.ring)
+    load = work.load
     if demand is None:
         return None
     bits = load.ring_bits * network.wire
-    return PhasedJob(demand, load.compute_s, bits, float(load.units), work.dark_s)
+    return PhasedJob(
+        demand,
+        load.compute_s,
+        bits,
+        float(load.units),
+        work.dark_s,
+    )
 
 
-def run_of(network: LabNetwork, job: PredictedJob, ring: Sequence[int]) -> PhasedJob | None:
+def run_of(
+    network: LabNetwork,
+    job: PredictedJob,
+    ring: Sequence[int],
+) -> PhasedJob | None:
     """A job on its links; ``None`` without a route."""
-    training, workers = job.training, len(ring)
-    models = {gpu.model for number in ring if (gpu := network.hosts[number].gpu) is not None}
+    training = job.training
+    workers = len(ring)
+    models = {
+        gpu.model
+        for number in ring
+        if (gpu := network.hosts[number].gpu) is not None
+    }
     known = models <= training.compute_s.keys()
     compute_s = training.slowest_s(workers, models) if known else math.nan
     bits = ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
@@ -361,17 +467,30 @@ def run_of(network: LabNetwork, job: PredictedJob, ring: Sequence[int]) -> Phase
     run = _phased(network, RingWork(ring, load, job.begins_s))
     if run is not None and run.demand and MACHINE in network.capacity_bps:
         # Each edge passes one packet switch less than it has links.
-        run.demand = {**run.demand, MACHINE: sum(run.demand.values()) - workers}
+        run.demand = {
+            **run.demand,
+            MACHINE: sum(run.demand.values()) - workers,
+        }
     return run
 
 
 def _no_route(network: LabNetwork, ring: Sequence[int]) -> str:
-    loose = [network.hosts[n].name for n in ring if network.switches[n] is None]
-    why = f"{', '.join(loose)} without a link" if loose else "none between its packet switches"
+    loose = [
+        network.hosts[n].name for n in ring if network.switches[n] is None
+    ]
+    why = (
+        f"{', '.join(loose)} without a link"
+        if loose
+        else "none between its packet switches"
+    )
     return f"no route: {why}"
 
 
-def _bottleneck(network: LabNetwork, run: PhasedJob, going: Sequence[PhasedJob]) -> str:
+def _bottleneck(
+    network: LabNetwork,
+    run: PhasedJob,
+    going: Sequence[PhasedJob],
+) -> str:
     """The link that is fullest while all of these send."""
     if not run.bits or not run.demand:
         return "it uses no link"
@@ -380,7 +499,10 @@ def _bottleneck(network: LabNetwork, run: PhasedJob, going: Sequence[PhasedJob])
 
     def part_used(link: Hashable) -> float:
         shares = zip(senders, rates, strict=True)
-        return sum(s.demand.get(link, 0) * rate for s, rate in shares) / network.capacity_bps[link]
+        return (
+            sum(s.demand.get(link, 0) * rate for s, rate in shares)
+            / network.capacity_bps[link]
+        )
 
     link = max(run.demand, key=part_used)
     if link == MACHINE:

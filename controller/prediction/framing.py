@@ -12,7 +12,8 @@ EMULATED_BYTES = 14
 _HEADERS_BYTES = 52
 # An acknowledgement for every second full segment (RFC 9293, 3.8.6.3).
 _ACKNOWLEDGED = 2
-_LEAST_MTU, _MOST_MTU = 576, 65_535
+_LEAST_MTU = 576
+_MOST_MTU = 65_535
 
 
 class Framing(NamedTuple):
@@ -34,7 +35,12 @@ def tcp(mtu: int, frame_bytes: int = ETHERNET_BYTES) -> Framing:
     ``BadInput`` for an MTU that is none.
     """
     if not _LEAST_MTU <= mtu <= _MOST_MTU:
-        raise BadInput(f"an MTU of {mtu} bytes: expected {_LEAST_MTU} to {_MOST_MTU}")
+        raise BadInput(
+            f"an MTU of {mtu} bytes: expected {_LEAST_MTU} to {_MOST_MTU}"
+        )
     payload = mtu - _HEADERS_BYTES
     acknowledgement = _HEADERS_BYTES + frame_bytes
-    return Framing((mtu + frame_bytes) / payload, acknowledgement / (_ACKNOWLEDGED * payload))
+    return Framing(
+        (mtu + frame_bytes) / payload,
+        acknowledgement / (_ACKNOWLEDGED * payload),
+    )

@@ -14,7 +14,11 @@ from copy import copy
 from typing import NamedTuple
 
 from patchlight.controller.packet_switches.openflow.forwarding import Ways
-from patchlight.controller.prediction.framing import EMULATED_BYTES, ETHERNET_BYTES, tcp
+from patchlight.controller.prediction.framing import (
+    EMULATED_BYTES,
+    ETHERNET_BYTES,
+    tcp,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
@@ -58,11 +62,17 @@ class Load(NamedTuple):
         """Seconds of a unit, computing first, at this edge rate: T = C + V/B; infinity at 0."""
         if not self.ring_bits:
             return self.compute_s
-        return self.compute_s + self.ring_bits / rate_bps if rate_bps else math.inf
+        return (
+            self.compute_s + self.ring_bits / rate_bps
+            if rate_bps
+            else math.inf
+        )
 
     def mean_bps(self, rate_bps: float) -> float:
         """The mean rate of an edge over a unit, if it has this rate while it sends."""
-        return self.ring_bits / self.unit_s(rate_bps) if self.ring_bits else 0.0
+        return (
+            self.ring_bits / self.unit_s(rate_bps) if self.ring_bits else 0.0
+        )
 
 
 def ring_bits(workers: int, gradient_bytes: float) -> float:
@@ -71,7 +81,12 @@ def ring_bits(workers: int, gradient_bytes: float) -> float:
     return 2 * (workers - 1) / workers * 8 * gradient_bytes
 
 
-def training_load(name: str, training: Training, workers: int, models: Collection[str]) -> Load:
+def training_load(
+    name: str,
+    training: Training,
+    workers: int,
+    models: Collection[str],
+) -> Load:
     """The work of a training on GPUs of these models, which it must know, per iteration."""
     compute_s = training.compute_s
     unknown = sorted({model for model in models if model not in compute_s})
@@ -82,12 +97,20 @@ def training_load(name: str, training: Training, workers: int, models: Collectio
         )
     slowest_s = training.slowest_s(workers, models)
     if not 0 < slowest_s < math.inf:
-        raise BadInput(f"job {name}: a compute time of {slowest_s} s per iteration is not possible")
-    return Load(training.iterations, slowest_s, ring_bits(workers, training.gradient_bytes))
+        raise BadInput(
+            f"job {name}: a compute time of {slowest_s} s per iteration is not possible"
+        )
+    return Load(
+        training.iterations,
+        slowest_s,
+        ring_bits(workers, training.gradient_bytes),
+    )
 
 
 def fair_rates(
-    demands: Sequence[Demand], capacity_bps: Mapping[Hashable, float], most_bps: float = math.inf
+    demands: Sequence[Demand],
+    capacity_bps: Mapping[Hashable, float],
+    most_bps: float = math.inf,
 ) -> list[float]:
     """The rate in bit/s of an edge of each ring, ``most_bps`` if no link limits it."""
     rates = [most_bps] * len(demands)
@@ -107,7 +130,8 @@ def fair_rates(
         for ring in rings_on[full]:
             if settled[ring]:
                 continue
-            rates[ring], settled[ring] = rate, True
+            rates[ring] = rate
+            settled[ring] = True
             for link, edges in demands[ring].items():
                 left[link] = max(0.0, left[link] - edges * rate)
                 weight[link] -= edges
@@ -138,12 +162,19 @@ class LabNetwork:
     edge_bps = float("inf")  # NICs are among the links.
 
     def __init__(self, lab: Lab, links: Links) -> None:
-        self.lab, self.links = lab, links
-        self.hosts: tuple[Host, ...] = tuple(host for host in lab.hosts if host.gpu is not None)
+        self.lab = lab
+        self.links = links
+        self.hosts: tuple[Host, ...] = tuple(
+            host for host in lab.hosts if host.gpu is not None
+        )
         if not self.hosts:
-            raise BadInput(f"lab {lab.name} has no GPU with a NIC, so jobs cannot run")
+            raise BadInput(
+                f"lab {lab.name} has no GPU with a NIC, so jobs cannot run"
+            )
         self.ends = [host.endpoint for host in self.hosts]
-        self._numbers = {host.name: number for number, host in enumerate(self.hosts)}
+        self._numbers = {
+            host.name: number for number, host in enumerate(self.hosts)
+        }
         mtu = min(host.nic.mtu or _MTU for host in self.hosts)
         emulated = lab.scale != 1 or lab.machine_rate_bps is not None
         framing = tcp(mtu, EMULATED_BYTES if emulated else ETHERNET_BYTES)
@@ -157,31 +188,47 @@ class LabNetwork:
         for number in range(len(self.hosts)):
             self._light(number)
         self._ways = Ways(lab, links)
-        self._link_at: dict[Endpoint, tuple[str, str] | tuple[str, str, int]] = {}
+        self._link_at: dict[
+            Endpoint, tuple[str, str] | tuple[str, str, int]
+        ] = {}
         for switch, trunks in self._ways.trunks.items():
             beside = [neighbour for _, neighbour in trunks]
             for port, neighbour in trunks:
                 end = Endpoint(switch, str(port))
                 alone = beside.count(neighbour) == 1
-                link = (switch, neighbour) if alone else (switch, neighbour, port)
+                link = (
+                    (switch, neighbour) if alone else (switch, neighbour, port)
+                )
                 self._link_at[end] = link
-                self.capacity_bps[link] = float(links.paths[end].rate_bps or UNLIMITED_BPS)
+                self.capacity_bps[link] = float(
+                    links.paths[end].rate_bps or UNLIMITED_BPS
+                )
         self._edges: dict[tuple[int, int], tuple[Hashable, ...] | None] = {}
         self.relit = (1 << len(self.hosts)) - 1
 
     def after(self, links: Links, moved: Collection[Endpoint]) -> LabNetwork:
         """The network with the ``Links.after`` of the ends that ``moved``; rebuilt if links between
         switches differ. Its ``relit`` are the GPUs whose links may differ, as a set."""
-        switches, touched = self._ways.trunks, set(moved)
+        switches = self._ways.trunks
+        touched = set(moved)
         for source in moved:
-            for path in (self.links.paths.get(source), links.paths.get(source)):
+            for path in (
+                self.links.paths.get(source),
+                links.paths.get(source),
+            ):
                 if path is not None:
                     touched.add(path.sink)
-                    if source.device in switches and path.sink.device in switches:
+                    if (
+                        source.device in switches
+                        and path.sink.device in switches
+                    ):
                         return LabNetwork(self.lab, links)
         found = copy(self)
-        found.links, found._edges, found.relit = links, {}, 0
-        found.switches, found.capacity_bps = self.switches.copy(), self.capacity_bps.copy()
+        found.links = links
+        found._edges = {}
+        found.relit = 0
+        found.switches = self.switches.copy()
+        found.capacity_bps = self.capacity_bps.copy()
         for number, end in enumerate(self.ends):
             if end in touched:
                 found._light(number)
@@ -197,9 +244,16 @@ class LabNetwork:
         end = self.ends[number]
         self.switches[number] = self.links.switch_of(self.lab, end)
         path = self.links.paths.get(end)
-        limits = [self.hosts[number].nic.rate_bps, None if path is None else path.rate_bps]
-        rate_bps = float(min((limit for limit in limits if limit), default=UNLIMITED_BPS))
-        self.capacity_bps[number, "up"] = self.capacity_bps[number, "down"] = rate_bps
+        limits = [
+            self.hosts[number].nic.rate_bps,
+            None if path is None else path.rate_bps,
+        ]
+        rate_bps = float(
+            min((limit for limit in limits if limit), default=UNLIMITED_BPS)
+        )
+        self.capacity_bps[number, "up"] = self.capacity_bps[number, "down"] = (
+            rate_bps
+        )
 
     def demand(self, ring: Sequence[int]) -> Demand | None:
         """The links of all edges; ``None`` if a NIC has no circuit or no route to the next one."""
@@ -225,7 +279,9 @@ class LabNetwork:
         """The number of a host; ``BadInput`` if there is none of that name with a GPU."""
         host = self.lab.host(name)
         if host.name not in self._numbers:
-            raise BadInput(f"{host.name} has no GPU, so workers cannot run there")
+            raise BadInput(
+                f"{host.name} has no GPU, so workers cannot run there"
+            )
         return self._numbers[host.name]
 
     def words(self, link: Hashable) -> str:
@@ -240,7 +296,8 @@ class LabNetwork:
         return str(link)
 
     def _edge(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
-        here, there = self.switches[gpu], self.switches[following]
+        here = self.switches[gpu]
+        there = self.switches[following]
         joined = self.links.peer(self.ends[gpu]) == self.ends[following]
         if joined or (here is not None and here == there):
             return (gpu, "up"), (following, "down")
@@ -249,4 +306,8 @@ class LabNetwork:
         way = self._ways.to_nic(here, self.hosts[following], there)
         if way is None:
             return None
-        return ((gpu, "up"), *(self._link_at[end] for end in way), (following, "down"))
+        return (
+            (gpu, "up"),
+            *(self._link_at[end] for end in way),
+            (following, "down"),
+        )

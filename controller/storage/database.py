@@ -107,7 +107,8 @@ SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 SCHEMA_VERSION = len(SCHEMAS)
 
 ADD_EVENT = (
-    "INSERT INTO events (at, kind, record, job) VALUES (?1, ?2, ?3, json_extract(?3, '$.job'))"
+    "INSERT INTO events (at, kind, record, job) "
+    "VALUES (?1, ?2, ?3, json_extract(?3, '$.job'))"
 )
 
 _COUNT_WRITE = "UPDATE state SET writes = writes + 1 RETURNING writes"
@@ -122,8 +123,13 @@ T = TypeVar("T")
 
 # Errors that may disappear with the same statement later.
 _MAY_PASS = (
-    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
-    *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM),
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
 )
 _MOST_UNWRITTEN = 1000
 
@@ -160,7 +166,9 @@ def decoded(text: object) -> dict[str, Any]:
         raise ValueError(f"expected text, found {type(text).__name__}")
     found = json.loads(text, parse_constant=lambda _: None)  # NaN is not JSON
     if "\\ud" in text:  # unpaired surrogates, which older versions accepted
-        whole = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+        whole = json.dumps(found, ensure_ascii=False).encode(
+            "utf-8", "replace"
+        )
         found = json.loads(whole)
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, found {text[:40]}")
@@ -191,9 +199,17 @@ class Shape(Generic[T]):
 def _shapes(db: sqlite3.Connection) -> dict[str, list[tuple[Any, ...]]]:
     """By table: its columns, each with whether it may be missing and its place in the primary key,
     and its triggers."""
-    names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    names = [
+        name
+        for (name,) in db.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        )
+    ]
     shapes = {
-        name: db.execute('SELECT name, type, "notnull", pk FROM pragma_table_info(?)', (name,))
+        name: db.execute(
+            'SELECT name, type, "notnull", pk FROM pragma_table_info(?)',
+            (name,),
+        )
         for name in names
     }
     triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? ORDER BY 1"
@@ -226,19 +242,28 @@ class Database:
         self._note = note
         self._on_close = on_close
         try:
-            self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                str(path),
+                isolation_level=None,
+                check_same_thread=False,
+            )
             # Bytes that are not UTF-8 make one record unreadable, not the whole table.
-            self._db.text_factory = lambda data: data.decode("utf-8", "backslashreplace")
+            self._db.text_factory = lambda data: data.decode(
+                "utf-8", "backslashreplace"
+            )
             self._db.execute("PRAGMA journal_mode=WAL")
             # FULL: the journal's intent survives a power cut, not just a crash.
-            self._db.execute(f"PRAGMA synchronous={'FULL' if self.is_durable else 'NORMAL'}")
+            self._db.execute(
+                f"PRAGMA synchronous={'FULL' if self.is_durable else 'NORMAL'}"
+            )
             self._upgrade()
         except sqlite3.Error as error:
             raise PatchlightError(
                 f"cannot open the controller's state in {path}: {error}",
                 hint="use another folder with --state, or move the file away",
             ) from error
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._unwritten: deque[Sequence[Statement]] = deque()
         self.unwritten_because = ""
         """Why some of it is not on disk yet; empty if all is."""
@@ -254,8 +279,12 @@ class Database:
                 f"reads up to {len(self.schemas)}",
                 hint="use the newer Patchlight that wrote it, or another folder with --state",
             )
-        for version, script in enumerate(self.schemas[found:], start=found + 1):
-            self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
+        for version, script in enumerate(
+            self.schemas[found:], start=found + 1
+        ):
+            self._db.executescript(
+                f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;"
+            )
         if found and (wrong := self._other_tables()):
             self._db.close()
             raise PatchlightError(
@@ -272,7 +301,9 @@ class Database:
             fresh.executescript("".join(self.schemas))
             wanted = _shapes(fresh)
         found = _shapes(self._db)
-        return [name for name, shape in wanted.items() if found.get(name) != shape]
+        return [
+            name for name, shape in wanted.items() if found.get(name) != shape
+        ]
 
     def _gather(self) -> None:
         """Move all from the write-ahead log into the file, if no other process reads it now."""
@@ -308,7 +339,9 @@ class Database:
                     f"the controller's journal in {self._path}: {error}",
                     hint="is the disk full, or the file read-only?",
                 )
-                failed.may_pass = getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS
+                failed.may_pass = (
+                    getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS
+                )
                 raise failed from error
 
     def write(self, sql: str, *values: object) -> int:
@@ -361,7 +394,10 @@ class Database:
                 except JournalError as error:
                     if error.may_pass:
                         if not self.unwritten_because:
-                            _log.error("a record will be written later: %s", error.message)
+                            _log.error(
+                                "a record will be written later: %s",
+                                error.message,
+                            )
                         self.unwritten_because = error.message
                         return False
                     self._lost += 1
@@ -379,8 +415,14 @@ class Database:
 
     def troubles(self) -> dict[str, float]:
         """How many records are unreadable, waiting to be written, or lost."""
-        aside = self.rows("SELECT count(*) FROM set_aside")[0][0] + len(self._not_moved)
-        return {"set_aside": aside, "unwritten": len(self._unwritten), "lost": self._lost}
+        aside = self.rows("SELECT count(*) FROM set_aside")[0][0] + len(
+            self._not_moved
+        )
+        return {
+            "set_aside": aside,
+            "unwritten": len(self._unwritten),
+            "lost": self._lost,
+        }
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """The rows of a query."""
@@ -404,14 +446,23 @@ class Database:
         takes its place."""
         found = list[T]()
         listed = ", ".join((at, record, *columns))
-        for number, text, *more in self.rows(f"SELECT {listed} FROM {table} {which}", *values):
+        for number, text, *more in self.rows(
+            f"SELECT {listed} FROM {table} {which}", *values
+        ):
             try:
                 found.append(read(decode(text), *more))
             except Exception as error:
                 substitute = unreadable(*more)
                 why = f"{type(error).__name__}: {error}"
                 if not substitute.stays:
-                    self._set_aside(table, at, number, text, why, substitute.stored)
+                    self._set_aside(
+                        table,
+                        at,
+                        number,
+                        text,
+                        why,
+                        substitute.stored,
+                    )
                 found += substitute.found
         return found
 
@@ -432,11 +483,24 @@ class Database:
         try:
             with self.together() as db:
                 sql = "INSERT INTO set_aside (at, origin, record, why) VALUES (?, ?, ?, ?)"
-                db.execute(sql, (time.time(), origin, "" if record is None else record, why))
+                db.execute(
+                    sql,
+                    (
+                        time.time(),
+                        origin,
+                        "" if record is None else record,
+                        why,
+                    ),
+                )
                 # Before an event itself is deleted: its number must not be used again.
-                db.execute(ADD_EVENT, (time.time(), "record-set-aside", json.dumps(event)))
+                db.execute(
+                    ADD_EVENT,
+                    (time.time(), "record-set-aside", json.dumps(event)),
+                )
                 db.execute(f"DELETE FROM {table} WHERE {at} = ?", (number,))
                 for sql, values in stored:
                     db.execute(sql, values)
-        except JournalError:  # a full disk, or the audit log, which cannot be deleted from
+        except (
+            JournalError
+        ):  # a full disk, or the audit log, which cannot be deleted from
             self._not_moved.add(origin)

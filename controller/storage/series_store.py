@@ -90,11 +90,21 @@ class JobThen(NamedTuple):
 
 
 def lab_window(
-    at: int, busy: Mapping[str, Sequence[Sample]], sent: Mapping[str, Sequence[Sample]]
+    at: int,
+    busy: Mapping[str, Sequence[Sample]],
+    sent: Mapping[str, Sequence[Sample]],
 ) -> SeriesWindow:
     """The window of all GPUs and hosts, by name."""
-    shares, rates = ([v for s in each.values() for _, v in s] for each in (busy, sent))
-    return SeriesWindow(at, "", len(busy), _spread(shares), _spread(rates))
+    shares, rates = (
+        [v for s in each.values() for _, v in s] for each in (busy, sent)
+    )
+    return SeriesWindow(
+        at,
+        "",
+        len(busy),
+        _spread(shares),
+        _spread(rates),
+    )
 
 
 def job_window(
@@ -106,8 +116,14 @@ def job_window(
 ) -> SeriesWindow:
     """The window of one job, from the samples of all GPUs and hosts."""
 
-    def its(all_samples: Mapping[str, Sequence[Sample]], name: str) -> list[Sample]:
-        return [s for s in all_samples.get(name, ()) if then.since <= s[0] <= then.until]
+    def its(
+        all_samples: Mapping[str, Sequence[Sample]], name: str
+    ) -> list[Sample]:
+        return [
+            s
+            for s in all_samples.get(name, ())
+            if then.since <= s[0] <= then.until
+        ]
 
     gpus = [gpu for _, gpu in then.hosts if gpu]
     share = summed([its(busy, gpu) for gpu in gpus])
@@ -115,7 +131,9 @@ def job_window(
         at,
         job,
         len(gpus),
-        None if share is None else Spread(*(value / len(gpus) for value in share)),
+        None
+        if share is None
+        else Spread(*(value / len(gpus) for value in share)),
         summed([its(sent, host) for host, _ in then.hosts]),
         len(then.iterations_s),
         _spread(then.iterations_s),
@@ -132,13 +150,18 @@ def summed(series: Iterable[Sequence[Sample]]) -> Spread | None:
     now = [samples[0][1] for samples in told]
     total = least = most = sum(now)
     last_at: float | None = None
-    for at, number, value in sorted((at, n, v) for n, s in enumerate(told) for at, v in s):
+    for at, number, value in sorted(
+        (at, n, v) for n, s in enumerate(told) for at, v in s
+    ):
         # Samples of one time change the sum once.
         if last_at is not None and at > last_at:
-            least, most = min(least, total), max(most, total)
-        last_at, total = at, total + value - now[number]
+            least = min(least, total)
+            most = max(most, total)
+        last_at = at
+        total = total + value - now[number]
         now[number] = value
-    least, most = min(least, total), max(most, total)
+    least = min(least, total)
+    most = max(most, total)
     mean = sum(fmean(value for _, value in samples) for samples in told)
     return Spread(mean, min(least, mean), max(most, mean))
 
@@ -157,9 +180,13 @@ class SeriesStore(Database):
         super().__init__(path)
         self._most_rows = most_rows
         self._counts = dict.fromkeys(WIDTHS_S, 0)
-        self._counts |= dict(self.rows("SELECT width_s, count(*) FROM windows GROUP BY width_s"))
+        self._counts |= dict(
+            self.rows("SELECT width_s, count(*) FROM windows GROUP BY width_s")
+        )
 
-    def add(self, windows: Iterable[SeriesWindow], before: float = 0.0) -> None:
+    def add(
+        self, windows: Iterable[SeriesWindow], before: float = 0.0
+    ) -> None:
         """Append windows of one time and the least width; wider ones follow when full. Those that
         began ``before`` and the oldest beyond the maximum are deleted."""
         windows = list(windows)
@@ -172,24 +199,35 @@ class SeriesStore(Database):
                 since = db.execute(first, (wide,)).fetchone()[0] or 0
                 full = until - until % wide
                 if since < full:
-                    self._counts[wide] += db.execute(_WIDEN, (wide, width, since, full)).rowcount
+                    self._counts[wide] += db.execute(
+                        _WIDEN, (wide, width, since, full)
+                    ).rowcount
             for width, count in self._counts.items():
                 old = "DELETE FROM windows WHERE width_s = ? AND at < ?"
-                count -= db.execute(old, (width, before)).rowcount if before else 0
+                count -= (
+                    db.execute(old, (width, before)).rowcount if before else 0
+                )
                 if (excess := count - self._most_rows) > 0:
                     count -= db.execute(_FORGET, (width, excess - 1)).rowcount
                 self._counts[width] = count
 
     def read(
-        self, since: float, until: float, points: int = 300, jobs: Collection[str] | None = None
+        self,
+        since: float,
+        until: float,
+        points: int = 300,
+        jobs: Collection[str] | None = None,
     ) -> tuple[int, list[SeriesWindow]]:
         """The width and the windows of a period, about ``points`` of each job (``""``: the lab),
         oldest first. The width is the finest that reaches back far enough, or a multiple."""
         width = self._width(since, until)
-        begins, ends = max(since, 0.0), max(until, 0.0)
+        begins = max(since, 0.0)
+        ends = max(until, 0.0)
         found = self.rows(
             "SELECT min(at), max(at) FROM windows WHERE width_s = ? AND at > ? AND at < ?",
-            *(width, begins - width, ends),
+            width,
+            begins - width,
+            ends,
         )
         first, last = found[0]
         if first is None:
@@ -197,9 +235,20 @@ class SeriesStore(Database):
         # Gaps need no thinning.
         span = min(ends, last + width) - max(begins, first)
         wide = width * max(1, math.ceil(span / points / width))
-        named = "" if jobs is None else f" AND job IN ({', '.join('?' * len(jobs))})"
+        named = (
+            ""
+            if jobs is None
+            else f" AND job IN ({', '.join('?' * len(jobs))})"
+        )
         sql = f"{_MERGED}{named} GROUP BY begins, job ORDER BY begins, job"
-        rows = self.rows(sql, *(wide, width, first, last + 1), *(jobs or ()))
+        rows = self.rows(
+            sql,
+            wide,
+            width,
+            first,
+            last + 1,
+            *(jobs or ()),
+        )
         return wide, [_window(row) for row in rows]
 
     def _width(self, since: float, until: float) -> int:
@@ -210,10 +259,17 @@ class SeriesStore(Database):
         sql = "SELECT count(*) FROM (SELECT 1 FROM windows WHERE width_s = ? AND at >= ? AND at < ?"
         for width, begin in begins.items():
             if begin > since and any(
-                begin >= other + wide for wide, other in begins.items() if wide > width
+                begin >= other + wide
+                for wide, other in begins.items()
+                if wide > width
             ):
                 continue
-            rows = self.rows(f"{sql} LIMIT {_MOST_READ + 1})", width, since, until)
+            rows = self.rows(
+                f"{sql} LIMIT {_MOST_READ + 1})",
+                width,
+                since,
+                until,
+            )
             if rows[0][0] <= _MOST_READ:
                 return width
         return max(begins, default=WIDTHS_S[0])
@@ -229,6 +285,16 @@ def _row(window: SeriesWindow) -> tuple[object, ...]:
 def _window(row: Sequence[Any]) -> SeriesWindow:
     at, job, gpus, *values = row
     busy, sent, took = (
-        None if values[first] is None else Spread(*values[first : first + 3]) for first in (0, 3, 7)
+        None if values[first] is None else Spread(*values[first : first + 3])
+        for first in (0, 3, 7)
     )
-    return SeriesWindow(at, job, gpus, busy, sent, values[6], took, values[10])
+    return SeriesWindow(
+        at,
+        job,
+        gpus,
+        busy,
+        sent,
+        values[6],
+        took,
+        values[10],
+    )

@@ -65,7 +65,9 @@ class CheckFile:
 
     def begin(self) -> None:
         """Create it, still empty."""
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self._file = os.open(
+            self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600
+        )
 
     def note(self, number: int, lab: str = "") -> None:
         """Write the number of the last write (of this lab from now on)."""
@@ -86,7 +88,9 @@ def _refuse_what_is_no_file(state_dir: Path, *names: str) -> None:
     for name in names:
         path = state_dir / name
         try:
-            mode = path.lstat().st_mode if name == CHECK else path.stat().st_mode
+            mode = (
+                path.lstat().st_mode if name == CHECK else path.stat().st_mode
+            )
         except OSError:  # missing, or opening it says why
             continue
         if not stat.S_ISREG(mode):
@@ -106,7 +110,12 @@ def open_store(state_dir: Path) -> Store:
         private_folder(state_dir, 0o750)
     except OSError as error:
         raise _not_kept(state_dir, error) from error
-    _refuse_what_is_no_file(state_dir, DATABASE, *_LOGS, CHECK)
+    _refuse_what_is_no_file(
+        state_dir,
+        DATABASE,
+        *_LOGS,
+        CHECK,
+    )
     is_new = not path.exists() or not path.stat().st_size
     beside = [name for name in _LEFT if (state_dir / name).exists()]
     beside += [CHECK] if check.exists else []
@@ -136,8 +145,15 @@ def open_series(state_dir: Path, lab_id: str = "") -> SeriesStore:
     """The time series in a controller's folder, readable by its owner only. They may be lost;
     ``PatchlightError`` for unreadable ones, and those of another lab's database."""
     path = state_dir / SAMPLES
-    _refuse_what_is_no_file(state_dir, SAMPLES, f"{SAMPLES}-wal", f"{SAMPLES}-shm")
-    hint = f"move {path} away: time series begin again, and nothing else is lost"
+    _refuse_what_is_no_file(
+        state_dir,
+        SAMPLES,
+        f"{SAMPLES}-wal",
+        f"{SAMPLES}-shm",
+    )
+    hint = (
+        f"move {path} away: time series begin again, and nothing else is lost"
+    )
     if path.exists() and path.stat().st_size:
         _looked_at(path, hint)
     series = SeriesStore(private_file(state_dir, SAMPLES))
@@ -147,7 +163,10 @@ def open_series(state_dir: Path, lab_id: str = "") -> SeriesStore:
         series.write("INSERT INTO lab VALUES (?)", lab_id)
     elif lab_id and known != [lab_id]:
         series.close()
-        raise PatchlightError(f"{path} has the time series of another lab's {DATABASE}", hint=hint)
+        raise PatchlightError(
+            f"{path} has the time series of another lab's {DATABASE}",
+            hint=hint,
+        )
     return series
 
 
@@ -167,15 +186,23 @@ def _create(path: Path) -> None:
     made.unlink()
 
 
-def _refuse_what_lacks_records(state_dir: Path, check: CheckFile, beside: list[str]) -> None:
+def _refuse_what_lacks_records(
+    state_dir: Path,
+    check: CheckFile,
+    beside: list[str],
+) -> None:
     path = state_dir / DATABASE
     wal = f"{DATABASE}-wal"
     known = check.read()
-    cut_short = wal in beside and set(_LOGS).issuperset(beside)  # an older version's first start
+    # An older version's first start.
+    cut_short = wal in beside and set(_LOGS).issuperset(beside)
     found = _looked_at(path, _remedy(state_dir))
     if found is None:
         if not cut_short:
-            raise _refusal(f"{path} has no tables: they were in {wal}, which is gone", state_dir)
+            raise _refusal(
+                f"{path} has no tables: they were in {wal}, which is gone",
+                state_dir,
+            )
         return
     lab, writes = found
     if not check.exists and check.path.exists():
@@ -188,7 +215,9 @@ def _refuse_what_lacks_records(state_dir: Path, check: CheckFile, beside: list[s
                 state_dir,
             )
     elif lab != known[0]:
-        raise _refusal(f"{path} and {check.path} do not belong together", state_dir)
+        raise _refusal(
+            f"{path} and {check.path} do not belong together", state_dir
+        )
     elif writes < known[1]:
         raise _refusal(
             f"{path} lacks the last {known[1] - writes} writes: {wal} is missing or damaged, or "
@@ -201,22 +230,35 @@ def _looked_at(path: Path, hint: str) -> LastWrite | None:
     """The last write that a file has, with an empty id in files of older versions; ``None`` without
     tables. Nothing is written. ``PatchlightError`` if it is damaged."""
     # Otherwise an empty log would be created.
-    whole = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+    whole = (
+        "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+    )
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro{whole}", uri=True)) as db:
+        with closing(
+            sqlite3.connect(
+                f"file:{quote(str(path))}?mode=ro{whole}", uri=True
+            )
+        ) as db:
             if not db.execute("PRAGMA user_version").fetchone()[0]:
                 return None
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            tables = {
+                name
+                for (name,) in db.execute("SELECT name FROM sqlite_master")
+            }
             rows = (
-                db.execute("SELECT lab, writes FROM state").fetchall() if "state" in tables else []
+                db.execute("SELECT lab, writes FROM state").fetchall()
+                if "state" in tables
+                else []
             )
             lab, writes = rows[0] if rows else ("", 0)
             return str(lab), writes if isinstance(writes, int) else 0
     except sqlite3.Error as error:
-        raise PatchlightError(f"cannot open the state in {path}: {error}", hint=hint) from error
+        raise PatchlightError(
+            f"cannot open the state in {path}: {error}", hint=hint
+        ) from error
 
 
 def _remedy(state_dir: Path) -> str:

@@ -74,9 +74,17 @@ def _saved_maps() -> "Shape[SavedMaps]":
 # Records of older versions lack some of these.
 _NO_CHANGE: Mapping[str, Any] = {
     **dict.fromkeys(("message", "by", "origin"), ""),
-    **{key: {} for key in ("changes", "before", "wanted", "commits", "stages_s")},
+    **{
+        key: {}
+        for key in ("changes", "before", "wanted", "commits", "stages_s")
+    },
     **{key: [] for key in ("adopted", "notes")},
-    **{"started_at": 0.0, "finished_at": None, "late_until": None, "reverts": None},
+    **{
+        "started_at": 0.0,
+        "finished_at": None,
+        "late_until": None,
+        "reverts": None,
+    },
 }
 
 _written = lru_cache(1 << 12)(repr)  # powers have few digits, and repeat
@@ -113,7 +121,10 @@ class Store(Database):
         def read(record: dict[str, Any]) -> None:
             raise ValueError("its name is wrong or cannot be read")
 
-        missing = [("INSERT OR IGNORE INTO marks VALUES (?, '')", (name,)) for name in _MARKS]
+        missing = [
+            ("INSERT OR IGNORE INTO marks VALUES (?, '')", (name,))
+            for name in _MARKS
+        ]
         known = ", ".join(f"'{name}'" for name in _MARKS)
         named = f"iif(json_valid(record), json_extract(record, '$.\"{_NAME_OF_MARK}\"'), NULL)"
         self.each(
@@ -125,20 +136,33 @@ class Store(Database):
 
     def _reopen_intents(self) -> None:
         """A change that is an intent by its record has not ended, whatever its column says."""
-        state = "iif(json_valid(record), json_extract(record, '$.state'), NULL)"
+        state = (
+            "iif(json_valid(record), json_extract(record, '$.state'), NULL)"
+        )
         found = self.rows(
             f"SELECT id FROM reconfigurations WHERE state <> 'intent' AND {state} = 'intent'"
         )
         if found:
-            self.write_all("UPDATE reconfigurations SET state = 'intent' WHERE id = ?", found)
+            self.write_all(
+                "UPDATE reconfigurations SET state = 'intent' WHERE id = ?",
+                found,
+            )
 
-    def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
+    def prepared_intent(
+        self, number: int, record: Record
+    ) -> Callable[[], int]:
         """A function that journals an intent (as ``number``, or 0 for a new one), possibly in
         another thread, and returns its number. Do not modify ``record`` meanwhile."""
         verb = "REPLACE" if number else "INSERT"
-        columns, started_at = "(id, state, record, started_at)", record.get("started_at")
+        columns = "(id, state, record, started_at)"
+        started_at = record.get("started_at")
         sql = f"{verb} INTO reconfigurations {columns} VALUES (?, 'intent', ?, ?)"
-        return lambda: self.write(sql, number or None, json.dumps(record), started_at)
+        return lambda: self.write(
+            sql,
+            number or None,
+            json.dumps(record),
+            started_at,
+        )
 
     def update_reconfiguration(
         self,
@@ -169,15 +193,28 @@ class Store(Database):
         self, last: int | None = None, after: int | None = None
     ) -> list[dict[str, Any]]:
         """The ``last`` changes, oldest first, or the first ones ``after`` that number."""
-        most = -1 if last is None else last  # In SQLite a negative limit means none.
+        # In SQLite a negative limit means none.
+        most = -1 if last is None else last
         if after is not None:
-            return self._changes("WHERE id > ? ORDER BY id LIMIT ?", after, most)
+            return self._changes(
+                "WHERE id > ? ORDER BY id LIMIT ?", after, most
+            )
         return self._changes("ORDER BY id DESC LIMIT ?", most)[::-1]
 
-    def past_reconfigurations(self, period: Period, last: int, before: int) -> list[dict[str, Any]]:
+    def past_reconfigurations(
+        self,
+        period: Period,
+        last: int,
+        before: int,
+    ) -> list[dict[str, Any]]:
         """The ``last`` changes that began in a period, with lower numbers than ``before``."""
         which = "WHERE started_at BETWEEN ? AND ? AND id < ? ORDER BY id DESC LIMIT ?"
-        return self._changes(which, *period, before, last)[::-1]
+        return self._changes(
+            which,
+            *period,
+            before,
+            last,
+        )[::-1]
 
     def reconfiguration(self, number: int) -> dict[str, Any] | None:
         """One change, or ``None``."""
@@ -187,8 +224,11 @@ class Store(Database):
         """The undone changes from this number on, with the latest change that undid each."""
         reverts = "CASE WHEN json_valid(record) THEN json_extract(record, '$.reverts') END"
         which = f"id > ? AND state = 'committed' AND {reverts} IS NOT NULL ORDER BY id"
-        rows = self.rows(f"SELECT id, {reverts} FROM reconfigurations WHERE {which}", first)
-        undone, of = dict[int, int](), dict[int, int](rows)
+        rows = self.rows(
+            f"SELECT id, {reverts} FROM reconfigurations WHERE {which}", first
+        )
+        undone = dict[int, int]()
+        of = dict[int, int](rows)
         for number, reverted in rows:
             undone[reverted] = number
             undone.pop(of.get(reverted, 0), None)
@@ -210,75 +250,134 @@ class Store(Database):
         return self.each(
             "reconfigurations",
             f"WHERE state NOT IN {_RESULTS} ORDER BY id",
-            lambda row, number, _: read({**row, "id": number, "state": "intent"}),
-            *("id", "record"),
+            lambda row, number, _: read(
+                {**row, "id": number, "state": "intent"}
+            ),
+            "id",
+            "record",
             unreadable=substitute,
         )
 
-    def unknown_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
+    def unknown_reconfigurations(
+        self, read: Callable[[dict[str, Any]], T]
+    ) -> list[T]:
         """The changes whose result is not known."""
         return self._changes("WHERE state = 'unknown' ORDER BY id", read=read)
 
     def _changes(
-        self, which: str, *values: object, read: Callable[[dict[str, Any]], Any] = read_change
+        self,
+        which: str,
+        *values: object,
+        read: Callable[[dict[str, Any]], Any] = read_change,
     ) -> list[Any]:
-        def change(row: dict[str, Any], number: int, state: str, *_: object) -> Any:
+        def change(
+            row: dict[str, Any],
+            number: int,
+            state: str,
+            *_: object,
+        ) -> Any:
             return read({**row, "id": number, "state": state})
 
-        def substitute(number: int, state: str, at: object) -> Substitute[Any]:
+        def substitute(
+            number: int,
+            state: str,
+            at: object,
+        ) -> Substitute[Any]:
             # The row stays: its number must not be used again.
             began = {"started_at": at if isinstance(at, float) else 0.0}
-            record = {**_NO_CHANGE, **began, "why": "", "message": UNREADABLE}
-            if state not in _RESULTS:  # ``unfinished_reconfigurations`` decides
-                return Substitute([change(record, number, "intent")], stays=True)
+            record = {
+                **_NO_CHANGE,
+                **began,
+                "why": "",
+                "message": UNREADABLE,
+            }
+            if (
+                state not in _RESULTS
+            ):  # ``unfinished_reconfigurations`` decides
+                return Substitute(
+                    [change(record, number, "intent")], stays=True
+                )
             row = number, state, json.dumps(record), record["started_at"]
             sql = "INSERT INTO reconfigurations VALUES (?, ?, ?, ?)"
             return Substitute([change(record, number, state)], [(sql, row)])
 
         return self.each(
-            *("reconfigurations", which, change, "id", "state", "started_at"),
+            "reconfigurations",
+            which,
+            change,
+            "id",
+            "state",
+            "started_at",
             unreadable=substitute,
             values=values,
         )
 
     def reconfiguration_counts(self) -> dict[str, int]:
         """How many changes there are in each state."""
-        return dict(self.rows("SELECT state, count(*) FROM reconfigurations GROUP BY state"))
+        return dict(
+            self.rows(
+                "SELECT state, count(*) FROM reconfigurations GROUP BY state"
+            )
+        )
 
     def commit_maps(self, maps: Mapping[str, Record]) -> None:
         """Replace the ``committed_maps`` of these OCS."""
         self.write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
-    def committed_maps(self, read: Callable[[str, dict[str, Any]], T]) -> dict[str, T]:
+    def committed_maps(
+        self, read: Callable[[str, dict[str, Any]], T]
+    ) -> dict[str, T]:
         """The maps last committed for each OCS; ``map`` is ``None`` for unreadable ones: of each
         OCS that such a record names."""
         replaced = dict[str, T]()
 
-        def committed(row: dict[str, Any], ocs: str, *_: object) -> tuple[str, T]:
+        def committed(
+            row: dict[str, Any],
+            ocs: str,
+            *_: object,
+        ) -> tuple[str, T]:
             if not isinstance(ocs, str) or row.get("ocs", ocs) != ocs:
                 raise ValueError(f"it belongs to {row.get('ocs')}")
             _COMMITTED_MAP.read(row)
             return ocs, read(ocs, row)
 
-        def substitute(ocs: object, record: object) -> Substitute[tuple[str, T]]:
+        def substitute(
+            ocs: object, record: object
+        ) -> Substitute[tuple[str, T]]:
             named = (ocs, _as_far_as_readable(record).get("ocs"))
             row = {"map": None, "reconfiguration": None, "at": time.time()}
             lost = {name: row for name in named if isinstance(name, str)}
             replaced.update((name, read(name, row)) for name in lost)
-            return Substitute((), [(_ADD_COMMITTED, values) for values in _committed_rows(lost)])
+            return Substitute(
+                (),
+                [(_ADD_COMMITTED, values) for values in _committed_rows(lost)],
+            )
 
-        found = self.each("committed", "", committed, "ocs", "record", unreadable=substitute)
+        found = self.each(
+            "committed",
+            "",
+            committed,
+            "ocs",
+            "record",
+            unreadable=substitute,
+        )
         return {**replaced, **dict(found)}
 
-    def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
+    def save_baselines(
+        self, baselines: Mapping[BaselineKey, Sequence[float]]
+    ) -> None:
         """Replace the readings of these circuits."""
         self.write_all(_SAVE_BASELINE, _baseline_rows(baselines))
 
     def baselines(self, ocs: str) -> dict[BaselineKey, tuple[float, ...]]:
         """The readings (dBm, oldest first) of every circuit of one OCS that has any."""
         rows = self.each(
-            *("baselines", "WHERE ocs = ?", lambda readings, *key: ((ocs, *key), readings)),
-            *("inp", "out", "source"),
+            "baselines",
+            "WHERE ocs = ?",
+            lambda readings, *key: ((ocs, *key), readings),
+            "inp",
+            "out",
+            "source",
             values=(ocs,),
             record="readings",
             at="ocs || ' ' || inp || '>' || out || ' ' || source",
@@ -288,7 +387,9 @@ class Store(Database):
         )
         return dict(rows)
 
-    def save_locks(self, records: Sequence[Record], *, soon: bool = False) -> None:
+    def save_locks(
+        self, records: Sequence[Record], *, soon: bool = False
+    ) -> None:
         """Insert or replace locks by place. ``soon``: when the disk has space."""
         rows = _lock_rows(records)
         if soon:
@@ -299,29 +400,85 @@ class Store(Database):
     def delete_locks(self, places: Sequence[tuple[str, int, str]]) -> None:
         """Delete the locks of these channels of ports; without a channel, of the port."""
         self.write_rest()  # otherwise a lock could be written after its end
-        self.write_all("DELETE FROM locks WHERE ocs = ? AND port = ? AND channel = ?", places)
+        self.write_all(
+            "DELETE FROM locks WHERE ocs = ? AND port = ? AND channel = ?",
+            places,
+        )
 
     def locks(
         self,
-        read: Callable[[dict[str, Any], str, int, str], T],
-        unreadable: Callable[[object, object, object, Record], Sequence[Record]],
+        read: Callable[
+            [
+                dict[str, Any],
+                str,
+                int,
+                str,
+            ],
+            T,
+        ],
+        unreadable: Callable[
+            [
+                object,
+                object,
+                object,
+                Record,
+            ],
+            Sequence[Record],
+        ],
     ) -> list[T]:
         """Every lock, by ``read`` of its record and place; ``unreadable`` returns the records that
         replace an unreadable one, by its place and what can be read of it. These come first; those
         of places that have a lock are not stored."""
         replaced = list[T]()
 
-        def lock(row: dict[str, Any], ocs: str, port: int, channel: str, *_: object) -> T:
-            return read(row, ocs, port, channel)
+        def lock(
+            row: dict[str, Any],
+            ocs: str,
+            port: int,
+            channel: str,
+            *_: object,
+        ) -> T:
+            return read(
+                row,
+                ocs,
+                port,
+                channel,
+            )
 
-        def substitute(ocs: object, port: object, channel: object, record: object) -> Substitute[T]:
-            records = unreadable(ocs, port, channel, _as_far_as_readable(record))
-            replaced.extend(read(dict(r), r["ocs"], r["port"], r["channel"]) for r in records)
-            return Substitute((), [(_ADD_LOCK, row) for row in _lock_rows(records)])
+        def substitute(
+            ocs: object,
+            port: object,
+            channel: object,
+            record: object,
+        ) -> Substitute[T]:
+            records = unreadable(
+                ocs,
+                port,
+                channel,
+                _as_far_as_readable(record),
+            )
+            replaced.extend(
+                read(
+                    dict(r),
+                    r["ocs"],
+                    r["port"],
+                    r["channel"],
+                )
+                for r in records
+            )
+            return Substitute(
+                (), [(_ADD_LOCK, row) for row in _lock_rows(records)]
+            )
 
         which = "ORDER BY ocs, port, channel"
         columns = ("ocs", "port", "channel", "record")
-        found = self.each("locks", which, lock, *columns, unreadable=substitute)
+        found = self.each(
+            "locks",
+            which,
+            lock,
+            *columns,
+            unreadable=substitute,
+        )
         return [*replaced, *found]
 
     def save_map(self, name: str, record: Record) -> None:
@@ -335,17 +492,37 @@ class Store(Database):
     def saved_maps(self) -> dict[str, dict[str, Any]]:
         """All saved maps, by name; unreadable ones have none."""
 
-        def saved(row: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
+        def saved(
+            row: dict[str, Any], name: str
+        ) -> tuple[str, dict[str, Any]]:
             if row.get("name", name) != name:
                 raise ValueError(f"it belongs to {row['name']}")
             return name, dict(_saved_maps().read({**row, "name": name}))
 
-        def substitute(kept: str | bytes) -> Substitute[tuple[str, dict[str, Any]]]:
+        def substitute(
+            kept: str | bytes,
+        ) -> Substitute[tuple[str, dict[str, Any]]]:
             name = kept if isinstance(kept, str) else kept.hex()
-            row = {"name": name, "maps": {}, "by": "", "why": UNREADABLE, "at": 0.0}
-            return Substitute([(name, row)], [(_SAVE_MAP, (name, json.dumps(row)))])
+            row = {
+                "name": name,
+                "maps": {},
+                "by": "",
+                "why": UNREADABLE,
+                "at": 0.0,
+            }
+            return Substitute(
+                [(name, row)], [(_SAVE_MAP, (name, json.dumps(row)))]
+            )
 
-        return dict(self.each("saved", "ORDER BY name", saved, "name", unreadable=substitute))
+        return dict(
+            self.each(
+                "saved",
+                "ORDER BY name",
+                saved,
+                "name",
+                unreadable=substitute,
+            )
+        )
 
     def set_mark(self, name: str, record: Record | None) -> None:
         """Store one record under a name; ``None`` deletes it."""
@@ -356,7 +533,13 @@ class Store(Database):
         """Store one record under a name, now or when the disk has space."""
         self.write_soon(_mark(name, record))
 
-    def set_mark_soon(self, name: str, record: Record | None, kind: str, event: Record) -> bool:
+    def set_mark_soon(
+        self,
+        name: str,
+        record: Record | None,
+        kind: str,
+        event: Record,
+    ) -> bool:
         """The same, with an event, now or when the disk has space; returns whether it is stored."""
         told = ADD_EVENT, (time.time(), kind, json.dumps(event))
         return self.write_soon(_mark(name, record), told, always=True)
@@ -381,53 +564,107 @@ class Store(Database):
                 raise ValueError("it belongs to another mark")
             return read(row)
 
-        found = self.each("marks", "WHERE name = ?", marked, values=(name,), unreadable=substitute)
+        found = self.each(
+            "marks",
+            "WHERE name = ?",
+            marked,
+            values=(name,),
+            unreadable=substitute,
+        )
         return next(iter(found), None)
 
-    def add_event(self, at: float, kind: str, record: Record) -> None:
+    def add_event(
+        self,
+        at: float,
+        kind: str,
+        record: Record,
+    ) -> None:
         """Append an event, now or when the disk has space."""
         self.add_events(kind, [(at, record)])
 
-    def add_events(self, kind: str, events: Sequence[tuple[float, Record]]) -> None:
+    def add_events(
+        self, kind: str, events: Sequence[tuple[float, Record]]
+    ) -> None:
         """Append events of one kind, each with its time, in one write."""
-        self.write_soon(*((ADD_EVENT, (at, kind, json.dumps(record))) for at, record in events))
+        self.write_soon(
+            *(
+                (ADD_EVENT, (at, kind, json.dumps(record)))
+                for at, record in events
+            )
+        )
 
-    def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+    def events(
+        self, after: int = 0, limit: int = 1000
+    ) -> list[dict[str, Any]]:
         """At most ``limit`` events after number ``after``, oldest first."""
-        return self._events("WHERE number > ? ORDER BY number LIMIT ?", after, limit)
+        return self._events(
+            "WHERE number > ? ORDER BY number LIMIT ?", after, limit
+        )
 
     def past_events(
-        self, period: Period, last: int, before: int, kinds: Collection[str] = ()
+        self,
+        period: Period,
+        last: int,
+        before: int,
+        kinds: Collection[str] = (),
     ) -> list[dict[str, Any]]:
         """The ``last`` events in a period (of these kinds), with lower numbers than ``before``."""
         # Times have an index, and grow almost like numbers.
         bounds = self.rows(
-            "SELECT min(number), max(number) FROM events WHERE at BETWEEN ? AND ?", *period
+            "SELECT min(number), max(number) FROM events WHERE at BETWEEN ? AND ?",
+            *period,
         )
-        of_kind = f"AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        of_kind = (
+            f"AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        )
         found = self._events(
             "WHERE number BETWEEN ? AND ? "
             f"AND number < ? AND +at BETWEEN ? AND ? {of_kind} ORDER BY number DESC LIMIT ?",
-            *(*bounds[0], before, *period, *kinds, last),
+            *bounds[0],
+            before,
+            *period,
+            *kinds,
+            last,
         )
         return found[::-1]
 
     def _events(self, which: str, *values: object) -> list[dict[str, Any]]:
-        def event(row: dict[str, Any], number: int, at: float, kind: str) -> dict[str, Any]:
-            return {**row, "number": number, "at": float(at), "kind": kind}
+        def event(
+            row: dict[str, Any],
+            number: int,
+            at: float,
+            kind: str,
+        ) -> dict[str, Any]:
+            return {
+                **row,
+                "number": number,
+                "at": float(at),
+                "kind": kind,
+            }
 
         columns = ("number", "at", "kind")
-        return self.each("events", which, event, *columns, values=values, unreadable=skip_record)
+        return self.each(
+            "events",
+            which,
+            event,
+            *columns,
+            values=values,
+            unreadable=skip_record,
+        )
 
     def forget(self, before: float, most: int = 500) -> int:
         """Delete some events and changes that ended before then; returns their number. The last
         event, the last change and changes with an unknown result stay."""
         with self.together() as db:
-            return sum(db.execute(sql, (before, most)).rowcount for sql in _FORGET)
+            return sum(
+                db.execute(sql, (before, most)).rowcount for sql in _FORGET
+            )
 
     def last_event(self) -> int:
         """The number of the latest event, 0 if there is none."""
-        return int(self.rows("SELECT coalesce(max(number), 0) FROM events")[0][0])
+        return int(
+            self.rows("SELECT coalesce(max(number), 0) FROM events")[0][0]
+        )
 
 
 def _as_far_as_readable(record: object) -> dict[str, Any]:
@@ -441,7 +678,10 @@ def _mark(name: str, record: Record | None) -> Statement:
     if record is None:
         return "DELETE FROM marks WHERE name = ?", (name,)
     named = {**record, _NAME_OF_MARK: name}
-    return "INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, json.dumps(named))
+    return "INSERT OR REPLACE INTO marks VALUES (?, ?)", (
+        name,
+        json.dumps(named),
+    )
 
 
 def _readings(text: str) -> tuple[float, ...]:
@@ -452,14 +692,21 @@ def _readings(text: str) -> tuple[float, ...]:
 
 
 def _lock_rows(records: Sequence[Record]) -> list[tuple[Any, ...]]:
-    return [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
+    return [
+        (r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records
+    ]
 
 
 def _committed_rows(maps: Mapping[str, Record]) -> list[tuple[str, str]]:
-    return [(ocs, json.dumps({**row, "ocs": ocs})) for ocs, row in maps.items()]
+    return [
+        (ocs, json.dumps({**row, "ocs": ocs})) for ocs, row in maps.items()
+    ]
 
 
 def _baseline_rows(
     baselines: Mapping[BaselineKey, Sequence[float]],
 ) -> list[tuple[str, int, int, str, str]]:
-    return [(*key, " ".join(map(_written, readings))) for key, readings in baselines.items()]
+    return [
+        (*key, " ".join(map(_written, readings)))
+        for key, readings in baselines.items()
+    ]

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 @click.command()
 @options.server_options
 @out.listing_options
-def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
+def status(
+    lab_name: str,
+    chosen: tuple[str, ...],
+    passwords: Passwords,
+    as_json: bool,
+) -> None:
     """Show what is deployed on the servers of LAB, and whether it is healthy.
 
     Exit code 1 if a server is not healthy.
@@ -35,11 +40,20 @@ def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json
     controller (whether it runs; null: none is deployed) and problem.
     """
     lab, servers = options.lab_and_servers(lab_name, chosen)
-    outcomes = options.on_servers(lab, servers, options.servers_of(lab).status, passwords)
+    outcomes = options.on_servers(
+        lab,
+        servers,
+        options.servers_of(lab).status,
+        passwords,
+    )
     rows = [
         {"server": o.server, "ok": not o.result.problem, **asdict(o.result)}
         if o.result
-        else {"server": o.server, "ok": False, "problem": o.error and o.error.message}
+        else {
+            "server": o.server,
+            "ok": False,
+            "problem": o.error and o.error.message,
+        }
         for o in outcomes
     ]
     healthy = all(row["ok"] for row in rows)
@@ -47,7 +61,9 @@ def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json
         out.print_json({"lab": lab.name, "ok": healthy, "servers": rows})
     else:
         _table(outcomes).print()
-        for hint in dict.fromkeys(o.error.hint for o in outcomes if o.error and o.error.hint):
+        for hint in dict.fromkeys(
+            o.error.hint for o in outcomes if o.error and o.error.hint
+        ):
             out.say(hint)
     if not healthy:
         click.get_current_context().exit(1)
@@ -59,28 +75,47 @@ def _table(outcomes: list[ServerResult[Installed]]) -> out.Table:
         out.Column("release", whole=True),
         out.Column("agent", whole=True),
         out.Column("since", whole=True),
-        out.Column("workers", whole=True, right=True),
+        out.Column(
+            "workers",
+            whole=True,
+            right=True,
+        ),
         "state",
         out.Column("pushed", wide=True),
-        out.Column("before", whole=True, wide=True),
+        out.Column(
+            "before",
+            whole=True,
+            wide=True,
+        ),
     )
     for outcome in outcomes:
         found = outcome.result
         if found is None:
             assert outcome.error is not None
             failed = out.Coloured(outcome.error.message, "bad")
-            cells: list[out.Cell] = [*[""] * 4, failed, "", ""]
+            cells: list[out.Cell] = [
+                *[""] * 4,
+                failed,
+                "",
+                "",
+            ]
         else:
-            again = f", restarted {found.restarts} times" if found.restarts else ""
+            again = (
+                f", restarted {found.restarts} times" if found.restarts else ""
+            )
             words = (found.problem or "healthy") + again
-            state: out.Cell = out.Coloured(words, "bad" if found.problem else "good")
+            state: out.Cell = out.Coloured(
+                words, "bad" if found.problem else "good"
+            )
             cells = [
                 found.release or "",
                 found.version or "",
                 _ago(found.since),
                 str(found.workers) if found.version else "",
                 state,
-                f"{out.when(found.pushed_at)} by {found.pushed_by}" if found.pushed_at else "",
+                f"{out.when(found.pushed_at)} by {found.pushed_by}"
+                if found.pushed_at
+                else "",
                 found.previous or "",
             ]
         table.add_row(outcome.server, *cells)
@@ -97,12 +132,19 @@ def _ago(since: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def _acting(action: str, done: str, words: str) -> click.Command:
+def _acting(
+    action: str,
+    done: str,
+    words: str,
+) -> click.Command:
     @click.command(action, help=words)
     @options.server_options
     @out.json_option
     def command(
-        lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool
+        lab_name: str,
+        chosen: tuple[str, ...],
+        passwords: Passwords,
+        as_json: bool,
     ) -> None:
         options.act_on_servers(
             lab_name,
@@ -138,7 +180,12 @@ stop = _acting(
 @click.command()
 @options.server_options
 @out.json_option
-def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
+def rollback(
+    lab_name: str,
+    chosen: tuple[str, ...],
+    passwords: Passwords,
+    as_json: bool,
+) -> None:
     """Return to the previous release on the servers of LAB; workers keep running.
 
     Two releases are kept, so a second rollback undoes the first. Lab file and certificates stay
@@ -161,10 +208,18 @@ def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_js
 
 @click.command()
 @options.server_options
-@click.option("--end-workers", is_flag=True, help="End running workers.")
+@click.option(
+    "--end-workers",
+    is_flag=True,
+    help="End running workers.",
+)
 @out.json_option
 def remove(
-    lab_name: str, chosen: tuple[str, ...], passwords: Passwords, end_workers: bool, as_json: bool
+    lab_name: str,
+    chosen: tuple[str, ...],
+    passwords: Passwords,
+    end_workers: bool,
+    as_json: bool,
 ) -> None:
     """Uninstall Patchlight from the servers of LAB.
 
@@ -180,7 +235,9 @@ def remove(
         lab_name,
         chosen,
         passwords,
-        lambda on, server, remote: on.remove(server, remote, end_workers=end_workers),
+        lambda on, server, remote: on.remove(
+            server, remote, end_workers=end_workers
+        ),
         "removed",
         lambda removed: "removed" if removed else "nothing is installed",
         as_json=as_json,
@@ -189,9 +246,23 @@ def remove(
 
 @click.command()
 @options.server_options
-@click.option("-f", "--follow", is_flag=True, help="Continue until Ctrl-C.")
-@click.option("--lines", type=click.IntRange(0), default=100, help="Number of last lines.")
-@click.option("--controller", is_flag=True, help="Show the controller's log instead.")
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Continue until Ctrl-C.",
+)
+@click.option(
+    "--lines",
+    type=click.IntRange(0),
+    default=100,
+    help="Number of last lines.",
+)
+@click.option(
+    "--controller",
+    is_flag=True,
+    help="Show the controller's log instead.",
+)
 def logs(
     lab_name: str,
     chosen: tuple[str, ...],
@@ -218,7 +289,14 @@ def logs(
         return True
 
     failed = [
-        each.error for each in options.on_servers(lab, servers, read, passwords) if each.error
+        each.error
+        for each in options.on_servers(
+            lab,
+            servers,
+            read,
+            passwords,
+        )
+        if each.error
     ]
     for error in failed:
         out.say(f"patchlight: {error}", err=True)
@@ -226,7 +304,10 @@ def logs(
         click.get_current_context().exit(1)
 
 
-@click.group(cls=LazyGroup, prefix="deploy ")
+@click.group(
+    cls=LazyGroup,
+    prefix="deploy ",
+)
 def deploy() -> None:
     """Install Patchlight on the servers of a lab."""
 

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 # A wheel has no Makefile.
 _CHECKOUT = deploy_file("").parent.joinpath("Makefile").is_file()
 DEMO = "make demo" if _CHECKOUT else "patchlight experiment ofc2022"
-_MEANINGS: dict[str, out.Meaning] = {"missing": "bad", "untested": "caution", "ok": "good"}
+_MEANINGS: dict[str, out.Meaning] = {
+    "missing": "bad",
+    "untested": "caution",
+    "ok": "good",
+}
 _SERVERS = "a server of a lab"
 _BY_HAND = "looking into a lab by hand"
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -67,7 +71,12 @@ _PROGRAMS = (
     ("tc", "iproute2", _BY_HAND, "-V"),
     ("ethtool", "ethtool", _BY_HAND, "--version"),
     ("ping", "iputils-ping", _BY_HAND, "-V"),
-    ("mmdebstrap", "mmdebstrap", "Docker workers, rehearsal servers", "--version"),
+    (
+        "mmdebstrap",
+        "mmdebstrap",
+        "Docker workers, rehearsal servers",
+        "--version",
+    ),
 )
 
 # Packages that are not imported by their name in lower case with underscores.
@@ -98,7 +107,10 @@ print(json.dumps(found))
 _KERNEL = (
     ("network namespaces", "true"),
     ("veth pairs", "ip link add name pla type veth peer name plb"),
-    ("tbf (limits rates)", "tc qdisc add dev lo root tbf rate 1mbit burst 32kb latency 50ms"),
+    (
+        "tbf (limits rates)",
+        "tc qdisc add dev lo root tbf rate 1mbit burst 32kb latency 50ms",
+    ),
     (
         "clsact and mirred (the optical crossbar)",
         "tc qdisc add dev lo clsact && tc filter add dev lo ingress protocol all u32 "
@@ -110,10 +122,16 @@ _KERNEL = (
 @click.command()
 @lab_option("Also compare this machine with a server of this lab.", "lab")
 @click.option(
-    "--server", metavar="NAME", help="Which server of the lab this is [default: the host name]."
+    "--server",
+    metavar="NAME",
+    help="Which server of the lab this is [default: the host name].",
 )
 @out.listing_options
-def doctor(lab: str | None, server: str | None, as_json: bool) -> None:
+def doctor(
+    lab: str | None,
+    server: str | None,
+    as_json: bool,
+) -> None:
     """Show what this machine has and lacks, and how to install what is missing.
 
     Problems come first. Exit code 1 if the OFC 2022 experiment (`make demo` in a checkout) lacks
@@ -123,13 +141,30 @@ def doctor(lab: str | None, server: str | None, as_json: bool) -> None:
     meant = _meant(lab, server)
     needed_for = _SERVERS if meant is None else f"{meant.name} of lab {lab}"
     checks = list(examine(meant, needed_for))
-    lacking = [check for check in checks if check.ok is False and check.needed_for == DEMO]
-    unlike = [c for c in checks if c.ok is False and meant and c.needed_for == needed_for]
+    lacking = [
+        check
+        for check in checks
+        if check.ok is False and check.needed_for == DEMO
+    ]
+    unlike = [
+        c
+        for c in checks
+        if c.ok is False and meant and c.needed_for == needed_for
+    ]
     if as_json:
         keys = ("name", "state", "found", "needed_for", "install")
-        facts = [{key: getattr(check, key) or None for key in keys} for check in checks]
-        as_claimed = {} if meant is None else {"server": meant.name, "as_the_lab_says": not unlike}
-        out.print_json({"ready_for_demo": not lacking, **as_claimed, "checks": facts})
+        facts = [
+            {key: getattr(check, key) or None for key in keys}
+            for check in checks
+        ]
+        as_claimed = (
+            {}
+            if meant is None
+            else {"server": meant.name, "as_the_lab_says": not unlike}
+        )
+        out.print_json(
+            {"ready_for_demo": not lacking, **as_claimed, "checks": facts}
+        )
     else:
         _print(checks, lacking)
         if unlike:
@@ -153,7 +188,11 @@ def _meant(lab: str | None, name: str | None) -> Server | None:
     wanted = name or platform.node().partition(".")[0]
     if wanted in servers:
         return servers[wanted]
-    expected = f"expected one of {', '.join(servers)}" if servers else "the lab has none"
+    expected = (
+        f"expected one of {', '.join(servers)}"
+        if servers
+        else "the lab has none"
+    )
     raise BadInput(
         f"lab {lab} has no server {wanted!r}: {expected}",
         hint=None if name else "Say which one this machine is: --server NAME",
@@ -163,26 +202,44 @@ def _meant(lab: str | None, name: str | None) -> Server | None:
 def _print(checks: list[Check], lacking: list[Check]) -> None:
     order = list(_MEANINGS)
     by_state = sorted(checks, key=lambda check: order.index(check.state))
-    table = out.Table(out.Column("", whole=True), "what", "found", "needed for")
+    table = out.Table(
+        out.Column("", whole=True),
+        "what",
+        "found",
+        "needed for",
+    )
     for before, check in zip([None, *by_state], by_state, strict=False):
         if before is not None and check.state == "ok" != before.state:
             table.end_section()
         state = out.Coloured(check.state, _MEANINGS[check.state])
-        table.add_row(state, check.name, check.found, check.needed_for)
+        table.add_row(
+            state,
+            check.name,
+            check.found,
+            check.needed_for,
+        )
     table.print()
-    wanted = [check for check in checks if check.ok is not True and check.install]
+    wanted = [
+        check for check in checks if check.ok is not True and check.install
+    ]
     if wanted:
         out.say("\nTo install or test what is missing:")
         for command in dict.fromkeys(check.install for check in wanted):
-            names = ", ".join(check.name for check in wanted if check.install == command)
+            names = ", ".join(
+                check.name for check in wanted if check.install == command
+            )
             out.say(f"  {command}    # {names}")
     if lacking:
-        out.say(f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}.")
+        out.say(
+            f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}."
+        )
     else:
         out.say(f"\nAll that `{DEMO}` needs is here.")
 
 
-def examine(server: Server | None = None, needed_for: str = _SERVERS) -> Iterator[Check]:
+def examine(
+    server: Server | None = None, needed_for: str = _SERVERS
+) -> Iterator[Check]:
     """Every check, in the order to mend things in; with a server, also what a lab claims of it."""
     yield _root()
     yield _python()
@@ -196,72 +253,172 @@ def examine(server: Server | None = None, needed_for: str = _SERVERS) -> Iterato
 def _root() -> Check:
     user = os.geteuid()
     found = "root" if user == 0 else f"user {user}"
-    return Check("root", user == 0, found, DEMO, "" if user == 0 else "sudo patchlight doctor")
+    return Check(
+        "root",
+        user == 0,
+        found,
+        DEMO,
+        "" if user == 0 else "sudo patchlight doctor",
+    )
 
 
 def _python() -> Check:
     good = sys.version_info >= (3, 11)
     found = f"{platform.python_version()} ({sys.executable})"
-    return Check("Python 3.11 or newer", good, found, DEMO, _apt("python3 python3-venv"))
+    return Check(
+        "Python 3.11 or newer",
+        good,
+        found,
+        DEMO,
+        _apt("python3 python3-venv"),
+    )
 
 
-def _program(name: str, package: str, needed_for: str, version_option: str) -> Check:
+def _program(
+    name: str,
+    package: str,
+    needed_for: str,
+    version_option: str,
+) -> Check:
     path = shutil.which(name, path=_PATH)
     if path is None:
-        return Check(name, False, "not found", needed_for, _apt(package))
+        return Check(
+            name,
+            False,
+            "not found",
+            needed_for,
+            _apt(package),
+        )
     process = _run([path, version_option])
     lines = (process.stdout or process.stderr).strip().splitlines()
-    return Check(name, True, lines[0] if lines and not process.returncode else path, needed_for)
+    return Check(
+        name,
+        True,
+        lines[0] if lines and not process.returncode else path,
+        needed_for,
+    )
 
 
 def _datapath() -> Check:
     """Which Open vSwitch datapath a lab gets. Either will do, so this is never missing."""
-    name, purpose = "Open vSwitch datapath", "speed of emulated switches"
+    name = "Open vSwitch datapath"
+    purpose = "speed of emulated switches"
     found = "in user space (this kernel has no module openvswitch)"
     if Path("/sys/module/openvswitch").exists():
         found = "in the kernel (module openvswitch is loaded)"
     else:
         modules = Path("/lib/modules", platform.release(), "modules.dep")
         with suppress(OSError):
-            if "/openvswitch.ko" in modules.read_text(encoding="utf-8", errors="replace"):
+            if "/openvswitch.ko" in modules.read_text(
+                encoding="utf-8",
+                errors="replace",
+            ):
                 found = "in the kernel (module openvswitch can be loaded)"
-    return Check(name, True, found, purpose)
+    return Check(
+        name,
+        True,
+        found,
+        purpose,
+    )
 
 
 def _kernel(name: str, command: str) -> Check:
     """Try what an emulated lab asks of the kernel, where nothing of the host can change."""
     what = f"kernel: {name}"
     if os.geteuid() != 0:
-        return Check(what, None, "only root can try it", DEMO, "sudo patchlight doctor")
-    for program, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")):
+        return Check(
+            what,
+            None,
+            "only root can try it",
+            DEMO,
+            "sudo patchlight doctor",
+        )
+    for program, package in (
+        ("unshare", "util-linux"),
+        ("ip", "iproute2"),
+        ("tc", "iproute2"),
+    ):
         if shutil.which(program, path=_PATH) is None:
-            return Check(what, None, f"cannot be tried without {program}", DEMO, _apt(package))
-    process = _run(["unshare", "--net", "sh", "-c", command])
+            return Check(
+                what,
+                None,
+                f"cannot be tried without {program}",
+                DEMO,
+                _apt(package),
+            )
+    process = _run(
+        [
+            "unshare",
+            "--net",
+            "sh",
+            "-c",
+            command,
+        ]
+    )
     if process.returncode == 0:
-        return Check(what, True, "works", DEMO)
-    reason = (process.stderr or process.stdout).strip().replace("\n", "; ") or "refused"
-    return Check(what, False, reason, DEMO, "use a kernel that has it, and run with CAP_NET_ADMIN")
+        return Check(
+            what,
+            True,
+            "works",
+            DEMO,
+        )
+    reason = (process.stderr or process.stdout).strip().replace(
+        "\n", "; "
+    ) or "refused"
+    return Check(
+        what,
+        False,
+        reason,
+        DEMO,
+        "use a kernel that has it, and run with CAP_NET_ADMIN",
+    )
 
 
-def machine(server: Server | None = None, needed_for: str = _SERVERS) -> Iterator[Check]:
+def machine(
+    server: Server | None = None, needed_for: str = _SERVERS
+) -> Iterator[Check]:
     """What a server of a lab needs; with one of the lab file, whether this machine is like it."""
     from patchlight.deploy.check_machine import judge_machine
     from patchlight.deploy.facts import facts_here
     from patchlight.testbed.lab.model import Server
 
-    server = server or Server(platform.node(), management=None, gpus=(), nics=())
+    server = server or Server(
+        platform.node(),
+        management=None,
+        gpus=(),
+        nics=(),
+    )
     try:
         facts = facts_here()
     except PatchlightError as error:
-        yield Check("what it has", None, error.message, needed_for, error.hint or "")
+        yield Check(
+            "what it has",
+            None,
+            error.message,
+            needed_for,
+            error.hint or "",
+        )
         return
     for finding in judge_machine(server, facts, "docker"):
-        good, found = finding.ok, finding.found
+        good = finding.ok
+        found = finding.found
         if finding.check == "Docker engine":
             purpose = "Docker workers (process workers do without)"
-            yield Check(finding.check, good, found, purpose, "" if good else _start_docker())
+            yield Check(
+                finding.check,
+                good,
+                found,
+                purpose,
+                "" if good else _start_docker(),
+            )
         else:
-            yield Check(finding.check, good, found, needed_for, "" if good else finding.remedy)
+            yield Check(
+                finding.check,
+                good,
+                found,
+                needed_for,
+                "" if good else finding.remedy,
+            )
 
 
 def _start_docker() -> str:
@@ -269,7 +426,11 @@ def _start_docker() -> str:
     if not Path("/run/systemd/system").exists():
         # A private engine that leaves the machine's iptables alone.
         start = f"export DOCKER_HOST=$(sudo bash {quoted_deploy_file('docker-engine.sh')} start)"
-    return start if shutil.which("dockerd", path=_PATH) else f"{_apt('docker.io')} && {start}"
+    return (
+        start
+        if shutil.which("dockerd", path=_PATH)
+        else f"{_apt('docker.io')} && {start}"
+    )
 
 
 def _packages() -> Iterator[Check]:
@@ -279,20 +440,48 @@ def _packages() -> Iterator[Check]:
         for requirement in importlib.metadata.requires("patchlight") or ()
         if "extra ==" not in requirement or requirement.startswith("ryu")
     ]
-    packages = [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
-    modules = [_IMPORT_NAMES.get(name, name.lower().replace("-", "_")) for name in packages]
+    packages = [
+        re.split(r"[^\w.-]", requirement)[0] for requirement in requirements
+    ]
+    modules = [
+        _IMPORT_NAMES.get(name, name.lower().replace("-", "_"))
+        for name in packages
+    ]
     pairs = json.dumps([*zip(modules, packages, strict=True)])
-    process = _run([sys.executable, "-c", _IMPORT, pairs], _IMPORT_PATIENCE_S)
+    process = _run(
+        [
+            sys.executable,
+            "-c",
+            _IMPORT,
+            pairs,
+        ],
+        _IMPORT_PATIENCE_S,
+    )
     last_line = process.stdout.strip().rpartition("\n")[2]
-    imported: dict[str, tuple[bool, str]] = json.loads(last_line) if not process.returncode else {}
+    imported: dict[str, tuple[bool, str]] = (
+        json.loads(last_line) if not process.returncode else {}
+    )
     failure = process.stderr.strip()[-120:] or "cannot be imported"
-    for requirement, package, module in zip(requirements, packages, modules, strict=True):
+    for requirement, package, module in zip(
+        requirements,
+        packages,
+        modules,
+        strict=True,
+    ):
         good, what = imported.get(module, (False, failure))
-        install = f"{shlex.quote(sys.executable)} -m pip install '{requirement}'"
+        install = (
+            f"{shlex.quote(sys.executable)} -m pip install '{requirement}'"
+        )
         if package == "ryu":
             install = f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt').as_uri()} {install}"
         purpose = _PURPOSES.get(package, DEMO)
-        yield Check(f"Python package {package}", good, what, purpose, "" if good else install)
+        yield Check(
+            f"Python package {package}",
+            good,
+            what,
+            purpose,
+            "" if good else install,
+        )
 
 
 def _apt(packages: str) -> str:
@@ -301,7 +490,9 @@ def _apt(packages: str) -> str:
     return f"install what Debian calls {packages}"
 
 
-def _run(command: list[str], patience_s: float = _PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: list[str], patience_s: float = _PATIENCE_S
+) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command,
@@ -313,4 +504,9 @@ def _run(command: list[str], patience_s: float = _PATIENCE_S) -> subprocess.Comp
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(command, 1, "", reason(error))
+        return subprocess.CompletedProcess(
+            command,
+            1,
+            "",
+            reason(error),
+        )

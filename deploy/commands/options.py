@@ -50,24 +50,52 @@ def ssh_options(command: Command) -> Command:
         from patchlight.deploy.ssh import Passwords
 
         login = _password("password", ask_password, password_file)
-        sudo = _password("sudo-password", ask_sudo_password, sudo_password_file, default=login)
-        return command(*arguments, passwords=Passwords(login, sudo), **options)
+        sudo = _password(
+            "sudo-password",
+            ask_sudo_password,
+            sudo_password_file,
+            default=login,
+        )
+        return command(
+            *arguments,
+            passwords=Passwords(login, sudo),
+            **options,
+        )
 
     made: Any = with_passwords
-    shared = functools.partial(click.option, cls=SharedOption, of="deploy")
+    shared = functools.partial(
+        click.option,
+        cls=SharedOption,
+        of="deploy",
+    )
     for of_what, asked in (("sudo-", "for sudo"), ("", "for the login")):
         about = f"Read the password {asked} from a file (mode 0600)."
         file = click.Path(path_type=Path)
-        made = shared(f"--{of_what}password-file", type=file, help=about)(made)
+        made = shared(
+            f"--{of_what}password-file",
+            type=file,
+            help=about,
+        )(made)
         about = f"Ask for the password {asked}."
-        made = shared(f"--ask-{of_what}password", is_flag=True, help=about)(made)
+        made = shared(
+            f"--ask-{of_what}password",
+            is_flag=True,
+            help=about,
+        )(made)
     wrapped: Command = made
     return wrapped
 
 
-def _password(option: str, ask: bool, file: Path | None, default: str | None = None) -> str | None:
+def _password(
+    option: str,
+    ask: bool,
+    file: Path | None,
+    default: str | None = None,
+) -> str | None:
     if ask and file is not None:
-        raise BadInput(f"--ask-{option} and --{option}-file exclude each other: give one")
+        raise BadInput(
+            f"--ask-{option} and --{option}-file exclude each other: give one"
+        )
     if file is not None:
         return read_password(file)
     if not ask:
@@ -77,10 +105,19 @@ def _password(option: str, ask: bool, file: Path | None, default: str | None = N
             f"--ask-{option} needs a terminal to ask at",
             hint=f"Use --{option}-file FILE, with a file that only you may read.",
         )
-    what = "Password to log in with" if option == "password" else "Password of sudo"
+    what = (
+        "Password to log in with"
+        if option == "password"
+        else "Password of sudo"
+    )
     if default:
         what += " (empty: the same)"
-    given: str = click.prompt(what, default=default or "", hide_input=True, show_default=False)
+    given: str = click.prompt(
+        what,
+        default=default or "",
+        hide_input=True,
+        show_default=False,
+    )
     return given or None
 
 
@@ -89,22 +126,33 @@ def read_password(file: Path) -> str:
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise BadInput(f"cannot read the password in {file}: {error.strerror}") from error
+        raise BadInput(
+            f"cannot read the password in {file}: {error.strerror}"
+        ) from error
     with os.fdopen(fd, "rb") as opened:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise BadInput(f"{file} is not a plain file: expected a file with a password")
+            raise BadInput(
+                f"{file} is not a plain file: expected a file with a password"
+            )
         if status.st_mode & 0o077:
-            raise BadInput(f"others may read the password in {file}", hint=f"Run: chmod 600 {file}")
+            raise BadInput(
+                f"others may read the password in {file}",
+                hint=f"Run: chmod 600 {file}",
+            )
         text = opened.read(_LONGEST).decode(errors="replace")
     password = text.split("\n")[0].rstrip("\r")
     if not password:
-        raise BadInput(f"{file} is empty: expected a password on its first line")
+        raise BadInput(
+            f"{file} is empty: expected a password on its first line"
+        )
     return password
 
 
 R = TypeVar("R")
-complete_server = completer(lambda lab, *_: [server.name for server in lab.servers])
+complete_server = completer(
+    lambda lab, *_: [server.name for server in lab.servers]
+)
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,24 +168,36 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         shell_complete=complete_server,
         help="Only this server; may be given again.",
     )(command)
-    return click.argument("lab_name", metavar="LAB", shell_complete=complete_lab)(command)
+    return click.argument(
+        "lab_name",
+        metavar="LAB",
+        shell_complete=complete_lab,
+    )(command)
 
 
 def with_servers(lab: Lab) -> Lab:
     """This lab; ``BadInput`` if it has no servers."""
     if not lab.servers:
-        raise BadInput(f"lab {lab.name} has no servers: expected some in the lab file")
+        raise BadInput(
+            f"lab {lab.name} has no servers: expected some in the lab file"
+        )
     return lab
 
 
-def lab_and_servers(lab_name: str, chosen: Sequence[str]) -> tuple[Lab, list[Server]]:
+def lab_and_servers(
+    lab_name: str, chosen: Sequence[str]
+) -> tuple[Lab, list[Server]]:
     """The lab, and the servers of it that are meant."""
     lab = with_servers(running_lab(lab_name))
     names = [server.name for server in lab.servers]
     for name in chosen:
         if name not in names:
-            raise BadInput(f"lab {lab.name} has no server {name!r}: it has {', '.join(names)}")
-    return lab, [server for server in lab.servers if not chosen or server.name in chosen]
+            raise BadInput(
+                f"lab {lab.name} has no server {name!r}: it has {', '.join(names)}"
+            )
+    return lab, [
+        server for server in lab.servers if not chosen or server.name in chosen
+    ]
 
 
 def deployer() -> str:
@@ -146,23 +206,37 @@ def deployer() -> str:
 
 
 def on_servers(
-    lab: Lab, servers: Sequence[Server], work: Callable[[Server, Remote], R], passwords: Passwords
+    lab: Lab,
+    servers: Sequence[Server],
+    work: Callable[[Server, Remote], R],
+    passwords: Passwords,
 ) -> list[ServerResult[R]]:
     """Do the same on these servers, and show how far it is."""
     from patchlight.deploy.remote import on_all_servers
 
     with out.progress_bar("servers", out.console(stderr=True)) as tell:
-        return on_all_servers(lab, servers, work, tell, passwords)
+        return on_all_servers(
+            lab,
+            servers,
+            work,
+            tell,
+            passwords,
+        )
 
 
 def servers_of(lab: Lab) -> Servers:
     """What is deployed to a lab, for this user."""
-    from patchlight.controller.access.authority import Authority, authority_folder
+    from patchlight.controller.access.authority import (
+        Authority,
+        authority_folder,
+    )
     from patchlight.deploy.check import Servers
     from patchlight.deploy.push import LabAgents, controller_credentials
 
     authority = Authority(lab.name, authority_folder(lab.name))
-    return Servers(LabAgents(lab, controller_credentials(authority)), deployer())
+    return Servers(
+        LabAgents(lab, controller_credentials(authority)), deployer()
+    )
 
 
 def act_on_servers(
@@ -177,8 +251,19 @@ def act_on_servers(
 ) -> None:
     """Do the same on the servers that are meant, and report it; ``key`` names a result in JSON."""
     lab, servers = lab_and_servers(lab_name, chosen)
-    outcomes = on_servers(lab, servers, functools.partial(work, servers_of(lab)), passwords)
-    report(lab, outcomes, lambda result: {key: result}, in_words, as_json=as_json)
+    outcomes = on_servers(
+        lab,
+        servers,
+        functools.partial(work, servers_of(lab)),
+        passwords,
+    )
+    report(
+        lab,
+        outcomes,
+        lambda result: {key: result},
+        in_words,
+        as_json=as_json,
+    )
 
 
 def report(
@@ -200,25 +285,53 @@ def report(
         rows = []
         for outcome in outcomes:
             if outcome.error is not None:
-                told = {"error": outcome.error.message, "remedy": outcome.error.hint or ""}
+                told = {
+                    "error": outcome.error.message,
+                    "remedy": outcome.error.hint or "",
+                }
             else:
                 assert outcome.result is not None
                 told = row(outcome.result)
-            rows.append({"server": outcome.server, "ok": outcome.error is None, **told})
+            rows.append(
+                {"server": outcome.server, "ok": outcome.error is None, **told}
+            )
         checked = {"checks": checks} if checks else {}
-        out.print_json({"lab": lab.name, "ok": not bad, "servers": rows, **checked})
+        out.print_json(
+            {
+                "lab": lab.name,
+                "ok": not bad,
+                "servers": rows,
+                **checked,
+            }
+        )
     else:
-        table = out.Table(out.Column("", whole=True), out.Column("server", whole=True), "what")
+        table = out.Table(
+            out.Column("", whole=True),
+            out.Column("server", whole=True),
+            "what",
+        )
         for outcome in failed:
             assert outcome.error is not None
-            table.add_row(out.Coloured("failed", "bad"), outcome.server, outcome.error.message)
+            table.add_row(
+                out.Coloured("failed", "bad"),
+                outcome.server,
+                outcome.error.message,
+            )
         for outcome in outcomes:
             if outcome.result is not None:
-                table.add_row(out.Coloured("ok", "good"), outcome.server, in_words(outcome.result))
+                table.add_row(
+                    out.Coloured("ok", "good"),
+                    outcome.server,
+                    in_words(outcome.result),
+                )
         if outcomes:
             table.print()
-        for hint in dict.fromkeys(o.error.hint for o in failed if o.error and o.error.hint):
-            alike = [o.server for o in failed if o.error and o.error.hint == hint]
+        for hint in dict.fromkeys(
+            o.error.hint for o in failed if o.error and o.error.hint
+        ):
+            alike = [
+                o.server for o in failed if o.error and o.error.hint == hint
+            ]
             out.say(f"{', '.join(alike)}: {hint}")
     if bad:
         sys.exit(1)
@@ -230,14 +343,18 @@ _DEPLOY = Path(__file__).resolve().parents[1]
 RULES = _DEPLOY / "prometheus" / "patchlight.rules.yml"
 DASHBOARDS = tuple(sorted((_DEPLOY / "grafana").glob("*.json")))
 CONFIG_FILE = "prometheus.yml"
-CONTROLLER_JOB, AGENTS_JOB = "patchlight-controller", "patchlight-agent"
+CONTROLLER_JOB = "patchlight-controller"
+AGENTS_JOB = "patchlight-agent"
 
 
 @click.command()
 @click.argument("lab", shell_complete=complete_lab)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     required=True,
     metavar="DIR",
     help="Where to write the files.",
@@ -251,15 +368,28 @@ CONTROLLER_JOB, AGENTS_JOB = "patchlight-controller", "patchlight-agent"
 )
 @click.option(
     "--certificates",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     default=Path("/etc/prometheus/patchlight"),
     metavar="DIR",
     help="Where Prometheus finds ca.pem, cert.pem and key.pem, from 'deploy certificates'.",
 )
-@click.option("--every", default="15s", metavar="TIME", help="Scrape interval.")
+@click.option(
+    "--every",
+    default="15s",
+    metavar="TIME",
+    help="Scrape interval.",
+)
 @out.json_option
 def prometheus(
-    lab: str, output: Path, address: str | None, certificates: Path, every: str, as_json: bool
+    lab: str,
+    output: Path,
+    address: str | None,
+    certificates: Path,
+    every: str,
+    as_json: bool,
 ) -> None:
     """Write a Prometheus configuration for LAB.
 
@@ -270,25 +400,43 @@ def prometheus(
     """
     meant = running_lab(lab)
     api = meant.controller_api
-    where = address or (api if api and not api.startswith(_UNIX) else DEFAULT_METRICS)
+    where = address or (
+        api if api and not api.startswith(_UNIX) else DEFAULT_METRICS
+    )
     HOST_PORT.take(where)
     every_s = parse_time(every)
     if every_s < 1:
         raise BadInput(f"--every {every}: expected 1s or more, like 15s")
-    config = scrape_config(meant, where, certificates, every_s)
+    config = scrape_config(
+        meant,
+        where,
+        certificates,
+        every_s,
+    )
     files = write_monitoring(output, config)
     if as_json:
-        out.print_json({"lab": meant.name, "files": [str(file) for file in files]})
+        out.print_json(
+            {"lab": meant.name, "files": [str(file) for file in files]}
+        )
         return
     agents = len(config["scrape_configs"]) - 1
-    out.say(f"wrote {output / CONFIG_FILE}: the controller at {where}, and {agents} agents")
+    out.say(
+        f"wrote {output / CONFIG_FILE}: the controller at {where}, and {agents} agents"
+    )
     if left_out := len(meant.servers) - agents:
-        out.say(f"{left_out} servers are left out: their agents have no TCP port")
+        out.say(
+            f"{left_out} servers are left out: their agents have no TCP port"
+        )
     if where == DEFAULT_METRICS and address is None:
         out.say(f"start the controller with --metrics {where}")
 
 
-def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float) -> dict[str, Any]:
+def scrape_config(
+    lab: Lab,
+    controller: str,
+    certificates: Path,
+    every_s: float,
+) -> dict[str, Any]:
     """``prometheus.yml`` as a value.
 
     ``controller`` is where the controller's metrics are (``host:port``), ``certificates`` the
@@ -299,7 +447,9 @@ def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float)
     jobs: list[dict[str, Any]] = [
         {
             "job_name": CONTROLLER_JOB,
-            "static_configs": [{"targets": [controller], "labels": {"lab": lab.name}}],
+            "static_configs": [
+                {"targets": [controller], "labels": {"lab": lab.name}}
+            ],
         }
     ]
     for server in lab.servers:
@@ -312,9 +462,13 @@ def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float)
                 "scheme": "https",
                 "tls_config": {
                     "ca_file": str(certificates / credentials.CA_FILE),
-                    "cert_file": str(certificates / credentials.CERTIFICATE_FILE),
+                    "cert_file": str(
+                        certificates / credentials.CERTIFICATE_FILE
+                    ),
                     "key_file": str(certificates / credentials.KEY_FILE),
-                    "server_name": credentials.agent_name(server.name, lab.name),
+                    "server_name": credentials.agent_name(
+                        server.name, lab.name
+                    ),
                 },
                 "static_configs": [
                     {
@@ -325,7 +479,11 @@ def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float)
             }
         )
     return {
-        "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
+        "global": {
+            "scrape_interval": every,
+            "scrape_timeout": every,
+            "evaluation_interval": every,
+        },
         "rule_files": [RULES.name],
         "scrape_configs": jobs,
     }
@@ -334,12 +492,17 @@ def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float)
 def write_monitoring(folder: Path, config: dict[str, Any]) -> list[Path]:
     """Put configuration, rules and dashboards into a folder; ``PatchlightError`` if that fails."""
     try:
-        (folder / "grafana").mkdir(parents=True, exist_ok=True)
+        (folder / "grafana").mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         written = [folder / CONFIG_FILE]
         written[0].write_text(yaml.safe_dump(config, sort_keys=False))
         for source in (RULES, *DASHBOARDS):
             inside = "grafana" if source in DASHBOARDS else ""
-            written.append(Path(shutil.copyfile(source, folder / inside / source.name)))
+            written.append(
+                Path(shutil.copyfile(source, folder / inside / source.name))
+            )
     except OSError as error:
         raise PatchlightError(
             f"writing the configuration of Prometheus to {folder}: {error.strerror}",

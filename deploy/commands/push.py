@@ -24,8 +24,16 @@ if TYPE_CHECKING:
     from patchlight.deploy.ssh import Passwords
     from patchlight.testbed.lab.model import Lab, Server
 
-_MEANINGS: dict[str, out.Meaning] = {"wrong": "bad", "unknown": "caution", "ok": "good"}
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_MEANINGS: dict[str, out.Meaning] = {
+    "wrong": "bad",
+    "unknown": "caution",
+    "ok": "good",
+}
+_FILE = click.Path(
+    path_type=Path,
+    exists=True,
+    dir_okay=False,
+)
 
 
 @click.command()
@@ -43,7 +51,11 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     default="auto",
     help="How agents run workers; auto: in containers if there is a Docker engine.",
 )
-@click.option("--image", default=DEFAULT_IMAGE, help="Container image of workers.")
+@click.option(
+    "--image",
+    default=DEFAULT_IMAGE,
+    help="Container image of workers.",
+)
 @click.option(
     "--image-file",
     type=_FILE,
@@ -56,7 +68,11 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     metavar="FILE",
     help="Install from this file of 'deploy bundle', without a network.",
 )
-@click.option("--dry-run", is_flag=True, help="Check the servers and change nothing there.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check the servers and change nothing there.",
+)
 @out.listing_options
 def push(
     lab_name: str,
@@ -90,28 +106,66 @@ def push(
     copy_bytes; checks are rows of server, check, state (ok, wrong or
     unknown), found and remedy.
     """
-    from patchlight.controller.access.authority import Authority, authority_folder
+    from patchlight.controller.access.authority import (
+        Authority,
+        authority_folder,
+    )
     from patchlight.deploy.bundle import FromFile, FromHere, bundle_file
     from patchlight.deploy.push import Push, PushOptions
 
     lab, servers = options.lab_and_servers(lab_name, chosen)
-    if controller is not None and controller not in [server.name for server in servers]:
-        raise BadInput(f"--controller {controller}: expected one of the servers to push to")
+    if controller is not None and controller not in [
+        server.name for server in servers
+    ]:
+        raise BadInput(
+            f"--controller {controller}: expected one of the servers to push to"
+        )
     file = None if image_file is None else bundle_file(image_file)
-    settings = PushOptions(options.deployer(), workers, image, file, controller)
+    settings = PushOptions(
+        options.deployer(),
+        workers,
+        image,
+        file,
+        controller,
+    )
     with ExitStack() as stack:
         if bundle is None:
             supply: Supply = FromHere(lambda text: out.say(text, err=True))
         else:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="patchlight-bundle-"))
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="patchlight-bundle-")
+            )
             supply = FromFile(bundle, Path(folder))
         if dry_run:
-            return _dry_run(lab, servers, supply, settings, passwords, as_json=as_json)
+            return _dry_run(
+                lab,
+                servers,
+                supply,
+                settings,
+                passwords,
+                as_json=as_json,
+            )
         authority = Authority(lab.name, authority_folder(lab.name))
-        pushing = Push(lab, supply, authority, settings)
-        outcomes = options.on_servers(lab, servers, pushing.server, passwords)
+        pushing = Push(
+            lab,
+            supply,
+            authority,
+            settings,
+        )
+        outcomes = options.on_servers(
+            lab,
+            servers,
+            pushing.server,
+            passwords,
+        )
     try:
-        options.report(lab, outcomes, asdict, _in_words, as_json=as_json)
+        options.report(
+            lab,
+            outcomes,
+            asdict,
+            _in_words,
+            as_json=as_json,
+        )
     finally:
         for way in () if as_json else pushing.ways_to_controller(lab_name):
             out.say(way)
@@ -120,14 +174,21 @@ def push(
 def _in_words(pushed: Pushed) -> str:
     if not pushed.changed:
         return f"release {pushed.release} runs already, agent {pushed.version} answers"
-    copied = f"{pushed.copied_bytes / 1e6:.1f} MB copied, " if pushed.copied_bytes else ""
+    copied = (
+        f"{pushed.copied_bytes / 1e6:.1f} MB copied, "
+        if pushed.copied_bytes
+        else ""
+    )
     return f"{copied}release {pushed.release} runs, agent {pushed.version} answers"
 
 
 @click.command()
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
     required=True,
     metavar="FILE",
     help="The file to write.",
@@ -140,12 +201,22 @@ def _in_words(pushed: Pushed) -> str:
     help="Python of the servers; may be given again. [default: this machine's]",
 )
 @click.option(
-    "--machine", metavar="x86_64", help="Architecture of the servers. [default: this machine's]"
+    "--machine",
+    metavar="x86_64",
+    help="Architecture of the servers. [default: this machine's]",
 )
-@click.option("--controller", is_flag=True, help="Include what a controller needs.")
+@click.option(
+    "--controller",
+    is_flag=True,
+    help="Include what a controller needs.",
+)
 @out.json_option
 def bundle(
-    output: Path, pythons: tuple[str, ...], machine: str | None, controller: bool, as_json: bool
+    output: Path,
+    pythons: tuple[str, ...],
+    machine: str | None,
+    controller: bool,
+    as_json: bool,
 ) -> None:
     """Write an installation file for 'deploy push --bundle FILE'.
 
@@ -156,23 +227,42 @@ def bundle(
     With --json: file, size_bytes, and parts, each with python, machine,
     role, release, and files (how many).
     """
-    from patchlight.deploy.bundle import ROLES, FromHere, Target, here, parts_for, write_bundle
+    from patchlight.deploy.bundle import (
+        ROLES,
+        FromHere,
+        Target,
+        here,
+        parts_for,
+        write_bundle,
+    )
 
-    if old := [p for p in pythons if not re.fullmatch(r"3\.(1[1-9]|[2-9]\d)", p)]:
+    if old := [
+        p for p in pythons if not re.fullmatch(r"3\.(1[1-9]|[2-9]\d)", p)
+    ]:
         raise BadInput(f"--python {old[0]}: expected 3.11 or newer, like 3.12")
     if not output.absolute().parent.is_dir():
         raise BadInput(f"--output {output}: no folder {output.parent}")
-    wanted = [Target(python, machine or here().machine) for python in pythons or [here().python]]
+    wanted = [
+        Target(python, machine or here().machine)
+        for python in pythons or [here().python]
+    ]
     roles = ROLES if controller else ROLES[:1]
     supply = FromHere(lambda text: out.say(text, err=True))
     parts = parts_for(supply, wanted, roles)
     size = write_bundle(parts, output)
     if as_json:
         rows = [
-            {**asdict(target), "role": role, "release": part.release, "files": len(part.files)}
+            {
+                **asdict(target),
+                "role": role,
+                "release": part.release,
+                "files": len(part.files),
+            }
             for (target, role), part in parts.items()
         ]
-        out.print_json({"file": str(output), "size_bytes": size, "parts": rows})
+        out.print_json(
+            {"file": str(output), "size_bytes": size, "parts": rows}
+        )
         return
     kinds = ", ".join(str(target) for target in wanted)
     out.say(f"wrote {output}: {size / 1e6:.1f} MB, for {kinds}")
@@ -192,39 +282,87 @@ def _dry_run(
     from patchlight.deploy.push import plan_push
 
     with out.progress_bar("servers", out.console(stderr=True)) as tell:
-        findings = check_servers(lab, tell, passwords, settings.workers, servers)
+        findings = check_servers(
+            lab,
+            tell,
+            passwords,
+            settings.workers,
+            servers,
+        )
     wrong = [finding for finding in findings if finding.ok is False]
-    ready = [s for s in servers if s.name not in {finding.server for finding in wrong}]
+    ready = [
+        s
+        for s in servers
+        if s.name not in {finding.server for finding in wrong}
+    ]
     if not as_json:
         _table(findings).print()
         for name, remedy in dict.fromkeys((f.check, f.remedy) for f in wrong):
-            alike = [f.server for f in wrong if (f.check, f.remedy) == (name, remedy)]
+            alike = [
+                f.server
+                for f in wrong
+                if (f.check, f.remedy) == (name, remedy)
+            ]
             out.say(f"{name} ({', '.join(alike)}): {remedy}")
-        out.say(f"{len(ready)} of {len(servers)} servers of lab {lab.name} are ready")
-    plans = options.on_servers(lab, ready, partial(plan_push, supply, settings), passwords)
+        out.say(
+            f"{len(ready)} of {len(servers)} servers of lab {lab.name} are ready"
+        )
+    plans = options.on_servers(
+        lab,
+        ready,
+        partial(plan_push, supply, settings),
+        passwords,
+    )
     keys = ("server", "check", "state", "found", "remedy")
-    checks = [{k: getattr(f, k) for k in keys if f.ok is False or k != "remedy"} for f in findings]
-    options.report(lab, plans, asdict, _plan_in_words, as_json=as_json, checks=checks)
+    checks = [
+        {k: getattr(f, k) for k in keys if f.ok is False or k != "remedy"}
+        for f in findings
+    ]
+    options.report(
+        lab,
+        plans,
+        asdict,
+        _plan_in_words,
+        as_json=as_json,
+        checks=checks,
+    )
 
 
 def _plan_in_words(plan: Plan) -> str:
     copy = f", {plan.copy_bytes / 1e6:.1f} MB to copy"
     if plan.runs == plan.release:
         return f"release {plan.release} runs already{copy}"
-    return f"would install release {plan.release}" + f" over {plan.runs}" * bool(plan.runs) + copy
+    return (
+        f"would install release {plan.release}"
+        + f" over {plan.runs}" * bool(plan.runs)
+        + copy
+    )
 
 
 def _table(findings: list[Finding]) -> out.Table:
     """What is wrong, what cannot be told, and then in a line for each server what is good."""
     server = out.Column("server", whole=True)
-    table = out.Table(out.Column("", whole=True), server, out.Column("check", whole=True), "found")
+    table = out.Table(
+        out.Column("", whole=True),
+        server,
+        out.Column("check", whole=True),
+        "found",
+    )
     for state, meaning in _MEANINGS.items():
         for finding in (f for f in findings if f.state == state != "ok"):
             table.add_row(
-                out.Coloured(state, meaning), finding.server, finding.check, finding.found
+                out.Coloured(state, meaning),
+                finding.server,
+                finding.check,
+                finding.found,
             )
     for name in dict.fromkeys(f.server for f in findings):
         good = [f.check for f in findings if f.ok and f.server == name]
         if good:
-            table.add_row(out.Coloured("ok", "good"), name, f"{len(good)} checks", ", ".join(good))
+            table.add_row(
+                out.Coloured("ok", "good"),
+                name,
+                f"{len(good)} checks",
+                ", ".join(good),
+            )
     return table

@@ -30,11 +30,16 @@ _MEANINGS: dict[str, out.Meaning] = {
 @click.command()
 @click.argument("lab", shell_complete=complete_lab)
 @click.option(
-    "--known-hosts", is_flag=True, help="Write to ~/.ssh/known_hosts, not to the lab file."
+    "--known-hosts",
+    is_flag=True,
+    help="Write to ~/.ssh/known_hosts, not to the lab file.",
 )
 @click.option(
     "--fingerprints",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
     help="Do not ask: trust the keys in this file, lines of a server and its fingerprint.",
 )
 @click.option(
@@ -44,7 +49,12 @@ _MEANINGS: dict[str, out.Meaning] = {
     help="A server that was reinstalled: accept its changed key.",
 )
 @out.wide_option
-def trust(lab: str, known_hosts: bool, fingerprints: Path | None, replace: tuple[str, ...]) -> None:
+def trust(
+    lab: str,
+    known_hosts: bool,
+    fingerprints: Path | None,
+    replace: tuple[str, ...],
+) -> None:
     """Show the SSH host keys of the servers of LAB, and store those that you confirm.
 
     Compare each key with the one that the server shows at its console: ssh-keygen -lf
@@ -54,7 +64,11 @@ def trust(lab: str, known_hosts: bool, fingerprints: Path | None, replace: tuple
     A changed key is replaced only if that file has the new one, or if --replace names the server.
     Jump hosts come first. Exit code 1 if a key is left unconfirmed.
     """
-    from patchlight.deploy.trust import looks_at_jump_hosts, looks_at_servers, read_fingerprints
+    from patchlight.deploy.trust import (
+        looks_at_jump_hosts,
+        looks_at_servers,
+        read_fingerprints,
+    )
 
     file = running_lab_file(lab)
     if not known_hosts and file.resolve().parent == labs_dir().resolve():
@@ -66,35 +80,61 @@ def trust(lab: str, known_hosts: bool, fingerprints: Path | None, replace: tuple
     names = [*looks_at_jump_hosts(meant), *looks_at_servers(meant)]
     for name in replace:
         if name not in names:
-            raise BadInput(f"--replace {name}: expected one of {', '.join(names)}")
-    expected = None if fingerprints is None else read_fingerprints(fingerprints)
+            raise BadInput(
+                f"--replace {name}: expected one of {', '.join(names)}"
+            )
+    expected = (
+        None if fingerprints is None else read_fingerprints(fingerprints)
+    )
     left = 0
     for looks_of in (looks_at_jump_hosts, looks_at_servers):
         # Read again: to reach the servers, the keys of the hosts before them are needed.
         looks = looks_of(read_lab(file))
         if looks:
-            left += _vouch(looks, None if known_hosts else file, expected, set(replace))
+            left += _vouch(
+                looks,
+                None if known_hosts else file,
+                expected,
+                set(replace),
+            )
     if left:
         sys.exit(1)
 
 
 def _vouch(
-    looks: Looks, file: Path | None, expected: dict[str, set[str]] | None, replace: set[str]
+    looks: Looks,
+    file: Path | None,
+    expected: dict[str, set[str]] | None,
+    replace: set[str],
 ) -> int:
     """Show keys, ask to confirm them, and store them; how many are left."""
-    from patchlight.deploy.trust import shown_keys, vouch_in_known_hosts, vouch_in_lab_file
+    from patchlight.deploy.trust import (
+        shown_keys,
+        vouch_in_known_hosts,
+        vouch_in_lab_file,
+    )
 
     with out.progress_bar("servers", out.console(stderr=True)) as tell:
         found = shown_keys(looks, tell)
     _print(found)
-    shown = [each for each in found.values() if not isinstance(each, PatchlightError)]
+    shown = [
+        each
+        for each in found.values()
+        if not isinstance(each, PatchlightError)
+    ]
     wanted = [each for each in shown if each.state != "known"]
     if expected is None:
-        vouched = [each for each in wanted if each.state == "new" or each.name in replace]
+        vouched = [
+            each
+            for each in wanted
+            if each.state == "new" or each.name in replace
+        ]
         if vouched:
             _ask(vouched)
     else:
-        vouched = [e for e in wanted if e.fingerprint in expected.get(e.name, ())]
+        vouched = [
+            e for e in wanted if e.fingerprint in expected.get(e.name, ())
+        ]
     for each in wanted:
         if each not in vouched:
             out.say(_why_not(each, expected), err=True)
@@ -111,7 +151,9 @@ def _vouch(
         vouch_in_lab_file(file, vouched)
     where = "~/.ssh/known_hosts" if file is None else str(file)
     if vouched:
-        out.say(f"{len(vouched)} keys written to {where}: {', '.join(e.name for e in vouched)}")
+        out.say(
+            f"{len(vouched)} keys written to {where}: {', '.join(e.name for e in vouched)}"
+        )
     elif not wanted and shown:
         out.say(f"all {len(shown)} keys are known")
     return len(found) - len(shown) + len(wanted) - len(vouched)
@@ -119,16 +161,33 @@ def _vouch(
 
 def _print(found: dict[str, Shown | PatchlightError]) -> None:
     server = out.Column("server", whole=True)
-    table = out.Table(out.Column("", whole=True), server, "host key", out.Column("kind", wide=True))
+    table = out.Table(
+        out.Column("", whole=True),
+        server,
+        "host key",
+        out.Column("kind", wide=True),
+    )
     for state, meaning in _MEANINGS.items():
         for name, each in found.items():
             if isinstance(each, PatchlightError):
                 if state == "away":
-                    table.add_row(out.Coloured(state, meaning), name, each.message, "")
+                    table.add_row(
+                        out.Coloured(state, meaning),
+                        name,
+                        each.message,
+                        "",
+                    )
             elif each.state == state:
-                before = f", was {', '.join(each.before)}" if each.before else ""
+                before = (
+                    f", was {', '.join(each.before)}" if each.before else ""
+                )
                 text = f"{each.fingerprint}{before}"
-                table.add_row(out.Coloured(state, meaning), name, text, each.key.get_name())
+                table.add_row(
+                    out.Coloured(state, meaning),
+                    name,
+                    text,
+                    each.key.get_name(),
+                )
     table.print()
 
 
@@ -145,14 +204,18 @@ def _ask(vouched: list[Shown]) -> None:
             hint="Collect the fingerprints at the servers, and use --fingerprints FILE.",
         )
     if not click.confirm(f"Are the keys of {names} correct?", err=True):
-        raise PatchlightError("the keys were not confirmed: nothing was written")
+        raise PatchlightError(
+            "the keys were not confirmed: nothing was written"
+        )
 
 
 def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
     if expected is not None and each.name not in expected:
         return f"{each.name}: it is not in the file of fingerprints"
     if expected is not None:
-        return f"{each.name}: its key differs from the file of fingerprints: stop"
+        return (
+            f"{each.name}: its key differs from the file of fingerprints: stop"
+        )
     return (
         f"{each.name}: its key has changed. If it was reinstalled: --replace {each.name}. "
         "If not, somebody stands between: do not continue"
@@ -163,14 +226,20 @@ def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
 @click.argument("lab", shell_complete=complete_lab)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     required=True,
     metavar="DIR",
     help="Where to make the folders.",
 )
 @click.option(
     "--authority",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     metavar="DIR",
     help="Where the lab's authority is kept  [default: ~/.local/share/patchlight/labs/LAB/ca].",
 )
@@ -183,11 +252,19 @@ def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
     "is several packet switches; may be given again. [default: all that the lab needs]",
 )
 @click.option(
-    "--new-keys", "anew", is_flag=True, help="Also make new keys, if old ones may have leaked."
+    "--new-keys",
+    "anew",
+    is_flag=True,
+    help="Also make new keys, if old ones may have leaked.",
 )
 @out.listing_options
 def certificates(
-    lab: str, output: Path, authority: Path | None, only: tuple[str, ...], anew: bool, as_json: bool
+    lab: str,
+    output: Path,
+    authority: Path | None,
+    only: tuple[str, ...],
+    anew: bool,
+    as_json: bool,
 ) -> None:
     """Make certificates for the controller and agents of LAB, and for Prometheus.
 
@@ -201,11 +278,18 @@ def certificates(
     With --json: lab, authority, and certificates, each with name, folder,
     not_after and fingerprint.
     """
-    from patchlight.controller.access.authority import Authority, authority_folder
+    from patchlight.controller.access.authority import (
+        Authority,
+        authority_folder,
+    )
 
     meant = running_lab(lab)
     switches = [switch.name for switch in meant.packet_switches]
-    known = ["controller", "prometheus", *(server.name for server in meant.servers)]
+    known = [
+        "controller",
+        "prometheus",
+        *(server.name for server in meant.servers),
+    ]
     known += [*switches, "switches"] if switches else []
     if unknown := [name for name in only if name not in known]:
         raise BadInput(
@@ -224,7 +308,11 @@ def certificates(
             made.append(signer.for_agent(server.name, folder, anew=anew))
     for switch in switches:
         if switch in only or (not only and meant.controller_openflow_tls):
-            made.append(signer.for_switch(switch, output / "switches" / switch, anew=anew))
+            made.append(
+                signer.for_switch(
+                    switch, output / "switches" / switch, anew=anew
+                )
+            )
     if "switches" in only:
         made.append(signer.for_switches(output / "all-switches", anew=anew))
     if as_json:
@@ -237,10 +325,22 @@ def certificates(
             }
             for each in made
         ]
-        out.print_json({"lab": meant.name, "authority": str(signer.folder), "certificates": rows})
+        out.print_json(
+            {
+                "lab": meant.name,
+                "authority": str(signer.folder),
+                "certificates": rows,
+            }
+        )
         return
-    table = out.Table(out.Column("name in the lab", whole=True), "valid until", "folder")
+    table = out.Table(
+        out.Column("name in the lab", whole=True), "valid until", "folder"
+    )
     for each in made:
-        table.add_row(each.name, f"{each.not_after:%Y-%m-%d}", str(each.folder))
+        table.add_row(
+            each.name, f"{each.not_after:%Y-%m-%d}", str(each.folder)
+        )
     table.print()
-    out.say(f"the certificate authority of lab {meant.name} is in {signer.folder}: keep it secret")
+    out.say(
+        f"the certificate authority of lab {meant.name} is in {signer.folder}: keep it secret"
+    )

@@ -18,8 +18,19 @@ from typing import Any, TextIO
 
 from patchlight.deploy.remote_helper import releases
 from patchlight.deploy.remote_helper.layers import Layers
-from patchlight.deploy.remote_helper.places import MAKE_ROOM, Line, Places, RequestRefused, write
-from patchlight.deploy.remote_helper.services import Service, enable, has_systemd, restart
+from patchlight.deploy.remote_helper.places import (
+    MAKE_ROOM,
+    Line,
+    Places,
+    RequestRefused,
+    write,
+)
+from patchlight.deploy.remote_helper.services import (
+    Service,
+    enable,
+    has_systemd,
+    restart,
+)
 
 # In the order that they are started in.
 _ROLES = ("gpus", "agent", "controller")
@@ -28,28 +39,42 @@ _ROLES = ("gpus", "agent", "controller")
 class RemoteHelper:
     """One lab on this server; the methods without an underscore are the requests."""
 
-    def __init__(self, lab: str, root: Path, line: Line) -> None:
-        self._places, self._line = Places(lab, root), line
+    def __init__(
+        self,
+        lab: str,
+        root: Path,
+        line: Line,
+    ) -> None:
+        self._places = Places(lab, root)
+        self._line = line
         self._layers = Layers(self._places, line)
         self._releases = releases.Releases(self._places, line, self._layers)
-        self._services = {role: Service(role, self._places, line) for role in _ROLES}
+        self._services = {
+            role: Service(role, self._places, line) for role in _ROLES
+        }
         self._images = releases.Images(self._places)
         self._lock: TextIO | None = None
 
     def look(self, image: str = "") -> dict[str, Any]:
         """What is here, and what identifies the image in the Docker engine."""
         configuration = self._places.configuration
-        here = [role for role, service in self._services.items() if service.is_here]
+        here = [
+            role for role, service in self._services.items() if service.is_here
+        ]
         return {
             **self._releases.look(),
             "configuration": sorted(
-                str(p.relative_to(configuration)) for p in configuration.rglob("*") if p.is_file()
+                str(p.relative_to(configuration))
+                for p in configuration.rglob("*")
+                if p.is_file()
             ),
             "services": {role: self._services[role].state() for role in here},
             "leases": self._leases(),
             "here": any(folder.exists() for folder in self._places.folders),
             "image": self._images.identity(image) if image else [],
-            "gpu_sockets": (self._places.root / "dev/patchlight-gpus").is_dir(),
+            "gpu_sockets": (
+                self._places.root / "dev/patchlight-gpus"
+            ).is_dir(),
         }
 
     def _leases(self) -> int:
@@ -59,7 +84,10 @@ class RemoteHelper:
     def lock(self, who: str) -> None:
         """Be the only one who changes this lab here, until the connection ends."""
         path = self._places.lock
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         while self._lock is None:
             file = path.open("a+")
             try:
@@ -73,7 +101,9 @@ class RemoteHelper:
                     "Wait until that has ended, and run the command again.",
                 ) from None
             # Whoever had it before may just have removed the file.
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            if path.exists() and os.path.samestat(
+                path.stat(), os.fstat(file.fileno())
+            ):
                 self._lock = file
             else:
                 file.close()
@@ -81,7 +111,12 @@ class RemoteHelper:
         self._lock.write(f"{who}, since {time.strftime('%H:%M:%S')},")
         self._lock.flush()
 
-    def put(self, sha256: str, size: int, offset: int) -> None:
+    def put(
+        self,
+        sha256: str,
+        size: int,
+        offset: int,
+    ) -> None:
         """Take a file."""
         self._releases.put(sha256, size, offset)
 
@@ -100,14 +135,23 @@ class RemoteHelper:
     def configure(self, files: dict[str, tuple[str, int]]) -> bool:
         """Have these files (text and mode), and no others, as configuration; whether it changed."""
         folder = self._places.configuration
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(
+            mode=0o700,
+            parents=True,
+            exist_ok=True,
+        )
         folder.chmod(0o700)
-        changed, unserved = False, self._places.unserved
+        changed = False
+        unserved = self._places.unserved
         was_unserved = unserved.exists()
         unserved.touch()
         for name, (text, mode) in files.items():
             target = folder / name
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.parent.mkdir(
+                mode=0o700,
+                parents=True,
+                exist_ok=True,
+            )
             changed |= write(target, text, mode)
         for path in [p for p in folder.rglob("*") if p.is_file()]:
             if str(path.relative_to(folder)) not in files:
@@ -117,7 +161,12 @@ class RemoteHelper:
             unserved.unlink()
         return changed
 
-    def serve(self, release: str, services: dict[str, tuple[str, str]], again: bool) -> bool:
+    def serve(
+        self,
+        release: str,
+        services: dict[str, tuple[str, str]],
+        again: bool,
+    ) -> bool:
         """Have these services run this release; ``again``: they restart in any case, as they do
         where an earlier deployment was cut off before that.
 
@@ -128,8 +177,15 @@ class RemoteHelper:
         self._places.unserved.touch()
         switched = self._releases.switch(release)
         changed = switched
-        served = {role: service for role, service in self._services.items() if role in services}
-        is_new = {role: service.set_up(*services[role]) for role, service in served.items()}
+        served = {
+            role: service
+            for role, service in self._services.items()
+            if role in services
+        }
+        is_new = {
+            role: service.set_up(*services[role])
+            for role, service in served.items()
+        }
         if again or any(is_new.values()):
             enable([*served.values()])
         restarting = []
@@ -140,10 +196,15 @@ class RemoteHelper:
                     changed = True
                 continue
             restarts = is_new[role] or switched or again
-            if role == "gpus" and self._leases() and service.state()["running"]:
+            if (
+                role == "gpus"
+                and self._leases()
+                and service.state()["running"]
+            ):
                 continue  # workers would lose them
             if restarts or not service.state()["running"]:
-                restarting.append(service)  # also a keeper that waits before the next start
+                # Also a keeper that waits before the next start.
+                restarting.append(service)
                 changed = True
         restart(restarting)
         self._places.unserved.unlink(missing_ok=True)
@@ -164,11 +225,18 @@ class RemoteHelper:
         found = self._releases.look()
         if found["previous"] is None:
             raise RequestRefused(
-                "no release before this one", "'patchlight deploy push' brings another one."
+                "no release before this one",
+                "'patchlight deploy push' brings another one.",
             )
         self._places.unserved.touch()
         self._releases.switch(found["previous"]["id"])
-        restart([s for role, s in self._services.items() if s.is_here and role != "gpus"])
+        restart(
+            [
+                s
+                for role, s in self._services.items()
+                if s.is_here and role != "gpus"
+            ]
+        )
         self._places.unserved.unlink()
         release: dict[str, Any] = self._releases.look()["release"]
         return release
@@ -181,11 +249,20 @@ class RemoteHelper:
         """Whether somebody listens at ``unix:PATH`` or ``host:port`` of this server."""
         is_path = address.startswith("unix:")
         host, _, port = address.rpartition(":")
-        with socket.socket(socket.AF_UNIX if is_path else socket.AF_INET) as probe:
+        with socket.socket(
+            socket.AF_UNIX if is_path else socket.AF_INET
+        ) as probe:
             probe.settimeout(2)
-            return probe.connect_ex(port if is_path else (host, int(port))) == 0
+            return (
+                probe.connect_ex(port if is_path else (host, int(port))) == 0
+            )
 
-    def logs(self, role: str, lines: int, follow: bool) -> None:
+    def logs(
+        self,
+        role: str,
+        lines: int,
+        follow: bool,
+    ) -> None:
         """Send a service's last lines, and with ``follow`` those to come."""
         self._line.relay(self._services[role].logs(lines, follow=follow))
 
@@ -221,7 +298,9 @@ def main(lab: str, root: str = "/") -> None:
     try:
         for text in iter(line.incoming.readline, b""):
             request = json.loads(text)
-            method: Callable[..., Any] = getattr(remote_helper, request.pop("do"))
+            method: Callable[..., Any] = getattr(
+                remote_helper, request.pop("do")
+            )
             try:
                 line.say({"answer": method(**request)})
             except RequestRefused as refused:
@@ -230,7 +309,9 @@ def main(lab: str, root: str = "/") -> None:
                 hint = "See to it on the server, and run the command again."
                 if error.errno == errno.ENOSPC:
                     hint = MAKE_ROOM
-                line.say({"error": str(error) or type(error).__name__, "hint": hint})
+                line.say(
+                    {"error": str(error) or type(error).__name__, "hint": hint}
+                )
     except BrokenPipeError:
         sys.exit("the connection was cut")
     finally:

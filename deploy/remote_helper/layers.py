@@ -44,44 +44,73 @@ class Layers:
     """The layers; one that came with the server's image is used and never changed."""
 
     def __init__(self, places: Places, line: Line) -> None:
-        self._places, self._line = places, line
+        self._places = places
+        self._line = line
         self._found: dict[str, Path] = {}
 
     def find(self, layer: str) -> Path | None:
         """The folder of a layer that is here with every file, by size and date."""
         if layer in self._found:
             return self._found[layer]
-        for folder in (self._places.layers / layer, self._places.image_layers / layer):
+        for folder in (
+            self._places.layers / layer,
+            self._places.image_layers / layer,
+        ):
             with contextlib.suppress(OSError, ValueError):
                 files = json.loads((folder / _RECORD).read_text())["files"]
-                if all(_state(f"{folder}/{path}") == state for path, state in files.items()):
+                if all(
+                    _state(f"{folder}/{path}") == state
+                    for path, state in files.items()
+                ):
                     return self._found.setdefault(layer, folder)
         return None
 
     def files(self, layer: str) -> list[str]:
         """The SHA-256 of what was sent for it."""
         with contextlib.suppress(OSError, ValueError):
-            record = json.loads((self._places.layers / layer / _RECORD).read_text())
+            record = json.loads(
+                (self._places.layers / layer / _RECORD).read_text()
+            )
             return list(record["sent"])
         return []
 
-    def make(self, layer: str, packages: dict[str, str], installer: str) -> tuple[Path, bool]:
+    def make(
+        self,
+        layer: str,
+        packages: dict[str, str],
+        installer: str,
+    ) -> tuple[Path, bool]:
         """A layer's folder, made beside and renamed if none was whole; and whether it was made."""
         if found := self.find(layer):
             return found, False
         folder = self._places.layers / layer
-        part, old = (folder.with_name(f".{layer}.{name}") for name in ("part", "old"))
+        part, old = (
+            folder.with_name(f".{layer}.{name}") for name in ("part", "old")
+        )
         for left in (part, old):
             shutil.rmtree(left, ignore_errors=True)
         part.mkdir(parents=True)
         try:
-            self.install(part, packages, self._places.files / installer, "")
+            self.install(
+                part,
+                packages,
+                self._places.files / installer,
+                "",
+            )
             paths = (path for path in part.rglob("*") if path.is_file())
-            files = {str(path.relative_to(part)): _state(path) for path in paths}
+            files = {
+                str(path.relative_to(part)): _state(path) for path in paths
+            }
             os.sync()  # the record says that all of it is there, also after a power cut
-            write(part / _RECORD, json.dumps({"sent": sorted(packages.values()), "files": files}))
+            write(
+                part / _RECORD,
+                json.dumps(
+                    {"sent": sorted(packages.values()), "files": files}
+                ),
+            )
         except BaseException:
-            shutil.rmtree(part)  # of a full disk it takes the room that there is
+            # Of a full disk it takes the room that there is.
+            shutil.rmtree(part)
             raise
         if folder.exists():
             folder.rename(old)
@@ -89,7 +118,13 @@ class Layers:
         shutil.rmtree(old, ignore_errors=True)
         return folder, True
 
-    def install(self, folder: Path, packages: dict[str, str], installer: Path, layer: str) -> None:
+    def install(
+        self,
+        folder: Path,
+        packages: dict[str, str],
+        installer: Path,
+        layer: str,
+    ) -> None:
         """Install files that were sent, by name and SHA-256, into a folder."""
         named = folder / "packages"
         named.mkdir()

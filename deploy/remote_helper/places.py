@@ -27,13 +27,17 @@ class Places:
     """The folders of a lab on this server, below ``root`` (``/`` but in tests)."""
 
     def __init__(self, lab: str, root: Path) -> None:
-        self.lab, self.root = lab, root
+        self.lab = lab
+        self.root = root
         self.home = root / "opt/patchlight" / lab
-        self.files, self.releases = self.home / "files", self.home / "releases"
+        self.files = self.home / "files"
+        self.releases = self.home / "releases"
         # Layers that deployments made, and those that came with the server's image.
-        self.layers, self.image_layers = self.home / "layers", root / "usr/lib/patchlight"
+        self.layers = self.home / "layers"
+        self.image_layers = root / "usr/lib/patchlight"
         self.configuration = self.home / "configuration"
-        self.current, self.previous = self.home / "current", self.home / "previous"
+        self.current = self.home / "current"
+        self.previous = self.home / "previous"
         self.state = root / "var/lib/patchlight" / lab
         self.logs = root / "var/log/patchlight" / lab
         self.run = root / "run/patchlight-services" / lab
@@ -48,15 +52,25 @@ class Places:
         return self.home, self.state, self.logs, self.run
 
 
-def write(path: Path, text: str, mode: int = 0o644) -> bool:
+def write(
+    path: Path,
+    text: str,
+    mode: int = 0o644,
+) -> bool:
     """Put ``text`` into a file, all of it or nothing; whether that changed anything."""
     with contextlib.suppress(OSError):
         if path.read_text() == text and path.stat().st_mode & 0o777 == mode:
             return False
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path.parent.mkdir(
+        mode=0o755,
+        parents=True,
+        exist_ok=True,
+    )
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+    with os.fdopen(
+        os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w"
+    ) as file:
         os.fchmod(file.fileno(), mode)
         file.write(text)
         to_disk(file)
@@ -82,7 +96,8 @@ class Line:
     """The connection to who deploys: requests and answers are lines of JSON."""
 
     def __init__(self, incoming: BinaryIO, outgoing: BinaryIO) -> None:
-        self.incoming, self._outgoing = incoming, outgoing
+        self.incoming = incoming
+        self._outgoing = outgoing
 
     def say(self, answer: dict[str, Any]) -> None:
         """Send one line."""
@@ -92,7 +107,10 @@ class Line:
     def run(self, *command: str | Path) -> str:
         """What a command writes; it ends with the other side. ``RequestRefused`` if it fails."""
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         ) as process:
             assert process.stdout is not None
             output = bytearray()
@@ -103,14 +121,18 @@ class Line:
             last = text.splitlines()[-1:] or [f"status {process.returncode}"]
             full = os.strerror(errno.ENOSPC) in last[0]
             raise RequestRefused(
-                f"{Path(command[0]).name} failed: {last[0][-500:]}", MAKE_ROOM if full else ""
+                f"{Path(command[0]).name} failed: {last[0][-500:]}",
+                MAKE_ROOM if full else "",
             )
         return text
 
     def relay(self, command: list[str]) -> None:
         """Send what a command writes, until it ends or the other side is gone."""
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         ) as process:
             assert process.stdout is not None
             while piece := self._next(process):
@@ -119,7 +141,8 @@ class Line:
     def _next(self, process: subprocess.Popen[bytes]) -> bytes:
         """The next piece of its output; empty at its end."""
         assert process.stdout is not None
-        output, here = process.stdout.fileno(), self.incoming.fileno()
+        output = process.stdout.fileno()
+        here = self.incoming.fileno()
         while True:
             # Nothing is sent while an answer is waited for: what comes is the end.
             ready, _, _ = select.select([output, here], [], [])

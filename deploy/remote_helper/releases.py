@@ -32,8 +32,15 @@ _LAYER = "layer"
 class Releases:
     """The releases of one lab on this server; two are kept, to go back to the one before."""
 
-    def __init__(self, places: Places, line: Line, layers: Layers) -> None:
-        self._places, self._line, self._layers = places, line, layers
+    def __init__(
+        self,
+        places: Places,
+        line: Line,
+        layers: Layers,
+    ) -> None:
+        self._places = places
+        self._line = line
+        self._layers = layers
 
     def look(self) -> dict[str, Any]:
         """Which release is in use, which came before, and which files are here, whole or not."""
@@ -43,14 +50,26 @@ class Releases:
             "release": self._record(self._places.current),
             "previous": self._record(self._places.previous),
             "files": [path.name for path in names if not path.suffix],
-            "partial": {p.stem: p.stat().st_size for p in names if p.suffix == ".part"},
+            "partial": {
+                p.stem: p.stat().st_size for p in names if p.suffix == ".part"
+            },
         }
 
-    def put(self, sha256: str, size: int, offset: int) -> None:
+    def put(
+        self,
+        sha256: str,
+        size: int,
+        offset: int,
+    ) -> None:
         """Take the rest of a file, which follows the request; what came is kept after a cut."""
-        self._places.files.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._places.files.mkdir(
+            mode=0o755,
+            parents=True,
+            exist_ok=True,
+        )
         part = self._places.files / f"{sha256}.part"
-        left, failed = size - offset, None
+        left = size - offset
+        failed = None
         try:
             with part.open("ab", buffering=0) as file:
                 file.truncate(offset)
@@ -74,7 +93,9 @@ class Releases:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
             part.unlink()
-            raise RequestRefused("a file came damaged", "run the command again: it is sent anew")
+            raise RequestRefused(
+                "a file came damaged", "run the command again: it is sent anew"
+            )
         part.replace(part.with_suffix(""))
 
     def install(
@@ -93,10 +114,16 @@ class Releases:
         if (folder / _RECORD).exists():
             point(folder / _LAYER, str(there))
             return made
-        shutil.rmtree(folder, ignore_errors=True)  # one whose making was cut short
+        # One whose making was cut short.
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         point(folder / _LAYER, str(there))
-        self._layers.install(folder, packages, there, _LAYER)
+        self._layers.install(
+            folder,
+            packages,
+            there,
+            _LAYER,
+        )
         os.sync()  # the record says that all of it is there, also after a power cut
         record = {"id": release, "files": sorted(packages.values()), **note}
         write(folder / _RECORD, json.dumps(record))
@@ -118,7 +145,10 @@ class Releases:
         """Remove what neither of the two releases is made of."""
         kept = [
             r
-            for r in (self._record(self._places.current), self._record(self._places.previous))
+            for r in (
+                self._record(self._places.current),
+                self._record(self._places.previous),
+            )
             if r
         ]
         releases = {record["id"] for record in kept}
@@ -162,12 +192,18 @@ class Images:
     """What was loaded for one lab: each image with its file's SHA-256 and its id in the engine."""
 
     def __init__(self, places: Places) -> None:
-        self._files, self._record = places.files, places.home / "images.json"
+        self._files = places.files
+        self._record = places.home / "images.json"
 
     def identity(self, image: str) -> list[str]:
         """The id of an image in the engine, and the SHA-256 of the file it was loaded from."""
-        number, (sha256, known) = _id_of(image), self._read().get(image, ("", ""))
-        return [each for each in (number, sha256 if known == number else "") if each]
+        number = _id_of(image)
+        sha256, known = self._read().get(image, ("", ""))
+        return [
+            each
+            for each in (number, sha256 if known == number else "")
+            if each
+        ]
 
     def load(self, sha256: str, image: str) -> None:
         """Give the engine a file of ``docker save`` that has ``image``; the file is not kept."""
@@ -178,7 +214,10 @@ class Images:
             with path.open("rb") as archive:
                 pieces = iter(lambda: archive.read(1 << 20), b"")
                 answer = docker_engine.ask(
-                    "POST", "/images/load?quiet=1", body=pieces, timeout_s=_LOAD_PATIENCE_S
+                    "POST",
+                    "/images/load?quiet=1",
+                    body=pieces,
+                    timeout_s=_LOAD_PATIENCE_S,
                 )
         except OSError as error:
             raise RequestRefused(
@@ -201,11 +240,15 @@ class Images:
         for image, (_, known) in self._read().items():
             with contextlib.suppress(OSError):
                 if _id_of(image) == known:
-                    docker_engine.ask("DELETE", f"/images/{quote(image, safe='')}")
+                    docker_engine.ask(
+                        "DELETE", f"/images/{quote(image, safe='')}"
+                    )
 
     def _read(self) -> dict[str, tuple[str, str]]:
         with contextlib.suppress(FileNotFoundError):
-            record: dict[str, tuple[str, str]] = json.loads(self._record.read_text())
+            record: dict[str, tuple[str, str]] = json.loads(
+                self._record.read_text()
+            )
             return record
         return {}
 
@@ -218,6 +261,8 @@ def _id_of(image: str) -> str | None:
     from patchlight.testbed.linux import docker_engine
 
     with contextlib.suppress(OSError, KeyError):
-        answer = docker_engine.ask("GET", f"/images/{quote(image, safe='')}/json", timeout_s=10)
+        answer = docker_engine.ask(
+            "GET", f"/images/{quote(image, safe='')}/json", timeout_s=10
+        )
         return str(answer.json()["Id"]) if answer.status == 200 else None
     return None

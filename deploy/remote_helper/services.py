@@ -11,7 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, write
+from patchlight.deploy.remote_helper.places import (
+    Line,
+    Places,
+    RequestRefused,
+    write,
+)
 
 _PATIENCE_S = 30.0
 
@@ -24,8 +29,15 @@ def has_systemd(root: Path) -> bool:
 class Service:
     """The agent or the controller of a lab (``role``)."""
 
-    def __init__(self, role: str, places: Places, line: Line) -> None:
-        self._role, self._places, self._line = role, places, line
+    def __init__(
+        self,
+        role: str,
+        places: Places,
+        line: Line,
+    ) -> None:
+        self._role = role
+        self._places = places
+        self._line = line
         self._by_systemd = has_systemd(places.root)
         self._unit = f"patchlight-{role}@{places.lab}.service"
         self._script = places.home / f"keep-{role}.sh"
@@ -36,14 +48,19 @@ class Service:
     @property
     def is_here(self) -> bool:
         """Whether it was ever set up."""
-        return (self._places.units / self._unit).exists() or self._script.exists()
+        return (
+            self._places.units / self._unit
+        ).exists() or self._script.exists()
 
     def set_up(self, unit: str, script: str) -> bool:
         """Write down how it is run; whether that changed. systemd learns of it by ``enable``."""
         if self._by_systemd:
             return write(self._places.units / self._unit, unit)
         changed = write(self._script, script, 0o755)
-        return self._starter.set_up(self._script, self._pid_file, self._log) or changed
+        return (
+            self._starter.set_up(self._script, self._pid_file, self._log)
+            or changed
+        )
 
     def stop(self) -> None:
         """End it; what it started itself (workers) goes on."""
@@ -58,7 +75,11 @@ class Service:
             ends = time.monotonic() + _PATIENCE_S
             while _began(keeper) is not None and time.monotonic() < ends:
                 time.sleep(0.05)
-            for pid in (keeper, *_children(keeper)) if _began(keeper) is not None else ():
+            for pid in (
+                (keeper, *_children(keeper))
+                if _began(keeper) is not None
+                else ()
+            ):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self._pid_file.unlink(missing_ok=True)
@@ -67,32 +88,54 @@ class Service:
         """Whether it runs, since when (Unix time), and how often it had to be started again."""
         if self._by_systemd:
             keys = "MainPID,NRestarts"
-            shown = self._systemctl("show", "--property", keys, self._unit).splitlines()
+            shown = self._systemctl(
+                "show",
+                "--property",
+                keys,
+                self._unit,
+            ).splitlines()
             found = dict(line.split("=", 1) for line in shown)
-            program, starts = (
-                int(found.get("MainPID", 0)) or None,
-                int(found.get("NRestarts", 0)) + 1,
-            )
+            program = int(found.get("MainPID", 0)) or None
+            starts = int(found.get("NRestarts", 0)) + 1
         else:
-            program, starts = None, 0
+            program = None
+            starts = 0
             with contextlib.suppress(OSError, ValueError):
                 if self._keeper() is not None:
-                    program = int((self._places.run / f"{self._role}.child").read_text())
+                    program = int(
+                        (self._places.run / f"{self._role}.child").read_text()
+                    )
             with contextlib.suppress(OSError):
-                starts = (self._places.run / f"{self._role}.starts").stat().st_size
+                starts = (
+                    (self._places.run / f"{self._role}.starts").stat().st_size
+                )
         since = _since(program) if program else None
-        return {"running": since is not None, "since": since, "restarts": max(0, starts - 1)}
+        return {
+            "running": since is not None,
+            "since": since,
+            "restarts": max(0, starts - 1),
+        }
 
     def logs(self, lines: int, *, follow: bool) -> list[str]:
         """The command that prints its last lines."""
         if self._by_systemd:
             follows = ["--follow"] if follow else []
-            command = ["journalctl", "--no-pager", "--output=cat", f"--unit={self._unit}"]
+            command = [
+                "journalctl",
+                "--no-pager",
+                "--output=cat",
+                f"--unit={self._unit}",
+            ]
             return [*command, f"--lines={lines}", *follows]
         if not self._log.exists():
             raise RequestRefused(f"no log of the {self._role} yet")
         follows = ["--follow=name", "--retry"] if follow else []
-        return ["tail", f"--lines={lines}", *follows, str(self._log)]
+        return [
+            "tail",
+            f"--lines={lines}",
+            *follows,
+            str(self._log),
+        ]
 
     def remove(self) -> None:
         """Stop it, and forget how it is run."""
@@ -102,7 +145,9 @@ class Service:
             self._systemctl("disable", "--quiet", self._unit)
             unit.unlink()
             self._systemctl("daemon-reload")
-            with contextlib.suppress(RequestRefused):  # one that never failed is not known any more
+            with contextlib.suppress(
+                RequestRefused
+            ):  # one that never failed is not known any more
                 self._systemctl("reset-failed", self._unit)
         self._starter.remove()
         self._script.unlink(missing_ok=True)
@@ -152,14 +197,19 @@ def _since(pid: int) -> float | None:
     if began is None:
         return None
     lines = Path("/proc/stat").read_text().splitlines()
-    booted = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
+    booted = next(
+        int(line.split()[1]) for line in lines if line.startswith("btime ")
+    )
     return booted + int(began) / os.sysconf("SC_CLK_TCK")
 
 
 def _children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         return [
-            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            int(child)
+            for child in Path(f"/proc/{pid}/task/{pid}/children")
+            .read_text()
+            .split()
         ]
     return []
 
@@ -167,16 +217,32 @@ def _children(pid: int) -> list[int]:
 class Starter:
     """The script that starts the keeper of a program, now and when the server boots."""
 
-    def __init__(self, role: str, places: Places, line: Line) -> None:
-        self._role, self._places, self._line = role, places, line
+    def __init__(
+        self,
+        role: str,
+        places: Places,
+        line: Line,
+    ) -> None:
+        self._role = role
+        self._places = places
+        self._line = line
         self._name = f"patchlight-{role}-{places.lab}"
         self._script = places.home / f"start-{role}.sh"
         self._entry = places.root / "etc/init.d" / self._name
 
-    def set_up(self, keeper: Path, pid_file: Path, log: Path) -> bool:
+    def set_up(
+        self,
+        keeper: Path,
+        pid_file: Path,
+        log: Path,
+    ) -> bool:
         """Write it down, and have it run at boot where scripts are; whether that changed."""
         changed = write(self._script, self._text(keeper, pid_file, log), 0o755)
-        if self._entry.parent.is_dir() and shutil.which("update-rc.d") and not self._is_entered():
+        if (
+            self._entry.parent.is_dir()
+            and shutil.which("update-rc.d")
+            and not self._is_entered()
+        ):
             self._entry.unlink(missing_ok=True)
             self._entry.symlink_to(self._script)
             self._update("defaults")
@@ -195,17 +261,39 @@ class Starter:
             self._update("remove")
 
     def _is_entered(self) -> bool:
-        return self._entry.is_symlink() and self._entry.readlink() == self._script
+        return (
+            self._entry.is_symlink() and self._entry.readlink() == self._script
+        )
 
     def _update(self, action: str) -> None:
         root = "" if self._places.root == Path("/") else str(self._places.root)
-        self._line.run("env", f"DPKG_ROOT={root}", "update-rc.d", self._name, action)
+        self._line.run(
+            "env",
+            f"DPKG_ROOT={root}",
+            "update-rc.d",
+            self._name,
+            action,
+        )
 
-    def _text(self, keeper: Path, pid_file: Path, log: Path) -> str:
+    def _text(
+        self,
+        keeper: Path,
+        pid_file: Path,
+        log: Path,
+    ) -> str:
         run = pid_file.parent
         folders = shlex.join(map(str, (run, log.parent, self._places.state)))
-        said = shlex.join([str(run / f"{self._role}.{name}") for name in ("starts", "child")])
-        command = shlex.join(["sh", str(keeper), str(run), str(log)])
+        said = shlex.join(
+            [str(run / f"{self._role}.{name}") for name in ("starts", "child")]
+        )
+        command = shlex.join(
+            [
+                "sh",
+                str(keeper),
+                str(run),
+                str(log),
+            ]
+        )
         return f"""\
 #!/bin/sh
 ### BEGIN INIT INFO

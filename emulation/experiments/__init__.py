@@ -3,4 +3,8 @@
 from patchlight.console.shared import RESEARCH, Command
 
 _HERE = "patchlight.emulation.experiments.commands"
-COMMANDS = {"experiment": Command(f"{_HERE}.group", "Run a paper's experiment.", RESEARCH)}
+COMMANDS = {
+    "experiment": Command(
+        f"{_HERE}.group", "Run a paper's experiment.", RESEARCH
+    )
+}

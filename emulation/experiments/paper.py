@@ -14,11 +14,15 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 SOURCE = (
-    "S. Yan, Z. Zhu, M. Glick, Z. Wu, K. Bergman, Optical Fiber Communication Conference (OFC) 2022"
+    "S. Yan, Z. Zhu, M. Glick, Z. Wu, K. Bergman, "
+    "Optical Fiber Communication Conference (OFC) 2022"
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PaperCase:
     """Completion times of the first job, the reduction (0…1), and how much busier GPUs were."""
 
@@ -36,9 +40,18 @@ class PaperCase:
 
 PAPER: Mapping[str, PaperCase] = MappingProxyType(
     {
-        "a": PaperCase(407, 109, 0.732, utilization_ratio=3.0),
+        "a": PaperCase(
+            407,
+            109,
+            0.732,
+            utilization_ratio=3.0,
+        ),
         "b": PaperCase(
-            368, 140, 0.620, utilization_ratio=1.0, utilization_words="no significant improvement"
+            368,
+            140,
+            0.620,
+            utilization_ratio=1.0,
+            utilization_words="no significant improvement",
         ),
     }
 )
@@ -93,7 +106,11 @@ class Published(NamedTuple):
 def _each(rates: str, source: str) -> dict[str, Published]:
     """One rate for each of the laws A to D, ``-`` where there is none."""
     pairs = zip("ABCD", rates.split(), strict=True)
-    return {law: Published(float(rate), source) for law, rate in pairs if rate != "-"}
+    return {
+        law: Published(float(rate), source)
+        for law, rate in pairs
+        if rate != "-"
+    }
 
 
 BLOCKING: Mapping[str, Mapping[str, Published]] = {
@@ -119,12 +136,42 @@ LESS_MAXIMUM = 0.562
 """By which share its policy blocks less than maximum parallelisation at most (abstract)."""
 
 JCT_S: Mapping[str, Mapping[str, float]] = {
-    "PAC-ML, final epoch": {"A": 7487, "B": 1888, "C": 7469, "D": 14903},
-    "maximum": {"A": 1875, "B": 1884, "C": 1901, "D": 1884},
-    "minimum": {"A": 13136, "B": 7350, "C": 11929, "D": 14724},
-    "random": {"A": 7505, "B": 4997, "C": 7154, "D": 8900},
+    "PAC-ML, final epoch": {
+        "A": 7487,
+        "B": 1888,
+        "C": 7469,
+        "D": 14903,
+    },
+    "maximum": {
+        "A": 1875,
+        "B": 1884,
+        "C": 1901,
+        "D": 1884,
+    },
+    "minimum": {
+        "A": 13136,
+        "B": 7350,
+        "C": 11929,
+        "D": 14724,
+    },
+    "random": {
+        "A": 7505,
+        "B": 4997,
+        "C": 7154,
+        "D": 8900,
+    },
 }
 THROUGHPUT_BYTES_PER_S: Mapping[str, Mapping[str, float]] = {
-    "PAC-ML, final epoch": {"A": 24.70e6, "B": 23.43e6, "C": 27.79e6, "D": 28.40e6},
-    "maximum": {"A": 23.25e6, "B": 23.51e6, "C": 23.56e6, "D": 23.51e6},
+    "PAC-ML, final epoch": {
+        "A": 24.70e6,
+        "B": 23.43e6,
+        "C": 27.79e6,
+        "D": 28.40e6,
+    },
+    "maximum": {
+        "A": 23.25e6,
+        "B": 23.51e6,
+        "C": 23.56e6,
+        "D": 23.51e6,
+    },
 }

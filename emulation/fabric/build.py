@@ -20,12 +20,25 @@ from itertools import chain
 from pathlib import Path
 
 from patchlight.emulation.fabric import links
-from patchlight.emulation.fabric.plan import FabricPlan, PlannedBridge, PlannedEnd
+from patchlight.emulation.fabric.plan import (
+    FabricPlan,
+    PlannedBridge,
+    PlannedEnd,
+)
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import devices, namespaces, rate_limits
-from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
-from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute
+from patchlight.testbed.linux.credentials import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+)
+from patchlight.testbed.linux.netlink import (
+    KernelRefused,
+    Netlink,
+    Request,
+    attribute,
+)
 from patchlight.testbed.linux.sockets import unix_socket_answers
 
 # Routing table numbers of NICs that share a server; lower ones are the kernel's.
@@ -34,11 +47,18 @@ _SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 _INSTALL = "Install it with: sudo apt-get install openvswitch-switch"
 # Ports per ovs-vsctl call: well below the limit of a command line.
 _PORTS_IN_A_CALL = 500
-_NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
+_NETLINK_GENERIC = 16
+_GENL_CONTROL = 16
+_GET_FAMILY = 3
+_FAMILY_NAME = 2
 
 
 def build_links(
-    plan: FabricPlan, made: Callable[[str, int], None], *, offload: bool, bridges: bool
+    plan: FabricPlan,
+    made: Callable[[str, int], None],
+    *,
+    offload: bool,
+    bridges: bool,
 ) -> None:
     """Make a plan's namespaces (``made`` is called with name and inode of each), links, and its
     packet switches that are machines; with ``bridges`` also the others, as Linux bridges; else the
@@ -50,13 +70,22 @@ def build_links(
         with namespaces.kept_namespace():
             for name in plan.namespaces:
                 made(name, work.make(name))
-        made_here = [bridge for bridge in plan.bridges if bridges or bridge.machine]
-        index_of = {(bridge.namespace, bridge.name): bridge.index for bridge in made_here}
+        made_here = [
+            bridge for bridge in plan.bridges if bridges or bridge.machine
+        ]
+        index_of = {
+            (bridge.namespace, bridge.name): bridge.index
+            for bridge in made_here
+        }
         for bridge in made_here:
-            work.later[bridge.namespace].insert(0, links.add_bridge(bridge.name, bridge.index))
+            work.later[bridge.namespace].insert(
+                0, links.add_bridge(bridge.name, bridge.index)
+            )
         for end in plan.ends:
             if master := index_of.get((end.namespace, end.bridge or "")):
-                work.later[end.namespace].append(links.set_master(end.index, master, end.name))
+                work.later[end.namespace].append(
+                    links.set_master(end.index, master, end.name)
+                )
         for name, requests in work.later.items():
             with Netlink(namespaces.namespace_path(name)) as netlink:
                 netlink.run(requests)
@@ -75,12 +104,24 @@ def build_links(
     limit_switch_ports(plan, made_here)
 
 
-def limit_switch_ports(plan: FabricPlan, bridges: Sequence[PlannedBridge]) -> None:
+def limit_switch_ports(
+    plan: FabricPlan, bridges: Sequence[PlannedBridge]
+) -> None:
     """Limit what the ports of these packet switches send, and read it back."""
     for namespace in {bridge.namespace for bridge in bridges}:
         with Netlink(namespaces.namespace_path(namespace)) as netlink:
-            ports = [e for e in plan.ends if e.bridge is not None and e.namespace == namespace]
-            netlink.run([_limit(end, end.rate_bps) for end in ports if end.rate_bps is not None])
+            ports = [
+                e
+                for e in plan.ends
+                if e.bridge is not None and e.namespace == namespace
+            ]
+            netlink.run(
+                [
+                    _limit(end, end.rate_bps)
+                    for end in ports
+                    if end.rate_bps is not None
+                ]
+            )
             netlink.run([request for end in ports for request in _impair(end)])
             rate_limits.verify_limits(netlink, _port_limits(plan, namespace))
 
@@ -92,24 +133,39 @@ def verify_switch_ports(plan: FabricPlan) -> None:
             rate_limits.verify_limits(netlink, _port_limits(plan, namespace))
 
 
-def _port_limits(plan: FabricPlan, namespace: str) -> list[tuple[int, str, float]]:
+def _port_limits(
+    plan: FabricPlan, namespace: str
+) -> list[tuple[int, str, float]]:
     return [
         (end.index, end.name, end.rate_bps)
         for end in plan.ends
-        if end.bridge is not None and end.rate_bps is not None and end.namespace == namespace
+        if end.bridge is not None
+        and end.rate_bps is not None
+        and end.namespace == namespace
     ]
 
 
 class _Work:
-    def __init__(self, plan: FabricPlan, opened: ExitStack, *, offload: bool) -> None:
-        self._opened, self._offload = opened, offload
+    def __init__(
+        self,
+        plan: FabricPlan,
+        opened: ExitStack,
+        *,
+        offload: bool,
+    ) -> None:
+        self._opened = opened
+        self._offload = offload
         self._servers = set(plan.servers)
-        self._cables = defaultdict[str, list[tuple[PlannedEnd, PlannedEnd]]](list)
+        self._cables = defaultdict[str, list[tuple[PlannedEnd, PlannedEnd]]](
+            list
+        )
         for a, b in plan.cables:
             self._cables[a.namespace].append((a, b))
             if b.namespace != a.namespace:
                 self._cables[b.namespace].append((b, a))
-        self._nics = Counter(end.namespace for end in plan.ends if end.address is not None)
+        self._nics = Counter(
+            end.namespace for end in plan.ends if end.address is not None
+        )
         self._open: dict[str, int] = {}
         self._made: set[str] = set()
         self.later = defaultdict[str, list[Request]](list)
@@ -134,7 +190,8 @@ class _Work:
             self._open[name] = self._opened.enter_context(
                 namespaces.opened(namespaces.namespace_path(name))
             )
-        requests, made_here = [links.set_up(links.LOOPBACK, "lo")], []
+        requests = [links.set_up(links.LOOPBACK, "lo")]
+        made_here = []
         with ExitStack() as opened:
             for near, far in self._cables[name]:
                 if far.namespace in self._made:
@@ -142,7 +199,9 @@ class _Work:
                     requests.extend(self._settings(near))
                     made_here.append(near)
                     if far.up:
-                        self.later[far.namespace].append(links.set_up(far.index, far.name))
+                        self.later[far.namespace].append(
+                            links.set_up(far.index, far.name)
+                        )
                     self.later[far.namespace] += self._settings(far)
             with Netlink() as netlink:
                 netlink.run(requests)
@@ -154,7 +213,12 @@ class _Work:
                     devices.set_tx_checksum(end.name, False)
         return inode
 
-    def _link(self, near: PlannedEnd, far: PlannedEnd, opened: ExitStack) -> Request:
+    def _link(
+        self,
+        near: PlannedEnd,
+        far: PlannedEnd,
+        opened: ExitStack,
+    ) -> Request:
         namespace = None
         if far.namespace != near.namespace:
             namespace = self._open.get(far.namespace)
@@ -162,8 +226,20 @@ class _Work:
                 namespaces.opened(namespaces.namespace_path(far.namespace))
             )
         return links.add_veth(
-            links.LinkEnd(near.name, near.index, near.mac, up=near.up, mtu=near.mtu),
-            links.LinkEnd(far.name, far.index, far.mac, namespace, mtu=far.mtu),
+            links.LinkEnd(
+                near.name,
+                near.index,
+                near.mac,
+                up=near.up,
+                mtu=near.mtu,
+            ),
+            links.LinkEnd(
+                far.name,
+                far.index,
+                far.mac,
+                namespace,
+                mtu=far.mtu,
+            ),
         )
 
     def _settings(self, end: PlannedEnd) -> list[Request]:
@@ -178,36 +254,74 @@ class _Work:
         if end.bridge is None:
             if end.rate_bps is not None:
                 requests.append(_limit(end, end.rate_bps))
-                self.limited[end.namespace].append((end.index, end.name, end.rate_bps))
+                self.limited[end.namespace].append(
+                    (end.index, end.name, end.rate_bps)
+                )
             requests += _impair(end)
         return requests
 
 
 def _limit(end: PlannedEnd, rate_bps: float) -> Request:
-    return rate_limits.limit_request(end.index, end.name, rate_bps, end.mtu)
+    return rate_limits.limit_request(
+        end.index,
+        end.name,
+        rate_bps,
+        end.mtu,
+    )
 
 
 def _impair(end: PlannedEnd) -> list[Request]:
     if not end.impairment:
         return []
-    return [rate_limits.impair_request(end.index, end.name, end.impairment, end.rate_bps)]
+    return [
+        rate_limits.impair_request(
+            end.index,
+            end.name,
+            end.impairment,
+            end.rate_bps,
+        )
+    ]
 
 
-def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Request]:
+def nic_requests(
+    end: PlannedEnd,
+    index: int,
+    *,
+    several_nics: bool,
+) -> list[Request]:
     """Address and routes of a NIC that is up, in a table of its own if NICs share a namespace."""
     assert end.address is not None
-    requests, table = [links.add_address(index, end.address, end.name)], links.MAIN_TABLE
+    requests = [links.add_address(index, end.address, end.name)]
+    table = links.MAIN_TABLE
     if several_nics:
         table = _FIRST_TABLE + end.index
-        requests.append(links.add_subnet_route(index, end.address, table, end.name))
-    return requests + [links.add_route(index, each, table, end.name) for each in end.routes]
+        requests.append(
+            links.add_subnet_route(
+                index,
+                end.address,
+                table,
+                end.name,
+            )
+        )
+    return requests + [
+        links.add_route(
+            index,
+            each,
+            table,
+            end.name,
+        )
+        for each in end.routes
+    ]
 
 
 class OpenVSwitchFailed(PatchlightError):
     """Open vSwitch is missing, did not start, or rejected its configuration."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class OpenVSwitch:
     """The private Open vSwitch whose files are in ``directory``. ``keeps_rates``: its links have
     rates."""
@@ -219,7 +333,9 @@ class OpenVSwitch:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that point Open vSwitch's tools at this one."""
-        return dict.fromkeys(("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR"), str(self.directory))
+        return dict.fromkeys(
+            ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR"), str(self.directory)
+        )
 
     @property
     def _database(self) -> str:
@@ -228,24 +344,60 @@ class OpenVSwitch:
     def start(self, start: Callable[[Sequence[LabService]], None]) -> bool:
         """Start the database and the switch daemon with ``start``. Returns whether the database is
         new: an old one has its switches, without flows."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.mkdir(
+            mode=0o700,
+            parents=True,
+            exist_ok=True,
+        )
         database = self.directory / "conf.db"
         is_new = not database.exists()
         if is_new:
-            self._tool(["ovsdb-tool", "create", str(database), str(_schema())])
+            self._tool(
+                [
+                    "ovsdb-tool",
+                    "create",
+                    str(database),
+                    str(_schema()),
+                ]
+            )
         socket = self.directory / "db.sock"
         arguments = [str(database), f"--remote=punix:{socket}"]
         start([self._daemon("ovsdb-server", arguments, socket)])
         # One thread of each kind: labs are many small switches on few cores.
-        threads = [f"other_config:n-{kind}-threads=1" for kind in ("handler", "revalidator")]
-        self.vsctl(["init", "--", "set", "Open_vSwitch", ".", *threads], wait=False)
+        threads = [
+            f"other_config:n-{kind}-threads=1"
+            for kind in ("handler", "revalidator")
+        ]
+        self.vsctl(
+            [
+                "init",
+                "--",
+                "set",
+                "Open_vSwitch",
+                ".",
+                *threads,
+            ],
+            wait=False,
+        )
         control = self.directory / "ovs-vswitchd.ctl"
         start([self._daemon("ovs-vswitchd", [self._database], control)])
         # ovs-vsctl waits until the daemon has read the database.
-        self.vsctl(["set", "Open_vSwitch", ".", f"external_ids:started={time.time()}"])
+        self.vsctl(
+            [
+                "set",
+                "Open_vSwitch",
+                ".",
+                f"external_ids:started={time.time()}",
+            ]
+        )
         return is_new
 
-    def _daemon(self, name: str, arguments: Sequence[str], answers: Path) -> LabService:
+    def _daemon(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        answers: Path,
+    ) -> LabService:
         return LabService(
             name=name,
             argv=[
@@ -265,43 +417,119 @@ class OpenVSwitch:
             is_favoured=self.keeps_rates and name == "ovs-vswitchd",
         )
 
-    def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
+    def add_bridges(
+        self,
+        plan: FabricPlan,
+        datapath: str,
+        *,
+        learning: bool,
+    ) -> None:
         """Make every packet switch with its ports. ``learning`` ones need no controller."""
         commands: list[list[str]] = []
         for bridge in plan.in_fabric:
-            name, learns = bridge.name, learning or bridge.learns
-            commands.append(new_bridge(name, bridge.datapath_id, datapath, learning=learns))
+            name = bridge.name
+            learns = learning or bridge.learns
+            commands.append(
+                new_bridge(
+                    name,
+                    bridge.datapath_id,
+                    datapath,
+                    learning=learns,
+                )
+            )
             if bridge.spanning_tree:
-                commands.append(["--", "set", "Bridge", name, "rstp_enable=true"])
+                commands.append(
+                    [
+                        "--",
+                        "set",
+                        "Bridge",
+                        name,
+                        "rstp_enable=true",
+                    ]
+                )
             for number, interface in bridge.ports:
-                command = ["--", "add-port", name, interface]
-                command += ["--", "set", "Interface", interface, f"ofport_request={number}"]
+                command = [
+                    "--",
+                    "add-port",
+                    name,
+                    interface,
+                ]
+                command += [
+                    "--",
+                    "set",
+                    "Interface",
+                    interface,
+                    f"ofport_request={number}",
+                ]
                 # Open vSwitch removes the queue of every port, except with this QoS type.
-                commands.append([*command, "--", "set", "Port", interface, "qos=@noop"])
+                commands.append(
+                    [
+                        *command,
+                        "--",
+                        "set",
+                        "Port",
+                        interface,
+                        "qos=@noop",
+                    ]
+                )
         for first in range(0, len(commands), _PORTS_IN_A_CALL):
-            call = chain.from_iterable(commands[first : first + _PORTS_IN_A_CALL])
-            self.vsctl(["--id=@noop", "create", "QoS", "type=linux-noop", *call])
+            call = chain.from_iterable(
+                commands[first : first + _PORTS_IN_A_CALL]
+            )
+            self.vsctl(
+                [
+                    "--id=@noop",
+                    "create",
+                    "QoS",
+                    "type=linux-noop",
+                    *call,
+                ]
+            )
         self.check_ports(plan)
 
-    def set_controller(self, plan: FabricPlan, address: str, tls: Path | None = None) -> None:
+    def set_controller(
+        self,
+        plan: FabricPlan,
+        address: str,
+        tls: Path | None = None,
+    ) -> None:
         """Connect every switch to ``host:port``, with the certificate in the folder ``tls``. Call
         it when the controller listens: otherwise Open vSwitch retries in 1, 2, 4 and 8 s."""
         command = [] if tls is None else ["--", *set_tls(tls)]
         target = f"{'tcp' if tls is None else 'ssl'}:{address}"
         for bridge in (each for each in plan.in_fabric if not each.learns):
-            command += ["--", "set-controller", bridge.name, target]
-            command += ["--", "set", "Controller", bridge.name]
+            command += [
+                "--",
+                "set-controller",
+                bridge.name,
+                target,
+            ]
+            command += [
+                "--",
+                "set",
+                "Controller",
+                bridge.name,
+            ]
             command += ["connection_mode=out-of-band", "max_backoff=1000"]
         if command:
             self.vsctl(command[1:])
 
     def check_ports(self, plan: FabricPlan) -> None:
         """``OpenVSwitchFailed`` unless each port has its number."""
-        table = self.vsctl(["--format=json", "--columns=name,ofport,error", "list", "Interface"])
+        table = self.vsctl(
+            [
+                "--format=json",
+                "--columns=name,ofport,error",
+                "list",
+                "Interface",
+            ]
+        )
         have = {row[0]: row[1:] for row in json.loads(table)["data"]}
         for bridge in plan.in_fabric:
             for number, interface in bridge.ports:
-                got, error = have.get(interface, (None, "it is not in the database"))
+                got, error = have.get(
+                    interface, (None, "it is not in the database")
+                )
                 if got != number:
                     raise OpenVSwitchFailed(
                         f"making port {number} of {bridge.switch}: Open vSwitch gave {interface} "
@@ -312,7 +540,14 @@ class OpenVSwitch:
     def vsctl(self, command: Sequence[str], *, wait: bool = True) -> str:
         """The output of ``ovs-vsctl``; ``OpenVSwitchFailed`` on errors."""
         options = ["--timeout=60", *([] if wait else ["--no-wait"])]
-        return self._tool(["ovs-vsctl", f"--db={self._database}", *options, *command])
+        return self._tool(
+            [
+                "ovs-vsctl",
+                f"--db={self._database}",
+                *options,
+                *command,
+            ]
+        )
 
     def _tool(self, command: Sequence[str]) -> str:
         done = subprocess.run(
@@ -330,7 +565,13 @@ class OpenVSwitch:
         return done.stdout
 
 
-def new_bridge(name: str, datapath_id: int | None, datapath: str, *, learning: bool) -> list[str]:
+def new_bridge(
+    name: str,
+    datapath_id: int | None,
+    datapath: str,
+    *,
+    learning: bool,
+) -> list[str]:
     """The part of an ``ovs-vsctl`` call that makes a bridge; see ``OpenVSwitch.add_bridges``."""
     settings = [
         f"datapath_type={datapath}",
@@ -340,22 +581,45 @@ def new_bridge(name: str, datapath_id: int | None, datapath: str, *, learning: b
     ]
     if datapath_id is not None:
         settings.append(f"other-config:datapath-id={datapath_id:016x}")
-    return ["--", "add-br", name, "--", "set", "Bridge", name, *settings]
+    return [
+        "--",
+        "add-br",
+        name,
+        "--",
+        "set",
+        "Bridge",
+        name,
+        *settings,
+    ]
 
 
 def set_tls(folder: Path) -> list[str]:
     """The part of an ``ovs-vsctl`` call that gives all bridges the certificate in a folder."""
-    return ["set-ssl", *(str(folder / name) for name in (KEY_FILE, CERTIFICATE_FILE, CA_FILE))]
+    return [
+        "set-ssl",
+        *(
+            str(folder / name)
+            for name in (KEY_FILE, CERTIFICATE_FILE, CA_FILE)
+        ),
+    ]
 
 
 def executable(name: str) -> str:
     """The full path of one of Open vSwitch's programs; ``OpenVSwitchFailed`` if missing."""
     # sudo and cron may omit the sbin directories from PATH.
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+    path = os.pathsep.join(
+        [
+            os.environ.get("PATH", ""),
+            "/usr/sbin",
+            "/usr/local/sbin",
+            "/sbin",
+        ]
+    )
     program = shutil.which(name, path=path)
     if program is None:
         raise OpenVSwitchFailed(
-            f"this lab needs Open vSwitch, but {name} was not found", hint=_INSTALL
+            f"this lab needs Open vSwitch, but {name} was not found",
+            hint=_INSTALL,
         )
     return program
 
@@ -363,17 +627,32 @@ def executable(name: str) -> str:
 def _schema() -> Path:
     if not _SCHEMA.exists():
         raise OpenVSwitchFailed(
-            f"Open vSwitch's database schema {_SCHEMA} not found", hint=_INSTALL
+            f"Open vSwitch's database schema {_SCHEMA} not found",
+            hint=_INSTALL,
         )
     return _SCHEMA
 
 
 def datapath_type() -> str:
     """``system`` if the kernel has Open vSwitch's datapath, else ``netdev`` (userspace)."""
-    body = bytes([_GET_FAMILY, 1, 0, 0]) + attribute(_FAMILY_NAME, b"ovs_datapath\0")
+    body = bytes(
+        [
+            _GET_FAMILY,
+            1,
+            0,
+            0,
+        ]
+    ) + attribute(_FAMILY_NAME, b"ovs_datapath\0")
     try:
         with Netlink(family=_NETLINK_GENERIC) as netlink:
-            netlink.ask(Request(_GENL_CONTROL, 0, body, "looking for Open vSwitch in the kernel"))
+            netlink.ask(
+                Request(
+                    _GENL_CONTROL,
+                    0,
+                    body,
+                    "looking for Open vSwitch in the kernel",
+                )
+            )
     except KernelRefused:
         return "netdev"
     return "system"

@@ -62,7 +62,14 @@ class LabState:
     controller_api: str = ""
     docker: str = ""
     boot_id: str = ""
-    builder: ProcessRecord = field(default_factory=lambda: ProcessRecord("builder", 0, 0, ""))
+    builder: ProcessRecord = field(
+        default_factory=lambda: ProcessRecord(
+            "builder",
+            0,
+            0,
+            "",
+        )
+    )
     made_at: float = 0.0
     namespaces: dict[str, int] = field(default_factory=dict)
     processes: list[ProcessRecord] = field(default_factory=list)
@@ -77,7 +84,10 @@ class LabState:
     def save(self) -> None:
         """Replace the file atomically."""
         path = self.run_dir / "state.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         new = path.with_suffix(".new")
         new.touch(mode=0o600)
         new.write_text(json.dumps(asdict(self), default=str))
@@ -86,7 +96,11 @@ class LabState:
     @property
     def ssh_config(self) -> Path | None:
         """The OpenSSH client configuration, if the servers have SSH."""
-        return self.run_dir / "ssh/config" if self.servers != "namespace" else None
+        return (
+            self.run_dir / "ssh/config"
+            if self.servers != "namespace"
+            else None
+        )
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -94,11 +108,25 @@ class LabState:
         return self.boot_id == boot_id()
 
 
-def new_state(lab: str, source: str, scale: float) -> LabState:
+def new_state(
+    lab: str,
+    source: str,
+    scale: float,
+) -> LabState:
     """The state of a lab that is about to be made."""
-    own = ProcessRecord("builder", os.getpid(), process_start(os.getpid()) or 0, "")
+    own = ProcessRecord(
+        "builder",
+        os.getpid(),
+        process_start(os.getpid()) or 0,
+        "",
+    )
     return LabState(
-        lab=lab, source=source, scale=scale, boot_id=boot_id(), builder=own, made_at=time.time()
+        lab=lab,
+        source=source,
+        scale=scale,
+        boot_id=boot_id(),
+        builder=own,
+        made_at=time.time(),
     )
 
 
@@ -107,7 +135,9 @@ def run_dir(lab: str) -> Path:
     try:
         return RUN_ROOT / str(LAB_NAME.take(lab))
     except BadInput as error:
-        raise BadInput(error.message, hint="choose another name with --name") from error
+        raise BadInput(
+            error.message, hint="choose another name with --name"
+        ) from error
 
 
 def disk_dir(lab: str) -> Path:
@@ -124,13 +154,18 @@ def read_state(lab: str) -> LabState | None:
         return None
     except PermissionError as error:
         raise PatchlightError(
-            f"reading {path}: only root may read it", hint="run the command with sudo"
+            f"reading {path}: only root may read it",
+            hint="run the command with sudo",
         ) from error
     try:
         data = json.loads(text)
         processes = [ProcessRecord(**item) for item in data.pop("processes")]
         builder = ProcessRecord(**data.pop("builder"))
-        return LabState(**data, builder=builder, processes=processes)
+        return LabState(
+            **data,
+            builder=builder,
+            processes=processes,
+        )
     except (ValueError, TypeError) as error:
         raise PatchlightError(
             f"reading {path}: {error}",
@@ -141,7 +176,11 @@ def read_state(lab: str) -> LabState | None:
 def recorded_labs() -> list[str]:
     """The labs with a runtime directory, sorted; without those that only run a controller."""
     with suppress(FileNotFoundError):
-        folders = [p for p in RUN_ROOT.iterdir() if p.is_dir() and not p.name.startswith(".")]
+        folders = [
+            p
+            for p in RUN_ROOT.iterdir()
+            if p.is_dir() and not p.name.startswith(".")
+        ]
         return sorted(p.name for p in folders if os.listdir(p) != [API_SOCKET])
     return []
 
@@ -170,7 +209,10 @@ def lab_lock(lab: str) -> Iterator[None]:
 def _locked(path: Path, lab: str) -> int:
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -182,7 +224,9 @@ def _locked(path: Path, lab: str) -> int:
                     return fd
         except BlockingIOError:
             if time.monotonic() > deadline:
-                holder = os.pread(fd, 32, 0).decode(errors="replace") or "unknown"
+                holder = (
+                    os.pread(fd, 32, 0).decode(errors="replace") or "unknown"
+                )
                 os.close(fd)
                 raise LabBusy(
                     f"lab {lab} is being made or removed by process {holder}",

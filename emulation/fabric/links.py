@@ -14,12 +14,24 @@ from patchlight.testbed.lab.model import Route
 from patchlight.testbed.lab.packet_sizes import USUAL_MTU
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux import netlink as rtnetlink
-from patchlight.testbed.linux.netlink import F_CREATE, F_DUMP, F_EXCL, Netlink, Request, attribute
+from patchlight.testbed.linux.netlink import (
+    F_CREATE,
+    F_DUMP,
+    F_EXCL,
+    Netlink,
+    Request,
+    attribute,
+)
 
-_NEWLINK, _GETLINK = 16, 18
-_NEWADDR, _NEWROUTE, _GETROUTE, _NEWRULE = 20, 24, 26, 32
+_NEWLINK = 16
+_GETLINK = 18
+_NEWADDR = 20
+_NEWROUTE = 24
+_GETROUTE = 26
+_NEWRULE = 32
 _GETNSID = 90
-_IFF_UP, _LOWER_UP = 1, 0x10000
+_IFF_UP = 1
+_LOWER_UP = 0x10000
 _AF_INET = 2
 # Family, type, index, flags, and which of the flags are meant.
 _IFINFO = struct.Struct("=BxHiII")
@@ -29,23 +41,41 @@ _IFADDR = struct.Struct("=BBBBI")
 # in a rule the action replaces the type.
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _NUMBER = struct.Struct("=I")
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = (
-    1,
-    3,
-    4,
-    5,
-    10,
-    18,
-)
-_IFLA_IFALIAS, _IFLA_STATS64, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = 20, 23, 28, 37
-_IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER, _IFLA_VLAN_ID = 1, 2, 1, 1
-_BRIDGE_FORWARD_DELAY, _BRIDGE_STP_STATE, _BRIDGE_MCAST_SNOOPING = 1, 5, 23
-_IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 7, 15
-_FRA_SRC, _FRA_PRIORITY, _FRA_TABLE = 2, 6, 15
-_NETNSA_NSID, _NETNSA_FD = 1, 3
-_SCOPE_UNIVERSE, _SCOPE_LINK = 0, 253
-_PROTOCOL_STATIC, _UNICAST, _TO_TABLE = 4, 1, 1
+_IFLA_ADDRESS = 1
+_IFLA_IFNAME = 3
+_IFLA_MTU = 4
+_IFLA_LINK = 5
+_IFLA_MASTER = 10
+_IFLA_LINKINFO = 18
+_IFLA_IFALIAS = 20
+_IFLA_STATS64 = 23
+_IFLA_NET_NS_FD = 28
+_IFLA_LINK_NETNSID = 37
+_IFLA_INFO_KIND = 1
+_IFLA_INFO_DATA = 2
+_VETH_INFO_PEER = 1
+_IFLA_VLAN_ID = 1
+_BRIDGE_FORWARD_DELAY = 1
+_BRIDGE_STP_STATE = 5
+_BRIDGE_MCAST_SNOOPING = 23
+_IFA_ADDRESS = 1
+_IFA_LOCAL = 2
+_IFA_BROADCAST = 4
+_RTA_DST = 1
+_RTA_OIF = 4
+_RTA_GATEWAY = 5
+_RTA_PREFSRC = 7
+_RTA_TABLE = 15
+_FRA_SRC = 2
+_FRA_PRIORITY = 6
+_FRA_TABLE = 15
+_NETNSA_NSID = 1
+_NETNSA_FD = 3
+_SCOPE_UNIVERSE = 0
+_SCOPE_LINK = 253
+_PROTOCOL_STATIC = 4
+_UNICAST = 1
+_TO_TABLE = 1
 LOOPBACK = 1
 MAIN_TABLE = 254
 HELD_DARK = "no signal"
@@ -56,7 +86,10 @@ class NoVlans(PatchlightError):
     """The kernel has no VLANs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class LinkEnd:
     """One end of a veth pair to make; ``namespace`` is an open descriptor (``None``: that of the
     request), ``index`` the kernel's choice if ``None``."""
@@ -69,7 +102,10 @@ class LinkEnd:
     mtu: int = USUAL_MTU
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class KernelLink:
     """An interface in the kernel; ``peer_*`` are set if its other end is in another namespace."""
 
@@ -95,9 +131,17 @@ def _text(kind: int, value: str) -> bytes:
 
 def _end(end: LinkEnd) -> bytes:
     flags = _IFF_UP if end.up else 0
-    body = _IFINFO.pack(0, 0, end.index or 0, flags, flags) + _text(_IFLA_IFNAME, end.name)
+    body = _IFINFO.pack(
+        0,
+        0,
+        end.index or 0,
+        flags,
+        flags,
+    ) + _text(_IFLA_IFNAME, end.name)
     if end.mac:
-        body += attribute(_IFLA_ADDRESS, bytes.fromhex(end.mac.replace(":", "")))
+        body += attribute(
+            _IFLA_ADDRESS, bytes.fromhex(end.mac.replace(":", ""))
+        )
     if end.mtu != USUAL_MTU:
         body += _number(_IFLA_MTU, end.mtu)
     if end.namespace is not None:
@@ -109,103 +153,232 @@ def add_veth(a: LinkEnd, b: LinkEnd) -> Request:
     """Make a veth pair, ``a`` up if wanted; the kernel refuses that for ``b``."""
     body = _end(a) + _kind("veth", attribute(_VETH_INFO_PEER, _end(b)))
     doing = f"making the link {a.name} – {b.name}"
-    return Request(_NEWLINK, F_CREATE | F_EXCL, body, doing)
+    return Request(
+        _NEWLINK,
+        F_CREATE | F_EXCL,
+        body,
+        doing,
+    )
 
 
 def add_bridge(name: str, index: int) -> Request:
     """Make a learning bridge without spanning tree, up."""
     # Forward immediately (no 15 s of listening), without multicast snooping, which delays frames.
-    settings = _number(_BRIDGE_STP_STATE, 0) + _number(_BRIDGE_FORWARD_DELAY, 0)
+    settings = _number(_BRIDGE_STP_STATE, 0) + _number(
+        _BRIDGE_FORWARD_DELAY, 0
+    )
     settings += attribute(_BRIDGE_MCAST_SNOOPING, b"\0")
     body = _end(LinkEnd(name, index, up=True)) + _kind("bridge", settings)
-    return Request(_NEWLINK, F_CREATE | F_EXCL, body, f"making the bridge {name}")
+    return Request(
+        _NEWLINK,
+        F_CREATE | F_EXCL,
+        body,
+        f"making the bridge {name}",
+    )
 
 
-def set_master(index: int, bridge_index: int, name: str) -> Request:
+def set_master(
+    index: int,
+    bridge_index: int,
+    name: str,
+) -> Request:
     """Make an interface a port of a bridge."""
-    return _set(index, f"adding {name} to its bridge", _number(_IFLA_MASTER, bridge_index))
+    return _set(
+        index,
+        f"adding {name} to its bridge",
+        _number(_IFLA_MASTER, bridge_index),
+    )
 
 
-def set_up(index: int, name: str, *, up: bool = True) -> Request:
+def set_up(
+    index: int,
+    name: str,
+    *,
+    up: bool = True,
+) -> Request:
     """Bring an interface up or down; down removes the carrier of its peer."""
     doing = f"bringing {name} up" if up else f"taking {name} down"
-    return _set(index, doing, flags=_IFF_UP if up else 0, change=_IFF_UP)
+    return _set(
+        index,
+        doing,
+        flags=_IFF_UP if up else 0,
+        change=_IFF_UP,
+    )
 
 
-def set_mtu(index: int, mtu: int, name: str) -> Request:
+def set_mtu(
+    index: int,
+    mtu: int,
+    name: str,
+) -> Request:
     """Set the largest packet that an interface sends and takes."""
-    return _set(index, f"setting the MTU of {name} to {mtu}", _number(_IFLA_MTU, mtu))
+    return _set(
+        index, f"setting the MTU of {name} to {mtu}", _number(_IFLA_MTU, mtu)
+    )
 
 
 def set_alias(index: int, alias: str) -> Request:
     """Set an interface's alias; also the cheapest check whether it exists."""
-    return _set(index, f"noting {alias} on interface {index}", _text(_IFLA_IFALIAS, alias))
+    return _set(
+        index,
+        f"noting {alias} on interface {index}",
+        _text(_IFLA_IFALIAS, alias),
+    )
 
 
-def move(index: int, namespace: int, name: str) -> Request:
+def move(
+    index: int,
+    namespace: int,
+    name: str,
+) -> Request:
     """Move an interface to an open namespace; it arrives down, without addresses and queue."""
     doing = f"moving {name} to another namespace"
     return _set(index, doing, _number(_IFLA_NET_NS_FD, namespace))
 
 
 def _set(
-    index: int, doing: str, attributes: bytes = b"", *, flags: int = 0, change: int = 0
+    index: int,
+    doing: str,
+    attributes: bytes = b"",
+    *,
+    flags: int = 0,
+    change: int = 0,
 ) -> Request:
-    return Request(_NEWLINK, 0, _IFINFO.pack(0, 0, index, flags, change) + attributes, doing)
+    return Request(
+        _NEWLINK,
+        0,
+        _IFINFO.pack(
+            0,
+            0,
+            index,
+            flags,
+            change,
+        )
+        + attributes,
+        doing,
+    )
 
 
-def add_address(index: int, address: IPv4Interface, name: str) -> Request:
+def add_address(
+    index: int,
+    address: IPv4Interface,
+    name: str,
+) -> Request:
     """Give an interface an address with its prefix."""
     body = (
-        _IFADDR.pack(_AF_INET, address.network.prefixlen, 0, 0, index)
+        _IFADDR.pack(
+            _AF_INET,
+            address.network.prefixlen,
+            0,
+            0,
+            index,
+        )
         + attribute(_IFA_LOCAL, address.ip.packed)
         + attribute(_IFA_ADDRESS, address.ip.packed)
         + attribute(_IFA_BROADCAST, address.network.broadcast_address.packed)
     )
     doing = f"giving {name} the address {address}"
-    return Request(_NEWADDR, F_CREATE | rtnetlink.F_REPLACE, body, doing)
+    return Request(
+        _NEWADDR,
+        F_CREATE | rtnetlink.F_REPLACE,
+        body,
+        doing,
+    )
 
 
-def add_subnet_route(index: int, address: IPv4Interface, table: int, name: str) -> Request:
+def add_subnet_route(
+    index: int,
+    address: IPv4Interface,
+    table: int,
+    name: str,
+) -> Request:
     """Add a route in ``table``: the subnet of ``address`` over this interface, from it."""
     network = address.network
-    length, shown = network.prefixlen, min(table, 252)
+    length = network.prefixlen
+    shown = min(table, 252)
     kind = _PROTOCOL_STATIC, _SCOPE_LINK, _UNICAST
     body = (
-        _ROUTE.pack(_AF_INET, length, 0, 0, shown, *kind, 0)
+        _ROUTE.pack(
+            _AF_INET,
+            length,
+            0,
+            0,
+            shown,
+            *kind,
+            0,
+        )
         + attribute(_RTA_DST, network.network_address.packed)
         + _number(_RTA_OIF, index)
         + attribute(_RTA_PREFSRC, address.ip.packed)
         + _number(_RTA_TABLE, table)
     )
     doing = f"routing {network} over {name}"
-    return Request(_NEWROUTE, F_CREATE | rtnetlink.F_REPLACE, body, doing)
+    return Request(
+        _NEWROUTE,
+        F_CREATE | rtnetlink.F_REPLACE,
+        body,
+        doing,
+    )
 
 
-def add_route(index: int, route: Route, table: int, name: str) -> Request:
+def add_route(
+    index: int,
+    route: Route,
+    table: int,
+    name: str,
+) -> Request:
     """Add a route in ``table`` to a network behind a gateway, over this interface."""
     kind = _PROTOCOL_STATIC, _SCOPE_UNIVERSE, _UNICAST
-    length, shown = route.network.prefixlen, min(table, 252)
+    length = route.network.prefixlen
+    shown = min(table, 252)
     body = (
-        _ROUTE.pack(_AF_INET, length, 0, 0, shown, *kind, 0)
+        _ROUTE.pack(
+            _AF_INET,
+            length,
+            0,
+            0,
+            shown,
+            *kind,
+            0,
+        )
         + attribute(_RTA_DST, route.network.network_address.packed)
         + attribute(_RTA_GATEWAY, route.gateway.packed)
         + _number(_RTA_OIF, index)
         + _number(_RTA_TABLE, table)
     )
     doing = f"routing {route} over {name}"
-    return Request(_NEWROUTE, F_CREATE | rtnetlink.F_REPLACE, body, doing)
+    return Request(
+        _NEWROUTE,
+        F_CREATE | rtnetlink.F_REPLACE,
+        body,
+        doing,
+    )
 
 
 def add_source_rule(source: IPv4Address, table: int) -> Request:
     """Route packets from this address by ``table``."""
     body = (
-        _ROUTE.pack(_AF_INET, 0, 32, 0, min(table, 252), 0, 0, _TO_TABLE, 0)
+        _ROUTE.pack(
+            _AF_INET,
+            0,
+            32,
+            0,
+            min(table, 252),
+            0,
+            0,
+            _TO_TABLE,
+            0,
+        )
         + attribute(_FRA_SRC, source.packed)
         + _number(_FRA_TABLE, table)
         + _number(_FRA_PRIORITY, 1000)
     )
-    return Request(_NEWRULE, F_CREATE, body, f"adding the routing rule for {source}")
+    return Request(
+        _NEWRULE,
+        F_CREATE,
+        body,
+        f"adding the routing rule for {source}",
+    )
 
 
 def _kind(kind: str, data: bytes) -> bytes:
@@ -221,7 +394,16 @@ def check_vlans() -> None:
         body += _kind("vlan", attribute(_IFLA_VLAN_ID, struct.pack("=H", 1)))
         try:
             with Netlink() as netlink:
-                netlink.run([Request(_NEWLINK, F_CREATE | F_EXCL, body, "making a VLAN")])
+                netlink.run(
+                    [
+                        Request(
+                            _NEWLINK,
+                            F_CREATE | F_EXCL,
+                            body,
+                            "making a VLAN",
+                        )
+                    ]
+                )
         except rtnetlink.KernelRefused as error:
             raise NoVlans(
                 f"this kernel has no VLANs (802.1Q), which 'vlan' of a NIC needs ({error.message})",
@@ -231,21 +413,55 @@ def check_vlans() -> None:
 
 def list_links(netlink: Netlink) -> dict[str, KernelLink]:
     """Every interface of the socket's namespace, by name."""
-    request = Request(_GETLINK, F_DUMP, _IFINFO.pack(0, 0, 0, 0, 0), "listing interfaces")
-    links = [_parse_link(body) for kind, body in netlink.ask(request) if kind == _NEWLINK]
+    request = Request(
+        _GETLINK,
+        F_DUMP,
+        _IFINFO.pack(
+            0,
+            0,
+            0,
+            0,
+            0,
+        ),
+        "listing interfaces",
+    )
+    links = [
+        _parse_link(body)
+        for kind, body in netlink.ask(request)
+        if kind == _NEWLINK
+    ]
     return {link.name: link for link in links}
 
 
 def list_destinations(netlink: Netlink) -> list[IPv4Network]:
     """Every IPv4 network that the socket's namespace has a route to, and its addresses."""
-    body = _ROUTE.pack(_AF_INET, 0, 0, 0, 0, 0, 0, 0, 0)
+    body = _ROUTE.pack(
+        _AF_INET,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     networks = []
-    for kind, route in netlink.ask(Request(_GETROUTE, F_DUMP, body, "listing routes")):
+    for kind, route in netlink.ask(
+        Request(
+            _GETROUTE,
+            F_DUMP,
+            body,
+            "listing routes",
+        )
+    ):
         if kind == _NEWROUTE:
             values = dict(rtnetlink.attributes(route[_ROUTE.size :]))
             # The default route has no destination.
             address = values.get(_RTA_DST, bytes(4))
-            networks.append(IPv4Network((address, _ROUTE.unpack_from(route)[1])))
+            networks.append(
+                IPv4Network((address, _ROUTE.unpack_from(route)[1]))
+            )
     return networks
 
 
@@ -263,85 +479,217 @@ def _parse_link(body: bytes) -> KernelLink:
         peer_index=_integer(values.get(_IFLA_LINK)),
         peer_namespace_id=_integer(values.get(_IFLA_LINK_NETNSID)),
         carrier=bool(flags & _LOWER_UP),
-        alias=values.get(_IFLA_IFALIAS, b"").rstrip(b"\0").decode(errors="replace"),
-        rx_packets=int.from_bytes(values.get(_IFLA_STATS64, b"")[:8], "little"),
+        alias=values.get(_IFLA_IFALIAS, b"")
+        .rstrip(b"\0")
+        .decode(errors="replace"),
+        rx_packets=int.from_bytes(
+            values.get(_IFLA_STATS64, b"")[:8], "little"
+        ),
     )
 
 
 def namespace_id(netlink: Netlink, namespace: int) -> int | None:
     """The id by which the socket's namespace knows another (open) namespace, if any."""
-    body = struct.pack("=Bxxx", 0) + struct.pack("=HHi", 8, _NETNSA_FD, namespace)
-    for _, answer in netlink.ask(Request(_GETNSID, 0, body, "querying a namespace's id")):
-        number = _integer(dict(rtnetlink.attributes(answer[4:])).get(_NETNSA_NSID))
+    body = struct.pack("=Bxxx", 0) + struct.pack(
+        "=HHi",
+        8,
+        _NETNSA_FD,
+        namespace,
+    )
+    for _, answer in netlink.ask(
+        Request(
+            _GETNSID,
+            0,
+            body,
+            "querying a namespace's id",
+        )
+    ):
+        number = _integer(
+            dict(rtnetlink.attributes(answer[4:])).get(_NETNSA_NSID)
+        )
         return None if number is None or number < 0 else number
     return None
 
 
 def _integer(data: bytes | None) -> int | None:
-    return None if data is None else int.from_bytes(data, "little", signed=True)
+    return (
+        None if data is None else int.from_bytes(data, "little", signed=True)
+    )
 
 
 # A redirect is a traffic control filter on the ingress of an interface: any protocol, no learning,
 # no TTL. Frames without a redirect are dropped.
 
-_NEWQDISC, _DELQDISC, _GETQDISC = 36, 37, 38
-_NEWTFILTER, _DELTFILTER = 44, 45
-_KIND, _OPTIONS = 1, 2
-_CLSACT, _CLSACT_HANDLE, _CLSACT_INGRESS = 0xFFFFFFF1, 0xFFFF0000, 0xFFFFFFF2
+_NEWQDISC = 36
+_DELQDISC = 37
+_GETQDISC = 38
+_NEWTFILTER = 44
+_DELTFILTER = 45
+_KIND = 1
+_OPTIONS = 2
+_CLSACT = 0xFFFFFFF1
+_CLSACT_HANDLE = 0xFFFF0000
+_CLSACT_INGRESS = 0xFFFFFFF2
 _ANY_PROTOCOL = 0x0300  # htons(ETH_P_ALL)
 _TC_MESSAGE = struct.Struct("=BxxxiIII")
-_U32_SEL, _U32_ACT, _ACT_KIND, _ACT_OPTIONS, _MIRRED_PARMS = 5, 7, 1, 2, 2
+_U32_SEL = 5
+_U32_ACT = 7
+_ACT_KIND = 1
+_ACT_OPTIONS = 2
+_MIRRED_PARMS = 2
 # One key that matches every frame: mask 0, value 0, offset 0.
-_MATCH_ALL = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + struct.pack("=IIii", 0, 0, 0, 0)
+_MATCH_ALL = struct.pack(
+    "=BBBxHHhhI",
+    1,
+    0,
+    1,
+    0,
+    0,
+    0,
+    0,
+    0,
+) + struct.pack(
+    "=IIii",
+    0,
+    0,
+    0,
+    0,
+)
 _MIRRED = struct.Struct("=IIiiiiI")
-_EGRESS_REDIRECT, _EGRESS_MIRROR = 1, 2
-_STOLEN, _TO_NEXT_ACTION, _TO_NEXT_FILTER = 4, 3, -1
+_EGRESS_REDIRECT = 1
+_EGRESS_MIRROR = 2
+_STOLEN = 4
+_TO_NEXT_ACTION = 3
+_TO_NEXT_FILTER = -1
 # The kernel's limit of actions in one filter.
 _ACTIONS = 32
 
 
 def ready_ingress(netlink: Netlink, indexes: Collection[int]) -> None:
     """Prepare interfaces for redirects, removing those of an earlier process."""
-    request = Request(_GETQDISC, F_DUMP, _TC_MESSAGE.pack(0, 0, 0, 0, 0), "listing ports")
-    queues = (_TC_MESSAGE.unpack_from(answer) for _, answer in netlink.ask(request))
-    left = [index for _, index, _, parent, _ in queues if parent == _CLSACT and index in indexes]
+    request = Request(
+        _GETQDISC,
+        F_DUMP,
+        _TC_MESSAGE.pack(
+            0,
+            0,
+            0,
+            0,
+            0,
+        ),
+        "listing ports",
+    )
+    queues = (
+        _TC_MESSAGE.unpack_from(answer) for _, answer in netlink.ask(request)
+    )
+    left = [
+        index
+        for _, index, _, parent, _ in queues
+        if parent == _CLSACT and index in indexes
+    ]
     netlink.run([_ingress(_DELQDISC, 0, index) for index in left])
-    netlink.run([_ingress(_NEWQDISC, F_CREATE | F_EXCL, index) for index in sorted(indexes)])
+    netlink.run(
+        [
+            _ingress(_NEWQDISC, F_CREATE | F_EXCL, index)
+            for index in sorted(indexes)
+        ]
+    )
 
 
-def _ingress(kind: int, flags: int, index: int) -> Request:
-    head = _TC_MESSAGE.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0)
+def _ingress(
+    kind: int,
+    flags: int,
+    index: int,
+) -> Request:
+    head = _TC_MESSAGE.pack(
+        0,
+        index,
+        _CLSACT_HANDLE,
+        _CLSACT,
+        0,
+    )
     body = head + attribute(_KIND, b"clsact\0")
-    return Request(kind, flags, body, f"preparing an optical port (interface {index})")
+    return Request(
+        kind,
+        flags,
+        body,
+        f"preparing an optical port (interface {index})",
+    )
 
 
-def redirect(path: str, inp: int, outs: Sequence[int]) -> list[Request]:
+def redirect(
+    path: str,
+    inp: int,
+    outs: Sequence[int],
+) -> list[Request]:
     """Send every frame that enters at ``inp``, which must have no redirect yet, out of all
     ``outs``; ``path`` is for errors."""
     requests = []
     for first in range(0, len(outs), _ACTIONS):
         some = outs[first : first + _ACTIONS]
         is_last = first + _ACTIONS >= len(outs)
-        end = (_EGRESS_REDIRECT, _STOLEN) if is_last else (_EGRESS_MIRROR, _TO_NEXT_FILTER)
-        actions = [_mirred(out, _EGRESS_MIRROR, _TO_NEXT_ACTION) for out in some[:-1]]
+        end = (
+            (_EGRESS_REDIRECT, _STOLEN)
+            if is_last
+            else (_EGRESS_MIRROR, _TO_NEXT_FILTER)
+        )
+        actions = [
+            _mirred(out, _EGRESS_MIRROR, _TO_NEXT_ACTION) for out in some[:-1]
+        ]
         actions.append(_mirred(some[-1], *end))
         listed = (attribute(n, action) for n, action in enumerate(actions, 1))
-        options = (attribute(_U32_SEL, _MATCH_ALL), attribute(_U32_ACT, listed))
-        body = _filter_on(inp, first // _ACTIONS) + attribute(_OPTIONS, options)
+        options = (
+            attribute(_U32_SEL, _MATCH_ALL),
+            attribute(_U32_ACT, listed),
+        )
+        body = _filter_on(inp, first // _ACTIONS) + attribute(
+            _OPTIONS, options
+        )
         doing = f"connecting the path {path}"
-        requests.append(Request(_NEWTFILTER, F_CREATE | F_EXCL, body, doing))
+        requests.append(
+            Request(
+                _NEWTFILTER,
+                F_CREATE | F_EXCL,
+                body,
+                doing,
+            )
+        )
     return requests
 
 
-def undirect(path: str, inp: int, outs: int = 1) -> list[Request]:
+def undirect(
+    path: str,
+    inp: int,
+    outs: int = 1,
+) -> list[Request]:
     """Remove a ``redirect`` of ``inp`` with that many ``outs``; ``path`` is for errors."""
     filters = range((outs + _ACTIONS - 1) // _ACTIONS)
     doing = f"disconnecting {path}"
-    return [Request(_DELTFILTER, 0, _filter_on(inp, number), doing) for number in filters]
+    return [
+        Request(
+            _DELTFILTER,
+            0,
+            _filter_on(inp, number),
+            doing,
+        )
+        for number in filters
+    ]
 
 
-def _mirred(out: int, how: int, then: int) -> bytes:
-    parms = _MIRRED.pack(0, 0, then, 0, 0, how, out)
+def _mirred(
+    out: int,
+    how: int,
+    then: int,
+) -> bytes:
+    parms = _MIRRED.pack(
+        0,
+        0,
+        then,
+        0,
+        0,
+        how,
+        out,
+    )
     options = attribute(_ACT_OPTIONS, attribute(_MIRRED_PARMS, parms))
     return attribute(_ACT_KIND, b"mirred\0") + options
 
@@ -349,5 +697,11 @@ def _mirred(out: int, how: int, then: int) -> bytes:
 def _filter_on(index: int, number: int) -> bytes:
     """``number``: the order of filters of one interface, from 0."""
     priority = (number + 1) << 16 | _ANY_PROTOCOL
-    head = _TC_MESSAGE.pack(0, index, 0, _CLSACT_INGRESS, priority)
+    head = _TC_MESSAGE.pack(
+        0,
+        index,
+        0,
+        _CLSACT_INGRESS,
+        priority,
+    )
     return head + attribute(_KIND, b"u32\0")

@@ -61,7 +61,10 @@ def light_namespace(lab: str) -> str:
 
 def is_machine(switch: PacketSwitch) -> bool:
     """Whether an emulated packet switch is a machine of its own, with an sshd."""
-    return bool(switch.driver in PACKET_DRIVERS and PACKET_DRIVERS[switch.driver].port_names)
+    return bool(
+        switch.driver in PACKET_DRIVERS
+        and PACKET_DRIVERS[switch.driver].port_names
+    )
 
 
 def switch_port_name(switch: str, port: str) -> str:
@@ -74,11 +77,16 @@ def fitted(name: str, ending: str) -> str:
     if len((name + ending).encode()) <= _LONGEST_NAME:
         return name + ending
     digest = hashlib.sha256(name.encode()).hexdigest()[:4]
-    kept = name.encode()[: _LONGEST_NAME - len(ending) - len(digest) - 1].decode(errors="ignore")
+    kept = name.encode()[
+        : _LONGEST_NAME - len(ending) - len(digest) - 1
+    ].decode(errors="ignore")
     return f"{kept}~{digest}{ending}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PlannedEnd:
     """One end of a fibre: an interface in a namespace, perhaps a port of a ``bridge``. ``rate_bps``
     (``None``: no limit) and ``impairment`` apply to what it sends; the rate includes the lab's
@@ -97,7 +105,10 @@ class PlannedEnd:
     routes: tuple[Route, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PlannedBridge:
     """A packet switch: its bridge, and the interface of each port number.
 
@@ -116,7 +127,10 @@ class PlannedBridge:
     spanning_tree: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class FabricPlan:
     """Everything to make, in order. ``optical`` are the namespaces of optical devices."""
 
@@ -130,7 +144,9 @@ class FabricPlan:
     def namespaces(self) -> tuple[str, ...]:
         """Every namespace, the fabric's first, servers' last: a link is made with its second end,
         and a NIC is set up there."""
-        machines = (bridge.namespace for bridge in self.bridges if bridge.machine)
+        machines = (
+            bridge.namespace for bridge in self.bridges if bridge.machine
+        )
         return (self.fabric, *self.optical, *machines, *self.servers)
 
     @property
@@ -152,8 +168,19 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     for fibre in lab.fibres:
         limit_bps = _rate_bps(lab, fibre)
         rate_bps = None if limit_bps is None else limit_bps / lab.scale
-        impairment = Impairment(fibre.delay_s, fibre.jitter_s, fibre.packet_loss)
-        a, b = (_end(lab, end, indexes, rate_bps, impairment) for end in (fibre.a, fibre.b))
+        impairment = Impairment(
+            fibre.delay_s, fibre.jitter_s, fibre.packet_loss
+        )
+        a, b = (
+            _end(
+                lab,
+                end,
+                indexes,
+                rate_bps,
+                impairment,
+            )
+            for end in (fibre.a, fibre.b)
+        )
         cables.append((a, b))
     if lab.coloured:
         cables = _without_queues_of_light(lab, cables)
@@ -163,16 +190,26 @@ def plan_fabric(lab: Lab) -> FabricPlan:
         if host.endpoint not in plugged:
             # The NIC exists, but its other end stays down: it has no carrier.
             index = next(indexes[fabric])
-            dark = PlannedEnd(fabric, f"dark{index}", index, up=False, mtu=largest_mtu(lab))
+            dark = PlannedEnd(
+                fabric,
+                f"dark{index}",
+                index,
+                up=False,
+                mtu=largest_mtu(lab),
+            )
             cables.append((_end(lab, host.endpoint, indexes), dark))
-    ports: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
+    ports: dict[str, list[int]] = {
+        switch.name: [] for switch in lab.packet_switches
+    }
     for end in plugged:
         if end.device in ports:
             ports[end.device].append(int(end.port))
     bridges = []
     for switch in lab.packet_switches:
         machine = is_machine(switch)
-        namespace = namespace_name(lab.name, switch.name) if machine else fabric
+        namespace = (
+            namespace_name(lab.name, switch.name) if machine else fabric
+        )
         bridges.append(
             PlannedBridge(
                 switch=switch.name,
@@ -181,7 +218,8 @@ def plan_fabric(lab: Lab) -> FabricPlan:
                 index=next(indexes[namespace]),
                 datapath_id=switch.datapath_id,
                 ports=tuple(
-                    (port, _port_name(switch, port)) for port in sorted(ports[switch.name])
+                    (port, _port_name(switch, port))
+                    for port in sorted(ports[switch.name])
                 ),
                 machine=machine,
                 learns=switch.learns,
@@ -216,9 +254,15 @@ def _check_can_be_emulated(lab: Lab) -> None:
     switches."""
     if not lab.coloured:
         return
-    inner = [f for f in lab.fibres if not any(is_end(lab, e.device) for e in (f.a, f.b))]
+    inner = [
+        f
+        for f in lab.fibres
+        if not any(is_end(lab, e.device) for e in (f.a, f.b))
+    ]
     outer = [f for f in lab.fibres if f not in inner]
-    slowest_bps = min((rate for f in outer if (rate := _rate_bps(lab, f))), default=None)
+    slowest_bps = min(
+        (rate for f in outer if (rate := _rate_bps(lab, f))), default=None
+    )
     for fibre in inner:
         where = f"the fibre {fibre.a} – {fibre.b} between two optical devices"
         if fibre.delay_s or fibre.packet_loss:
@@ -227,7 +271,9 @@ def _check_can_be_emulated(lab: Lab) -> None:
                 "labs with wavelengths",
                 hint="set delay and packet_loss at the fibres of NICs and packet switches",
             )
-        if fibre.rate_bps and (slowest_bps is None or fibre.rate_bps < slowest_bps):
+        if fibre.rate_bps and (
+            slowest_bps is None or fibre.rate_bps < slowest_bps
+        ):
             raise BadInput(
                 f"lab {lab.name} limits {where} more than those at NICs and packet switches: "
                 "this is not supported in labs with wavelengths",
@@ -242,7 +288,11 @@ def _rate_bps(lab: Lab, fibre: Fibre) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def with_swapped(plan: FabricPlan, lab: Lab, swaps: Sequence[Sequence[str]]) -> FabricPlan:
+def with_swapped(
+    plan: FabricPlan,
+    lab: Lab,
+    swaps: Sequence[Sequence[str]],
+) -> FabricPlan:
     """The plan with the fibres at these pairs of ports swapped; ``BadInput`` for a port without a
     fibre, and in a lab with wavelengths."""
     if lab.coloured and swaps:
@@ -256,7 +306,9 @@ def with_swapped(plan: FabricPlan, lab: Lab, swaps: Sequence[Sequence[str]]) -> 
     for texts in swaps:
         pair = [Endpoint.parse(text) for text in texts]
         if loose := [end for end in pair if end not in position]:
-            raise BadInput(f"{loose[0]} cannot be swapped: it has no fibre in lab {lab.name}")
+            raise BadInput(
+                f"{loose[0]} cannot be swapped: it has no fibre in lab {lab.name}"
+            )
         (a, a_side), (b, b_side) = (position[end] for end in pair)
         ends[a][a_side], ends[b][b_side] = ends[b][b_side], ends[a][a_side]
     return replace(plan, cables=tuple((a, b) for a, b in ends))
@@ -280,7 +332,11 @@ def _without_queues_of_light(
     do not share their rate."""
     light = light_namespace(lab.name)
     directed = (pair for cable in cables for pair in (cable, cable[::-1]))
-    into_light = (a.rate_bps or inf for a, b in directed if b.namespace == light != a.namespace)
+    into_light = (
+        a.rate_bps or inf
+        for a, b in directed
+        if b.namespace == light != a.namespace
+    )
     fastest_bps = max(into_light, default=inf)
 
     def free(end: PlannedEnd) -> PlannedEnd:
@@ -300,20 +356,24 @@ def _end(
     nic = _nic(lab, endpoint)
     device = lab.device(endpoint.device)
     passes_light_on = lab.coloured and not is_end(lab, endpoint.device)
-    where, bridge = "light" if passes_light_on else endpoint.device, None
+    where = "light" if passes_light_on else endpoint.device
+    bridge = None
     name = endpoint.port if isinstance(device, Server) else f"p{endpoint.port}"
     if passes_light_on:
         name = switch_port_name(endpoint.device, endpoint.port)
     elif isinstance(device, PacketSwitch):
         where = endpoint.device if is_machine(device) else "fabric"
-        name, bridge = _port_name(device, int(endpoint.port)), _bridge_name(device)
+        name = _port_name(device, int(endpoint.port))
+        bridge = _bridge_name(device)
     namespace = namespace_name(lab.name, where)
     return PlannedEnd(
         namespace=namespace,
         name=name,
         index=next(indexes[namespace]),
         mac=nic.mac if nic else None,
-        address=IPv4Interface((nic.address, lab.network.prefixlen)) if nic else None,
+        address=IPv4Interface((nic.address, lab.network.prefixlen))
+        if nic
+        else None,
         rate_bps=rate_bps,
         bridge=bridge,
         impairment=impairment,
@@ -322,7 +382,11 @@ def _end(
     )
 
 
-def _mtu(lab: Lab, device: Device, nic: Nic | None) -> int:
+def _mtu(
+    lab: Lab,
+    device: Device,
+    nic: Nic | None,
+) -> int:
     """That of a NIC or packet switch, by default what all NICs need of a switch."""
     if nic is not None:
         return nic.mtu or USUAL_MTU

@@ -26,7 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, is_running
+from patchlight.emulation.fabric.lab_state import (
+    MARK,
+    LabState,
+    ProcessRecord,
+    is_running,
+)
 from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.linux import namespaces, processes
 
@@ -37,7 +42,10 @@ class ServiceNotStarted(PatchlightError):
     """A process of the lab ended, or did not answer in time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class LabService:
     """A process to start, and a check that it is ready. ``quiet_s``: it has failed after this time
     without CPU time and output, or after ``limit_s`` in any case; ``abrupt``: it may be killed;
@@ -67,11 +75,17 @@ class _Starting:
 
     def ended(self) -> str:
         if self.child is None:
-            is_there = processes.process_start(self.record.pid) == self.record.started
+            is_there = (
+                processes.process_start(self.record.pid) == self.record.started
+            )
             return "" if is_there else "ended"
         if (status := self.child.poll()) is None:
             return ""
-        return f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
+        return (
+            f"ended with status {status}"
+            if status >= 0
+            else f"was killed by signal {-status}"
+        )
 
 
 class Supervisor:
@@ -79,9 +93,15 @@ class Supervisor:
     real time, they and their children run before other processes."""
 
     def __init__(
-        self, state: LabState, say: Callable[[str], None], *, real_time: bool = False
+        self,
+        state: LabState,
+        say: Callable[[str], None],
+        *,
+        real_time: bool = False,
     ) -> None:
-        self._state, self._say, self._real_time = state, say, real_time
+        self._state = state
+        self._say = say
+        self._real_time = real_time
         self._starting: list[_Starting] = []
 
     def start(self, services: Sequence[LabService]) -> None:
@@ -93,37 +113,70 @@ class Supervisor:
         """Start those services that are not running, in parallel, without waiting."""
         missing = self.missing(services)
         if len(missing) > 1:
-            self._say(f"starting {', '.join(service.name for service in missing)}")
+            self._say(
+                f"starting {', '.join(service.name for service in missing)}"
+            )
         for service in missing:
             if service.announces is not None:
                 service.announces.unlink(missing_ok=True)
             log = self.log_path(service.name)
-            log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            log.parent.mkdir(
+                mode=0o750,
+                parents=True,
+                exist_ok=True,
+            )
             log.touch()
             # First, so that ``/proc`` shows it in any case.
             mark = {MARK: str(self._state.run_dir)}
-            variables = {**os.environ, "PYTHONUNBUFFERED": "1", **service.environment}
+            variables = {
+                **os.environ,
+                "PYTHONUNBUFFERED": "1",
+                **service.environment,
+            }
             environment = {**mark, **variables, **mark}
             how = service.argv, environment, log, service.namespace
             try:
                 child = None if service.imports else _spawn(*how)
-                pid = child.pid if child else nursery(service.imports).fork(*how)
+                pid = (
+                    child.pid if child else nursery(service.imports).fork(*how)
+                )
             except OSError as error:
-                raise ServiceNotStarted(f"starting {service.name}: {reason(error)}") from error
+                raise ServiceNotStarted(
+                    f"starting {service.name}: {reason(error)}"
+                ) from error
             # All others, workers too, have the niceness of the shell that starts the lab.
             if self._real_time or service.is_favoured:
                 processes.favour(pid, real_time=self._real_time)
             started = processes.process_start(pid) or 0
-            record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
-            others = [each for each in self._state.processes if each.name != service.name]
+            record = ProcessRecord(
+                service.name,
+                pid,
+                started,
+                str(log),
+                service.abrupt,
+            )
+            others = [
+                each
+                for each in self._state.processes
+                if each.name != service.name
+            ]
             self._state.processes = [*others, record]
             self._state.save()
             progress = processes.ProgressWatch(partial(_work_of, pid, log))
-            self._starting.append(_Starting(service, record, child, progress))
+            self._starting.append(
+                _Starting(
+                    service,
+                    record,
+                    child,
+                    progress,
+                )
+            )
 
     def missing(self, services: Sequence[LabService]) -> list[LabService]:
         """The services that are not running."""
-        there = {each.name for each in self._state.processes if is_running(each)}
+        there = {
+            each.name for each in self._state.processes if is_running(each)
+        }
         return [service for service in services if service.name not in there]
 
     def end(self, services: Sequence[LabService]) -> None:
@@ -142,12 +195,19 @@ class Supervisor:
     def wait(self) -> None:
         """Wait until all that was launched is ready; ``ServiceNotStarted`` names what is not."""
         while self._starting:
-            self._starting = [item for item in self._starting if not self._is_ready(item)]
+            self._starting = [
+                item for item in self._starting if not self._is_ready(item)
+            ]
             if self._starting:
                 time.sleep(0.01)
 
     def wait_for_all(
-        self, name: str, count: Callable[[], int], total: int, what: str, quiet_s: float = 30.0
+        self,
+        name: str,
+        count: Callable[[], int],
+        total: int,
+        what: str,
+        quiet_s: float = 30.0,
     ) -> None:
         """Wait until a service has ``total`` of something (``what``); ``ServiceNotStarted`` if
         their number does not grow for ``quiet_s`` seconds."""
@@ -158,12 +218,15 @@ class Supervisor:
                 why = f"{done} of {total} {what}, no progress in {quiet_s:g} s"
                 raise self._failure(name, why)
             if (took_s := progress.to_tell()) is not None:
-                self._say(f"{name}: {done} of {total} {what} after {took_s:.0f} s")
+                self._say(
+                    f"{name}: {done} of {total} {what} after {took_s:.0f} s"
+                )
             time.sleep(0.05)
             done = count()
 
     def _is_ready(self, starting: _Starting) -> bool:
-        service, progress = starting.service, starting.progress
+        service = starting.service
+        progress = starting.progress
         if service.ready():
             return True
         if how := starting.ended():
@@ -175,22 +238,37 @@ class Supervisor:
             why = f"it works and does not answer after {service.limit_s:g} s"
             raise self._failure(service.name, why)
         if (took_s := progress.to_tell()) is not None:
-            last = "".join(f": {line}" for line in self._last_lines(service.name, 1))
-            self._say(f"still starting {service.name} after {took_s:.0f} s{last}")
+            last = "".join(
+                f": {line}" for line in self._last_lines(service.name, 1)
+            )
+            self._say(
+                f"still starting {service.name} after {took_s:.0f} s{last}"
+            )
         return False
 
     def _failure(self, name: str, what: str) -> ServiceNotStarted:
-        wrote = "\n    ".join(self._last_lines(name, _LAST_LINES)) or "(nothing)"
-        return ServiceNotStarted(f"starting {name}: {what}; its last lines:\n    {wrote}")
+        wrote = (
+            "\n    ".join(self._last_lines(name, _LAST_LINES)) or "(nothing)"
+        )
+        return ServiceNotStarted(
+            f"starting {name}: {what}; its last lines:\n    {wrote}"
+        )
 
     def _last_lines(self, name: str, count: int) -> list[str]:
         with suppress(OSError):
-            return self.log_path(name).read_text(errors="replace").splitlines()[-count:]
+            return (
+                self.log_path(name)
+                .read_text(errors="replace")
+                .splitlines()[-count:]
+            )
         return []
 
 
 def _spawn(
-    argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    namespace: Path | None,
 ) -> subprocess.Popen[bytes]:
     # A process starts in its creator thread's namespace. Its session protects it from Ctrl-C.
     inside = namespaces.entered(namespace) if namespace else nullcontext()
@@ -238,7 +316,13 @@ class Nursery:
     def __init__(self, modules: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as it lives)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, *modules, *_ROOM.values()],
+            [
+                sys.executable,
+                "-m",
+                __spec__.name,
+                *modules,
+                *_ROOM.values(),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -254,7 +338,11 @@ class Nursery:
         return self._process.poll() is not None
 
     def fork(
-        self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        namespace: Path | None,
     ) -> int:
         """Start ``python -m MODULE …`` as in ``argv``, in its own session, with this environment,
         writing to ``log``; returns its number. ``OSError`` if the nursery has ended."""
@@ -273,7 +361,9 @@ class Nursery:
             self._process.wait()
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip()
-            raise ChildProcessError(f"its imports failed: {said.rpartition(chr(10))[2]}")
+            raise ChildProcessError(
+                f"its imports failed: {said.rpartition(chr(10))[2]}"
+            )
         return int(answer)
 
     def close(self) -> None:
@@ -298,7 +388,10 @@ def main() -> None:
         request: dict[str, Any] = json.loads(line)
         processes.show(
             processes.ENVIRONMENT,
-            (f"{name}={value}" for name, value in request["environment"].items()),
+            (
+                f"{name}={value}"
+                for name, value in request["environment"].items()
+            ),
         )
         if pid := os.fork():
             processes.show_again(processes.ENVIRONMENT, own)
@@ -308,12 +401,16 @@ def main() -> None:
 
 
 def _become(
-    argv: Sequence[str], environment: Mapping[str, str], log: str, namespace: str | None
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    log: str,
+    namespace: str | None,
 ) -> NoReturn:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.update(environment)
-    null, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND)
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
     for number, descriptor in enumerate((null, output, output)):
         os.dup2(descriptor, number)
     os.closerange(3, max(null, output) + 1)

@@ -14,14 +14,20 @@ from patchlight.testbed.linux import namespaces
 
 _ROCE_V2_PORT = 4791
 _HEADERS_BYTES = 64
-_ETH_P_ALL, _SOL_PACKET, _STATISTICS, _SO_RCVBUFFORCE = 0x0003, 263, 6, 33
+_ETH_P_ALL = 0x0003
+_SOL_PACKET = 263
+_STATISTICS = 6
+_SO_RCVBUFFORCE = 33
 _POLL_MS = 100
 # Ethernet type, IP protocol and UDP destination port of a frame without a VLAN tag.
 _FIELDS = struct.Struct("!12xH9xB12xH")
 _IPV4 = 0x0800
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class RoceShare:
     """IPv4 packets and bytes of frames, both ways, those of RoCE v2 among them, and frames that
     were not counted."""
@@ -47,10 +53,20 @@ class RoceMeter:
     """Counts while the block runs; ``share`` is complete after it."""
 
     def __init__(self, ends: Sequence[PlannedEnd]) -> None:
-        self._ends, self._is_over = ends, False
-        self._thread = Thread(target=self._count, daemon=True)
+        self._ends = ends
+        self._is_over = False
+        self._thread = Thread(
+            target=self._count,
+            daemon=True,
+        )
         self._sockets: list[socket.socket] = []
-        self.share = RoceShare(0, 0, 0, 0, 0)
+        self.share = RoceShare(
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
 
     def __enter__(self) -> Self:
         for end in self._ends:
@@ -75,7 +91,8 @@ class RoceMeter:
             each.close()
 
     def _count(self) -> None:
-        packets, sizes = [0, 0], [0, 0]
+        packets = [0, 0]
+        sizes = [0, 0]
         poller = select.poll()
         by_number = {each.fileno(): each for each in self._sockets}
         for number in by_number:
@@ -86,10 +103,21 @@ class RoceMeter:
                 size = by_number[number].recv_into(head, 0, socket.MSG_TRUNC)
                 kind, protocol, port = _FIELDS.unpack_from(head)
                 if kind == _IPV4:
-                    is_roce = protocol == socket.IPPROTO_UDP and port == _ROCE_V2_PORT
+                    is_roce = (
+                        protocol == socket.IPPROTO_UDP
+                        and port == _ROCE_V2_PORT
+                    )
                     packets[is_roce] += 1
                     sizes[is_roce] += size
         missed = 0
         for each in self._sockets:
-            missed += struct.unpack("=II", each.getsockopt(_SOL_PACKET, _STATISTICS, 8))[1]
-        self.share = RoceShare(sum(packets), packets[True], sum(sizes), sizes[True], missed)
+            missed += struct.unpack(
+                "=II", each.getsockopt(_SOL_PACKET, _STATISTICS, 8)
+            )[1]
+        self.share = RoceShare(
+            sum(packets),
+            packets[True],
+            sum(sizes),
+            sizes[True],
+            missed,
+        )

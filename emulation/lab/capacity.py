@@ -30,12 +30,20 @@ _NIC_BPS = 10_000_000_000
 """The assumed rate of a NIC with a GPU if the lab file has none."""
 
 
-def machine_rate_bps(fabric: str, say: Callable[[str], None], emulated_lab: Emulate) -> int:
+def machine_rate_bps(
+    fabric: str,
+    say: Callable[[str], None],
+    emulated_lab: Emulate,
+) -> int:
     """The total rate of packet switches on this machine in bit/s, measured if not known."""
     datapath = build.datapath_type() if fabric == "openvswitch" else fabric
     cores = len(os.sched_getaffinity(0))
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    models = (
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    )
     machine = f"{platform.release()}, {cores} × {next(models, platform.machine())}, {datapath}"
     known: dict[str, int] = {}
     with suppress(OSError, ValueError):
@@ -44,22 +52,38 @@ def machine_rate_bps(fabric: str, say: Callable[[str], None], emulated_lab: Emul
         say("measuring the packet rate of this machine (once)")
         known[machine] = _measured_bps(fabric, cores, emulated_lab)
         with suppress(OSError):
-            CACHE.parent.mkdir(parents=True, exist_ok=True)
+            CACHE.parent.mkdir(
+                parents=True,
+                exist_ok=True,
+            )
             new = CACHE.with_suffix(f".{os.getpid()}")
             new.write_text(json.dumps(known))
             new.replace(CACHE)
     return known[machine]
 
 
-def _measured_bps(fabric: str, cores: int, emulated_lab: Emulate) -> int:
-    lab = single(2, name=f"measure-{os.getpid()}", fabric=fabric)
+def _measured_bps(
+    fabric: str,
+    cores: int,
+    emulated_lab: Emulate,
+) -> int:
+    lab = single(
+        2,
+        name=f"measure-{os.getpid()}",
+        fabric=fabric,
+    )
     with emulated_lab(lab) as emulated:
-        pids = [each.pid for each in emulated.state.processes if each.name == "ovs-vswitchd"]
+        pids = [
+            each.pid
+            for each in emulated.state.processes
+            if each.name == "ovs-vswitchd"
+        ]
 
         def switch_s() -> float:
             return sum(map(processor_ticks, pids)) / os.sysconf("SC_CLK_TCK")
 
-        began_s, own_s = switch_s(), time.process_time()
+        began_s = switch_s()
+        own_s = time.process_time()
         bits = emulated.iperf("h1", "h2", _SECONDS) * _SECONDS
         own_s = time.process_time() - own_s
         used_s = switch_s() - began_s
@@ -70,9 +94,19 @@ def _measured_bps(fabric: str, cores: int, emulated_lab: Emulate) -> int:
 def nics_bps(lab: Lab) -> float:
     """The maximum total rate of a lab's NICs at scale 1, in bit/s."""
     ends = plan_fabric(lab.with_changes(scale=1.0)).ends
-    limits = {str(end.address.ip): end.rate_bps for end in ends if end.address is not None}
-    usual = {str(h.nic.address): float(_NIC_BPS) for h in lab.hosts if h.gpu is not None}
-    return sum(limit or usual.get(address, 0.0) for address, limit in limits.items())
+    limits = {
+        str(end.address.ip): end.rate_bps
+        for end in ends
+        if end.address is not None
+    }
+    usual = {
+        str(h.nic.address): float(_NIC_BPS)
+        for h in lab.hosts
+        if h.gpu is not None
+    }
+    return sum(
+        limit or usual.get(address, 0.0) for address, limit in limits.items()
+    )
 
 
 def scale_for(needed_bps: float, machine_bps: float) -> float:
@@ -83,7 +117,12 @@ def scale_for(needed_bps: float, machine_bps: float) -> float:
     return scale
 
 
-def suited(lab: Lab, scale: float | None, say: Callable[[str], None], emulated_lab: Emulate) -> Lab:
+def suited(
+    lab: Lab,
+    scale: float | None,
+    say: Callable[[str], None],
+    emulated_lab: Emulate,
+) -> Lab:
     """The lab with this machine's rate, and with a suitable scale unless one is given or in the lab
     file. Reports the scale, or warns if it is too small."""
     machine_bps = machine_rate_bps(lab.fabric, say, emulated_lab)
@@ -100,4 +139,7 @@ def suited(lab: Lab, scale: float | None, say: Callable[[str], None], emulated_l
             f"warning: at scale {scale:g} jobs take longer than in the lab: {carries}; use "
             f"--scale {fits:g}"
         )
-    return lab.with_changes(scale=fits if scale is None else scale, machine_rate_bps=machine_bps)
+    return lab.with_changes(
+        scale=fits if scale is None else scale,
+        machine_rate_bps=machine_bps,
+    )

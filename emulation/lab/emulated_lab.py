@@ -41,7 +41,11 @@ from patchlight.emulation.lab.options import (
     runtime_lab,
 )
 from patchlight.emulation.lab.services import LabServices, boot_again
-from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, switch_service
+from patchlight.emulation.servers.rehearsal import (
+    Rehearsal,
+    prepare_rehearsal,
+    switch_service,
+)
 from patchlight.emulation.servers.server import service_name
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.jobfile.reader import JobGiven
@@ -79,7 +83,9 @@ class EmulatedLab:
     ) -> None:
         self.lab = lab
         self.run_dir = states.run_dir(lab.name)
-        self._source, self._options, self._replace = source, options, replace
+        self._source = source
+        self._options = options
+        self._replace = replace
         self._scale = scale
         self._say = progress or (lambda _: None)
         self._plan: FabricPlan | None = None
@@ -103,7 +109,12 @@ class EmulatedLab:
         in ``LabOptions``. ``BadInput`` if not possible."""
         lab = read_lab(find_lab(str(path)))
         emulated = cls.from_lab(
-            lab, scale, name=name, replace=replace, progress=progress, **options
+            lab,
+            scale,
+            name=name,
+            replace=replace,
+            progress=progress,
+            **options,
         )
         emulated._source = str(path)
         return emulated
@@ -123,24 +134,45 @@ class EmulatedLab:
         if scale is None and lab.scale != 1:
             scale = lab.scale
         if scale is not None and not scale > 0:
-            raise BadInput(f"scale {scale:g} is not possible: expected more than 0, like 1000")
+            raise BadInput(
+                f"scale {scale:g} is not possible: expected more than 0, like 1000"
+            )
         if unknown := options.keys() - LabKeywords.__annotations__:
             hint = nearest(min(unknown), LabKeywords.__annotations__)
             if min(unknown) in KINDS:
                 hint = f"policies are passed as one object: policies=PolicyChoice({min(unknown)}=…)"
-            raise BadInput(f"an emulated lab has no option {min(unknown)!r}", hint=hint)
+            raise BadInput(
+                f"an emulated lab has no option {min(unknown)!r}", hint=hint
+            )
         chosen = LabOptions(**options)
         lab = lab.with_changes(
-            name=name or lab.name, scale=float(scale or 1), fabric=chosen.fabric or lab.fabric
+            name=name or lab.name,
+            scale=float(scale or 1),
+            fabric=chosen.fabric or lab.fabric,
         )
         rdma = () if chosen.servers == "vm" else ("exclusive", "shared")
-        wanted = {f"rdma: {host.nic.rdma}" for host in lab.hosts if host.nic.rdma in rdma}
+        wanted = {
+            f"rdma: {host.nic.rdma}"
+            for host in lab.hosts
+            if host.nic.rdma in rdma
+        }
         wanted |= {"rendezvous" for host in lab.hosts if host.nic.rendezvous}
         if wanted and progress is not None:
             said = ", ".join(sorted(wanted))
-            progress(f"warning: ignoring {said} of the lab file: emulated NICs have none")
-        again: dict[str, Any] = {"scale": scale, "replace": replace, "progress": progress}
-        return cls(lab, source=lab.name, options=chosen, **again)
+            progress(
+                f"warning: ignoring {said} of the lab file: emulated NICs have none"
+            )
+        again: dict[str, Any] = {
+            "scale": scale,
+            "replace": replace,
+            "progress": progress,
+        }
+        return cls(
+            lab,
+            source=lab.name,
+            options=chosen,
+            **again,
+        )
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
@@ -155,7 +187,9 @@ class EmulatedLab:
         if state.phase != "up" and not half_there:
             raise teardown.left_half(state, name)
         emulated = cls(
-            read_lab(state.run_dir / "lab.yaml"), source=state.source, options=LabOptions()
+            read_lab(state.run_dir / "lab.yaml"),
+            source=state.source,
+            options=LabOptions(),
         )
         emulated._state = state
         return emulated
@@ -164,7 +198,12 @@ class EmulatedLab:
         self.up()
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self,
+        kind: object,
+        error: BaseException | None,
+        trace: object,
+    ) -> None:
         try:
             self.down()
         except PatchlightError as failure:
@@ -177,7 +216,11 @@ class EmulatedLab:
     def plan(self) -> FabricPlan:
         """The processes and namespaces of the lab's fabric."""
         if self._plan is None:
-            swaps = self._options.swapped if self._state is None else self._state.swapped
+            swaps = (
+                self._options.swapped
+                if self._state is None
+                else self._state.swapped
+            )
             self._plan = with_swapped(plan_fabric(self.lab), self.lab, swaps)
         return self._plan
 
@@ -186,7 +229,8 @@ class EmulatedLab:
         """The lab's record; ``BadInput`` if it is not up."""
         if self._state is None:
             raise BadInput(
-                f"lab {self.lab.name} is not up", hint="Call up() first, or use it in a with block."
+                f"lab {self.lab.name} is not up",
+                hint="Call up() first, or use it in a with block.",
             )
         return self._state
 
@@ -198,7 +242,11 @@ class EmulatedLab:
         _require_root(f"making the emulated lab {self.lab.name}")
         check_fabric(self.lab, controller=self._options.controller)
         with states.lab_lock(self.lab.name):
-            half = teardown.clear_the_way(self.lab.name, replace=self._replace, say=self._say)
+            half = teardown.clear_the_way(
+                self.lab.name,
+                replace=self._replace,
+                say=self._say,
+            )
             if half is not None:
                 self._go_on(half)
                 return
@@ -218,42 +266,86 @@ class EmulatedLab:
             "file and options"
         )
         self.lab = read_lab(state.run_dir / "lab.yaml")
-        self._state, self._plan = state, None
+        self._state = state
+        self._plan = None
         self._options = LabOptions(**state.options)
-        services = LabServices(self.lab, state, self._options, self._say)
+        services = LabServices(
+            self.lab,
+            state,
+            self._options,
+            self._say,
+        )
         services.expect()
-        supervisor = Supervisor(state, self._say, real_time=self._options.real_time)
+        supervisor = Supervisor(
+            state, self._say, real_time=self._options.real_time
+        )
         services.start(self.plan, supervisor)
         for server in self.lab.servers if state.ssh_config else ():
             if f"process {service_name(server.name)}" in missing:
-                boot_again(self.lab, self.plan, state, server, self._say)
+                boot_again(
+                    self.lab,
+                    self.plan,
+                    state,
+                    server,
+                    self._say,
+                )
         for switch in filter(is_machine, self.lab.packet_switches):
             if f"process {service_name(switch.name)}" in missing:
-                supervisor.start([switch_service(self.lab.name, switch, self._say)])
+                supervisor.start(
+                    [switch_service(self.lab.name, switch, self._say)]
+                )
 
     def _make(self) -> None:
         if self._scale is None or has_controller(self.lab, self._options):
-            self.lab = suited(self.lab, self._scale, self._say, _for_a_measurement)
+            self.lab = suited(
+                self.lab,
+                self._scale,
+                self._say,
+                _for_a_measurement,
+            )
             self._plan = None
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
-        openflow, by_snmp = self.lab.controller_openflow, snmp_switches(self.lab)
+        openflow = self.lab.controller_openflow
+        by_snmp = snmp_switches(self.lab)
         chosen = self._options
-        kind, policies = chosen.servers, chosen.policies
-        self.lab = runtime_lab(self.lab, agents=agents, policies=policies, servers=kind)
+        kind = chosen.servers
+        policies = chosen.policies
+        self.lab = runtime_lab(
+            self.lab,
+            agents=agents,
+            policies=policies,
+            servers=kind,
+        )
         if self.lab.controller_openflow != openflow:
             self._say(
                 "note: packet switches reach the controller inside the lab's network at "
                 f"{self.lab.controller_openflow}, not at {openflow}"
             )
         if by_snmp.keys() != snmp_switches(self.lab).keys():
-            self._say("note: packet switches have no SNMP without: apt-get install snmpd lldpd")
-        services = LabServices(self.lab, state, self._options, self._say)
+            self._say(
+                "note: packet switches have no SNMP without: apt-get install snmpd lldpd"
+            )
+        services = LabServices(
+            self.lab,
+            state,
+            self._options,
+            self._say,
+        )
         services.check_requirements()
         rehearsal: Rehearsal | None = None
-        kind, docker = self._options.servers, self._options.docker
-        if kind != "namespace" or any(map(is_machine, self.lab.packet_switches)):
-            rehearsal = prepare_rehearsal(self.lab, state, self._say, kind=kind, docker=docker)
+        kind = self._options.servers
+        docker = self._options.docker
+        if kind != "namespace" or any(
+            map(is_machine, self.lab.packet_switches)
+        ):
+            rehearsal = prepare_rehearsal(
+                self.lab,
+                state,
+                self._say,
+                kind=kind,
+                docker=docker,
+            )
             self.lab = rehearsal.lab
         state.fabric = self.lab.fabric
         state.datapath = services.datapath
@@ -262,15 +354,21 @@ class EmulatedLab:
         state.docker = docker_engine.engine_url()
         state.swapped = [list(pair) for pair in self._options.swapped]
         # The runtime file has the policies.
-        state.options = {k: v for k, v in asdict(self._options).items() if k != "policies"}
+        state.options = {
+            k: v for k, v in asdict(self._options).items() if k != "policies"
+        }
         state.namespaces |= dict.fromkeys(self.plan.namespaces, 0)
         state.save()
         self._state = state
         (self.run_dir / "lab.yaml").write_text(write_lab(self.lab))
         write_hosts_file(self.lab, self.run_dir)
-        supervisor = Supervisor(state, self._say, real_time=self._options.real_time)
+        supervisor = Supervisor(
+            state, self._say, real_time=self._options.real_time
+        )
         services.expect()
-        self._say(f"making {len(self.plan.namespaces)} namespaces, {len(self.plan.cables)} links")
+        self._say(
+            f"making {len(self.plan.namespaces)} namespaces, {len(self.plan.cables)} links"
+        )
         build.build_links(
             self.plan,
             state.namespaces.__setitem__,
@@ -280,7 +378,9 @@ class EmulatedLab:
         if rehearsal is not None:
             rehearsal.join()
         state.save()
-        services.start(self.plan, supervisor, rehearsal.services() if rehearsal else ())
+        services.start(
+            self.plan, supervisor, rehearsal.services() if rehearsal else ()
+        )
         if not self.lab.coloured:
             network.check_packet_sizes(self.lab, self.hosts)
         state.phase = "up"
@@ -301,7 +401,10 @@ class EmulatedLab:
     @property
     def hosts(self) -> tuple[EmulatedHost, ...]:
         """Every host, in lab file order."""
-        return tuple(EmulatedHost(host, self.plan, self.state) for host in self.lab.hosts)
+        return tuple(
+            EmulatedHost(host, self.plan, self.state)
+            for host in self.lab.hosts
+        )
 
     def status(self) -> dict[str, Any]:
         """The lab's status: see ``lab_status``."""
@@ -319,7 +422,9 @@ class EmulatedLab:
             self._client = ControllerClient(self.state.controller_api)
         return self._client
 
-    def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[SubmittedJob]:
+    def submit(
+        self, *jobs: JobGiven, topology: str | None = None
+    ) -> list[SubmittedJob]:
         """Queue training jobs that start together (each a ``JobSpec``, a mapping with a job file's
         keys, or a file's path); returns the controller's records. ``topology``: ``keep`` or
         ``regroup``; ``None``: that of the jobs or the lab. Wait with ``wait_for``."""
@@ -341,7 +446,9 @@ class EmulatedLab:
 
     def ocs(self, name: str) -> network.LabOcs:
         """An optical circuit switch by its name, changed through the controller."""
-        return network.LabOcs(self.lab, self.lab.circuit_switch(name), self.controller)
+        return network.LabOcs(
+            self.lab, self.lab.circuit_switch(name), self.controller
+        )
 
     def maps(self) -> dict[str, PortMap]:
         """The present circuits of each OCS, from the controller."""
@@ -367,9 +474,16 @@ class EmulatedLab:
         """Let every host ping every other; true if all answered."""
         return network.ping_all(self.hosts, wait_s)
 
-    def iperf(self, sender: str, receiver: str, seconds: float = 2.0) -> float:
+    def iperf(
+        self,
+        sender: str,
+        receiver: str,
+        seconds: float = 2.0,
+    ) -> float:
         """The rate of one TCP connection between two hosts, in payload bits per second."""
-        return network.tcp_rate_bps(self.host(sender), self.host(receiver), seconds)
+        return network.tcp_rate_bps(
+            self.host(sender), self.host(receiver), seconds
+        )
 
     def capture(
         self,
@@ -381,13 +495,21 @@ class EmulatedLab:
         most_bytes: int = 1 << 30,
     ) -> network.Captured:
         """Record a host's fibre, both ways, as a pcap file."""
-        end, most = self.host(host).far_end, {"most_frames": most_frames, "most_bytes": most_bytes}
-        return network.capture(end, Path(path), seconds=seconds, **most)
+        end = self.host(host).far_end
+        most = {"most_frames": most_frames, "most_bytes": most_bytes}
+        return network.capture(
+            end,
+            Path(path),
+            seconds=seconds,
+            **most,
+        )
 
 
 def _require_root(doing: str) -> None:
     if os.geteuid() != 0:
-        raise NeedsRoot(f"{doing} needs root", hint="Run the program with sudo.")
+        raise NeedsRoot(
+            f"{doing} needs root", hint="Run the program with sudo."
+        )
 
 
 def down_lab(name: str) -> bool:
@@ -409,10 +531,14 @@ def _uninterrupted() -> Iterator[None]:
     """Ignore Ctrl-C and termination until the block is done: a removal must be complete."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     # Programs that are started inherit the mask; another thread may still get the signal.
-    before, handlers = signal.pthread_sigmask(signal.SIG_BLOCK, held), {}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    handlers = {}
     try:
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.signal(number, lambda *_: None) for number in held}
+            handlers = {
+                number: signal.signal(number, lambda *_: None)
+                for number in held
+            }
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

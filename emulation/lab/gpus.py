@@ -50,7 +50,9 @@ class BusyMeter:
 
     def busy_s(self, now: float) -> float:
         """Seconds computed so far."""
-        return self._total_s + (now - self._since if self._since is not None else 0.0)
+        return self._total_s + (
+            now - self._since if self._since is not None else 0.0
+        )
 
     def utilization(self, now: float) -> float:
         """The busy fraction, 0…1, of the second before ``now``."""
@@ -67,23 +69,33 @@ class EmulatedGpu:
     """One GPU and its socket."""
 
     def __init__(self, model: str, gpu_uuid: str) -> None:
-        self._model, self._uuid = model, gpu_uuid
+        self._model = model
+        self._uuid = gpu_uuid
         self._meter = BusyMeter()
         self._tenant: tuple[asyncio.StreamWriter, str] | None = None
 
     async def serve(self, path: Path) -> asyncio.Server:
         """Listen at ``path``, replacing a socket of an earlier run."""
-        return await asyncio.start_unix_server(self._handle, sock=bind_unix(path, "emulated GPU"))
+        return await asyncio.start_unix_server(
+            self._handle, sock=bind_unix(path, "emulated GPU")
+        )
 
-    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
-            await answer_lines(reader, writer, lambda line: self._answer(line, reader, writer))
+            await answer_lines(
+                reader, writer, lambda line: self._answer(line, reader, writer)
+            )
         finally:
             if self._tenant is not None and self._tenant[0] is writer:
                 self._tenant = None
 
     async def _answer(
-        self, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        line: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> dict[str, Any]:
         try:
             request = json.loads(line)
@@ -99,22 +111,39 @@ class EmulatedGpu:
                         "utilization": self._meter.utilization(now),
                     }
                 case "attach":
-                    if self._tenant is not None and self._tenant[0] is not writer:
-                        return {"ok": False, "error": f"the GPU is in use by {self._tenant[1]}"}
+                    if (
+                        self._tenant is not None
+                        and self._tenant[0] is not writer
+                    ):
+                        return {
+                            "ok": False,
+                            "error": f"the GPU is in use by {self._tenant[1]}",
+                        }
                     self._tenant = (writer, str(request["tenant"]))
                     return {"ok": True, "uuid": self._uuid}
                 case "occupy":
-                    return await self._occupy(float(request["seconds"]), reader, writer)
+                    return await self._occupy(
+                        float(request["seconds"]), reader, writer
+                    )
                 case other:
-                    return {"ok": False, "error": f"unknown operation {other!r}"}
+                    return {
+                        "ok": False,
+                        "error": f"unknown operation {other!r}",
+                    }
         except (ValueError, KeyError, TypeError, RecursionError) as exc:
             return {"ok": False, "error": f"not a request: {exc!r}"}
 
     async def _occupy(
-        self, seconds: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        seconds: float,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> dict[str, Any]:
         if self._tenant is None or self._tenant[0] is not writer:
-            return {"ok": False, "error": "attach first: the GPU computes only for its tenant"}
+            return {
+                "ok": False,
+                "error": "attach first: the GPU computes only for its tenant",
+            }
         if not 0 <= seconds < math.inf:  # The job's check limits the time.
             return {"ok": False, "error": f"cannot compute for {seconds} s"}
         loop = asyncio.get_running_loop()
@@ -128,16 +157,28 @@ class EmulatedGpu:
             line.cancel()
             await asyncio.wait({line})
         if not line.cancelled() and line.result():
-            raise ValueError("a tenant must wait for the reply before its next request")
+            raise ValueError(
+                "a tenant must wait for the reply before its next request"
+            )
         return {"ok": True, "busy_s": self._meter.busy_s(loop.time())}
 
 
-def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
+def gpu_uuid(
+    lab: Lab,
+    server: str,
+    gpu: str,
+) -> str:
     """The UUID of an emulated GPU: constant for the same lab."""
     return f"GPU-{uuid.uuid5(_NAMESPACE, f'{lab.name}/{server}.{gpu}')}"
 
 
-async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bool = False) -> None:
+async def serve(
+    lab: Lab,
+    directory: Path,
+    stop: asyncio.Event,
+    *,
+    by_server: bool = False,
+) -> None:
     """Serve the lab's GPUs until ``stop`` is set (``by_server``: in one folder per server)."""
     servers: dict[Path, asyncio.Server] = {}
     try:
@@ -145,7 +186,9 @@ async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bo
             folder = directory / server.name if by_server else directory
             for gpu in server.gpus:
                 path = folder / f"{server.name}.{gpu.name}.sock"
-                emulated = EmulatedGpu(gpu.model, gpu.uuid or gpu_uuid(lab, server.name, gpu.name))
+                emulated = EmulatedGpu(
+                    gpu.model, gpu.uuid or gpu_uuid(lab, server.name, gpu.name)
+                )
                 servers[path] = await emulated.serve(path)
         await stop.wait()
     finally:
@@ -157,23 +200,47 @@ async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bo
 def main() -> None:
     """Parse the command line."""
     name = "patchlight.emulation.lab.gpus"
-    parser = argparse.ArgumentParser(prog=name, description="Serve emulated GPUs.")
-    parser.add_argument("--lab", type=Path, required=True, help="the lab file")
-    parser.add_argument("--dir", type=Path, required=True, help="folder for the sockets")
+    parser = argparse.ArgumentParser(
+        prog=name,
+        description="Serve emulated GPUs.",
+    )
+    parser.add_argument(
+        "--lab",
+        type=Path,
+        required=True,
+        help="the lab file",
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        required=True,
+        help="folder for the sockets",
+    )
     parser.add_argument("--server", help="only this server's")
-    parser.add_argument("--by-server", action="store_true", help="use one folder per server")
+    parser.add_argument(
+        "--by-server",
+        action="store_true",
+        help="use one folder per server",
+    )
     arguments = parser.parse_args()
     from patchlight.testbed.labfile.reader import read_lab
 
     lab = read_lab(arguments.lab)
     if arguments.server is not None:
-        lab = lab.with_changes(servers=tuple(s for s in lab.servers if s.name == arguments.server))
+        lab = lab.with_changes(
+            servers=tuple(s for s in lab.servers if s.name == arguments.server)
+        )
 
     async def run() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await serve(lab, arguments.dir, stop, by_server=arguments.by_server)
+        await serve(
+            lab,
+            arguments.dir,
+            stop,
+            by_server=arguments.by_server,
+        )
 
     asyncio.run(run())
 

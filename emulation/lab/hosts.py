@@ -18,7 +18,11 @@ from typing import IO, Any
 
 from patchlight.emulation.fabric import build, links
 from patchlight.emulation.fabric.lab_state import MARK, LabState
-from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd, namespace_name
+from patchlight.emulation.fabric.plan import (
+    FabricPlan,
+    PlannedEnd,
+    namespace_name,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.linux import devices, namespaces, rate_limits
@@ -38,41 +42,80 @@ class HostUnreachable(PatchlightError):
 
 def write_hosts_file(lab: Lab, run_dir: Path) -> None:
     """Write ``/etc/hosts`` for commands in the lab: the machine's names and those of hosts."""
-    own = _HOSTS.read_text(errors="replace") if _HOSTS.exists() else "127.0.0.1 localhost\n"
-    lines = [f"{address} {' '.join(aliases)}" for address, aliases in lab.names_by_address.items()]
-    (run_dir / "hosts").write_text("\n".join([own.rstrip(), f"# lab {lab.name}", *lines, ""]))
+    own = (
+        _HOSTS.read_text(errors="replace")
+        if _HOSTS.exists()
+        else "127.0.0.1 localhost\n"
+    )
+    lines = [
+        f"{address} {' '.join(aliases)}"
+        for address, aliases in lab.names_by_address.items()
+    ]
+    (run_dir / "hosts").write_text(
+        "\n".join(
+            [
+                own.rstrip(),
+                f"# lab {lab.name}",
+                *lines,
+                "",
+            ]
+        )
+    )
 
 
 class HostNic:
     """A host's NIC: the ends of its fibre, and its possible namespaces."""
 
-    def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
-        self.host, self.state = host, state
+    def __init__(
+        self,
+        host: Host,
+        plan: FabricPlan,
+        state: LabState,
+    ) -> None:
+        self.host = host
+        self.state = state
         self.server = namespace_name(state.lab, host.server.name)
-        self.command = namespace_name(state.lab, f"{host.server.name}.{host.nic.name}")
+        self.command = namespace_name(
+            state.lab, f"{host.server.name}.{host.nic.name}"
+        )
         ends = (pair for cable in plan.cables for pair in (cable, cable[::-1]))
-        planned = ((near, far) for near, far in ends if near.namespace == self.server)
-        found = next((pair for pair in planned if pair[0].name == host.nic.name), None)
+        planned = (
+            (near, far) for near, far in ends if near.namespace == self.server
+        )
+        found = next(
+            (pair for pair in planned if pair[0].name == host.nic.name), None
+        )
         if found is None:
-            raise HostUnreachable(f"{host.name} is not in the lab as it was built")
+            raise HostUnreachable(
+                f"{host.name} is not in the lab as it was built"
+            )
         self.end, self.far_end = found
 
     def find(self) -> Path:
         """The NIC's present namespace; ``HostUnreachable`` if it has none."""
         for name in (self.server, self.command):
             path = namespaces.namespace_path(name)
-            if namespaces.inode(path) is not None and _holds(path, self.end.name):
+            if namespaces.inode(path) is not None and _holds(
+                path, self.end.name
+            ):
                 return path
         # Follow its fibre: the interface at the other end knows its peer.
-        with Netlink(namespaces.namespace_path(self.far_end.namespace)) as netlink:
+        with Netlink(
+            namespaces.namespace_path(self.far_end.namespace)
+        ) as netlink:
             link = links.list_links(netlink).get(self.far_end.name)
             number = None if link is None else link.peer_namespace_id
             seen = set[int]()
-            for path, inode in _process_namespaces() if number is not None else ():
+            for path, inode in (
+                _process_namespaces() if number is not None else ()
+            ):
                 if inode in seen:
                     continue
                 seen.add(inode)
-                with suppress(OSError, PatchlightError), namespaces.opened(path) as fd:
+                with (
+                    suppress(OSError, PatchlightError),
+                    namespaces.opened(path) as fd,
+                ):
                     if links.namespace_id(netlink, fd) == number:
                         return path
         raise HostUnreachable(
@@ -81,7 +124,13 @@ class HostNic:
             hint=f"rebuild the lab: patchlight emulate up {self.state.source} --replace",
         )
 
-    def move(self, origin: Path | int, target: Path, *, several_nics: bool) -> None:
+    def move(
+        self,
+        origin: Path | int,
+        target: Path,
+        *,
+        several_nics: bool,
+    ) -> None:
         """Move the NIC and restore what the move loses: address, routes, limit. ``origin`` may be
         an open descriptor; ``several_nics``: the target has others, too."""
         end = self.end
@@ -89,14 +138,23 @@ class HostNic:
             with Netlink(origin) as netlink:
                 link = links.list_links(netlink).get(end.name)
                 if link is None:
-                    raise HostUnreachable(f"moving {end.name}: it is no longer in {origin}")
+                    raise HostUnreachable(
+                        f"moving {end.name}: it is no longer in {origin}"
+                    )
                 limit = rate_limits.save_limit(netlink, link.index, end.name)
                 netlink.run([links.move(link.index, fd, end.name)])
             with namespaces.entered(fd), Netlink() as netlink:
                 index = links.list_links(netlink)[end.name].index
-                settings = build.nic_requests(end, index, several_nics=several_nics)
+                settings = build.nic_requests(
+                    end, index, several_nics=several_nics
+                )
                 if limit is not None:
-                    rate_limits.restore_limit(netlink, index, end.name, limit)
+                    rate_limits.restore_limit(
+                        netlink,
+                        index,
+                        end.name,
+                        limit,
+                    )
                 netlink.run([links.set_up(index, end.name), *settings])
                 if self.state.datapath == "netdev":
                     devices.set_tx_checksum(end.name, False)
@@ -119,8 +177,14 @@ def _unsent_bytes(path: Path) -> int | None:
     """Unsent bytes of a namespace's closed TCP connections; ``None`` without any."""
     with namespaces.entered(path):
         lines = Path("/proc/thread-self/net/tcp").read_text().splitlines()[1:]
-    closing = [fields for fields in map(str.split, lines) if fields[3] in _CLOSING]
-    return sum(int(fields[4].partition(":")[0], 16) for fields in closing) if closing else None
+    closing = [
+        fields for fields in map(str.split, lines) if fields[3] in _CLOSING
+    ]
+    return (
+        sum(int(fields[4].partition(":")[0], 16) for fields in closing)
+        if closing
+        else None
+    )
 
 
 class BorrowedNic:
@@ -144,7 +208,8 @@ class BorrowedNic:
 
     def give_back(self) -> None:
         """Return the NIC to its server, if no other command uses it. Idempotent."""
-        users, self._users = self._users, None
+        users = self._users
+        self._users = None
         if users is None:
             return
         try:
@@ -156,10 +221,14 @@ class BorrowedNic:
             os.close(users)
 
     def _open_file(self, kind: str) -> int:
-        server, nic = self._nic.host.server.name, self._nic.end.name
+        server = self._nic.host.server.name
+        nic = self._nic.end.name
         path = self.run_dir / "borrowed" / f"{server}.{nic}.{kind}"
         # Only root may open and lock it.
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(
+            mode=0o700,
+            exist_ok=True,
+        )
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     @contextmanager
@@ -182,7 +251,11 @@ class BorrowedNic:
                 with Netlink() as netlink:
                     netlink.run([links.set_up(links.LOOPBACK, "lo")])
             try:
-                nic.move(namespaces.namespace_path(nic.server), path, several_nics=False)
+                nic.move(
+                    namespaces.namespace_path(nic.server),
+                    path,
+                    several_nics=False,
+                )
             except KernelRefused as error:
                 namespaces.delete(nic.command)
                 raise HostUnreachable(
@@ -200,12 +273,21 @@ class BorrowedNic:
             # The command left a process running, which keeps the NIC.
             return
         # A command may end before its last bytes are sent: they need the NIC.
-        unsent, since = -1, time.monotonic()
-        while time.monotonic() - since < _STUCK_S and (now := _unsent_bytes(path)) is not None:
+        unsent = -1
+        since = time.monotonic()
+        while (
+            time.monotonic() - since < _STUCK_S
+            and (now := _unsent_bytes(path)) is not None
+        ):
             if now != unsent:
-                unsent, since = now, time.monotonic()
+                unsent = now
+                since = time.monotonic()
             time.sleep(0.01)
-        self._nic.move(path, namespaces.namespace_path(self._nic.server), several_nics=True)
+        self._nic.move(
+            path,
+            namespaces.namespace_path(self._nic.server),
+            several_nics=True,
+        )
         namespaces.delete(self._nic.command)
 
 
@@ -226,10 +308,20 @@ class CommandResult(subprocess.CompletedProcess[str]):
 class HostProcess(subprocess.Popen[str]):
     """A command that runs on a host; a context manager, or call ``wait``."""
 
-    def __init__(self, borrowed: BorrowedNic, command: Command, **options: Any) -> None:
+    def __init__(
+        self,
+        borrowed: BorrowedNic,
+        command: Command,
+        **options: Any,
+    ) -> None:
         self._borrowed = borrowed
-        arguments = shlex.split(command) if isinstance(command, str) else list(command)
-        environment = {**(options.pop("env", None) or os.environ), MARK: str(borrowed.run_dir)}
+        arguments = (
+            shlex.split(command) if isinstance(command, str) else list(command)
+        )
+        environment = {
+            **(options.pop("env", None) or os.environ),
+            MARK: str(borrowed.run_dir),
+        }
         # The child's mount namespace shows the lab's file as /etc/hosts.
         file = borrowed.run_dir / "hosts"
         see_names = partial(namespaces.see_file_at, file, _HOSTS)
@@ -240,12 +332,16 @@ class HostProcess(subprocess.Popen[str]):
                     arguments,
                     env=environment,
                     text=True,
-                    preexec_fn=see_names if file.exists() and _HOSTS.exists() else None,
+                    preexec_fn=see_names
+                    if file.exists() and _HOSTS.exists()
+                    else None,
                     **options,
                 )
         except FileNotFoundError as error:
             borrowed.give_back()
-            raise HostUnreachable(f"running {arguments[0]}: command not found") from error
+            raise HostUnreachable(
+                f"running {arguments[0]}: command not found"
+            ) from error
         except BaseException:
             borrowed.give_back()
             raise
@@ -267,8 +363,15 @@ class HostProcess(subprocess.Popen[str]):
 class EmulatedHost:
     """One NIC of an emulated lab; runs commands."""
 
-    def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
-        self.host, self._plan, self._state = host, plan, state
+    def __init__(
+        self,
+        host: Host,
+        plan: FabricPlan,
+        state: LabState,
+    ) -> None:
+        self.host = host
+        self._plan = plan
+        self._state = state
 
     @property
     def _nic(self) -> HostNic:
@@ -290,7 +393,11 @@ class EmulatedHost:
         return self._state.servers == "vm"
 
     def run(
-        self, command: Command, *, timeout: float | None = None, input: str | None = None
+        self,
+        command: Command,
+        *,
+        timeout: float | None = None,
+        input: str | None = None,
     ) -> CommandResult:
         """Run a command to its end. On ``subprocess.TimeoutExpired`` it is killed."""
         with self.popen(
@@ -320,16 +427,35 @@ class EmulatedHost:
         are virtual machines it sees all NICs of the server, and no ``env``."""
         if self.is_virtual:
             return subprocess.Popen(
-                self._over_ssh(command), stdin=stdin, stdout=stdout, stderr=stderr, text=True
+                self._over_ssh(command),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                text=True,
             )
         borrowed = BorrowedNic(self._nic)
-        return HostProcess(borrowed, command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+        return HostProcess(
+            borrowed,
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+        )
 
     def _over_ssh(self, command: Command) -> list[str]:
         """The command as root of the virtual machine that the host is in."""
-        words = shlex.join(shlex.split(command) if isinstance(command, str) else command)
+        words = shlex.join(
+            shlex.split(command) if isinstance(command, str) else command
+        )
         terminal = ["-t"] if os.isatty(0) else []
-        ssh = ["ssh", "-q", *terminal, "-F", str(self._state.ssh_config)]
+        ssh = [
+            "ssh",
+            "-q",
+            *terminal,
+            "-F",
+            str(self._state.ssh_config),
+        ]
         return [*ssh, self.host.server.name, f"sudo -n {words}"]
 
     @contextmanager

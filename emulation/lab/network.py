@@ -38,21 +38,38 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
 
-_ECHO_REQUEST, _ECHO_REPLY = 8, 0
+_ECHO_REQUEST = 8
+_ECHO_REPLY = 0
 _ICMP = struct.Struct("!BBHHH")
-_IP_HEADER_BYTES, _SMALL_BYTES = 20, 100
+_IP_HEADER_BYTES = 20
+_SMALL_BYTES = 100
 # Of ip(7), which Python does not define.
-_IP_MTU_DISCOVER, _NEVER_IN_FRAGMENTS = 10, 2
+_IP_MTU_DISCOVER = 10
+_NEVER_IN_FRAGMENTS = 2
 _CHUNK_BYTES = 1 << 18
 _SNAP_BYTES = 65535
-_SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 33, 35
-_SOL_PACKET, _STATISTICS = 263, 6
+_SO_RCVBUFFORCE = 33
+_SO_TIMESTAMPNS = 35
+_SOL_PACKET = 263
+_STATISTICS = 6
 # pcap with times in nanoseconds, version 2.4, Ethernet.
-_HEADER = struct.pack("=IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, _SNAP_BYTES, 1)
+_HEADER = struct.pack(
+    "=IHHiIII",
+    0xA1B23C4D,
+    2,
+    4,
+    0,
+    0,
+    _SNAP_BYTES,
+    1,
+)
 _RECORD = struct.Struct("=IIII")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class FibreState:
     """The state of a fibre; ``impairment`` is that of the worse end."""
 
@@ -64,8 +81,15 @@ class FibreState:
 class Wires:
     """The fibres of one lab that is up. Needs root."""
 
-    def __init__(self, lab: Lab, plan: FabricPlan, state: LabState) -> None:
-        self._lab, self._plan, self._state = lab, plan, state
+    def __init__(
+        self,
+        lab: Lab,
+        plan: FabricPlan,
+        state: LabState,
+    ) -> None:
+        self._lab = lab
+        self._plan = plan
+        self._state = state
 
     def between(self, a: str, b: str) -> Fibre:
         """The fibre between two ports, hosts or devices; ``BadInput`` unless exactly one exists."""
@@ -79,10 +103,19 @@ class Wires:
         if len(joined) == 1:
             return joined[0]
         if joined:
-            several = ", ".join(f"{fibre.a} – {fibre.b}" for fibre in joined[:6])
-            raise BadInput(f"{len(joined)} fibres join {a} and {b}: {several}: name the ports")
+            several = ", ".join(
+                f"{fibre.a} – {fibre.b}" for fibre in joined[:6]
+            )
+            raise BadInput(
+                f"{len(joined)} fibres join {a} and {b}: {several}: name the ports"
+            )
         ends = self._lab.fibre_ends
-        near = [f"{port} – {ends[port][0]}" for side in sides for port in side if port in ends][:6]
+        near = [
+            f"{port} – {ends[port][0]}"
+            for side in sides
+            for port in side
+            if port in ends
+        ][:6]
         raise BadInput(
             f"no fibre joins {a} and {b}",
             hint=f"fibres there: {', '.join(near) or 'none'}; a path through an OCS has two",
@@ -96,7 +129,9 @@ class Wires:
             self._lab.device(port.device)
             return {port}
         device = self._lab.device(name)
-        return {end for end in self._lab.fibre_ends if end.device == device.name}
+        return {
+            end for end in self._lab.fibre_ends if end.device == device.name
+        }
 
     def state(self, fibre: Fibre) -> FibreState:
         """The present state of a fibre."""
@@ -104,27 +139,40 @@ class Wires:
 
     def states(self, fibres: Sequence[Fibre]) -> list[FibreState]:
         """The present state of fibres; each namespace is read once."""
-        seen: dict[Path, tuple[Mapping[str, links.KernelLink], Mapping[int, Impairment]]] = {}
+        seen: dict[
+            Path,
+            tuple[Mapping[str, links.KernelLink], Mapping[int, Impairment]],
+        ] = {}
         states = []
         for fibre in fibres:
-            up, worst = True, rate_limits.NOT_IMPAIRED
+            up = True
+            worst = rate_limits.NOT_IMPAIRED
             for end, namespace in self._ends(fibre):
                 if namespace not in seen:
                     with Netlink(namespace) as netlink:
                         impairments = rate_limits.read_impairments(netlink)
-                        seen[namespace] = (links.list_links(netlink), impairments)
+                        seen[namespace] = (
+                            links.list_links(netlink),
+                            impairments,
+                        )
                 here, impaired = seen[namespace]
                 link = here[end.name]
                 # Down because of a missing signal does not mean cut.
                 up = up and (link.up or link.alias == links.HELD_DARK)
                 this = impaired.get(link.index, worst)
-                worst = max(worst, this, key=lambda i: (i.packet_loss, i.delay_s, i.jitter_s))
+                worst = max(
+                    worst,
+                    this,
+                    key=lambda i: (i.packet_loss, i.delay_s, i.jitter_s),
+                )
             states.append(FibreState(fibre, up, worst))
         return states
 
     def set_up(self, fibre: Fibre, *, up: bool) -> None:
         """Cut a fibre, or splice it."""
-        end, namespace = min(self._ends(fibre), key=lambda pair: pair[0].address is not None)
+        end, namespace = min(
+            self._ends(fibre), key=lambda pair: pair[0].address is not None
+        )
         with Netlink(namespace) as netlink:
             link = links.list_links(netlink)[end.name]
             requests = [links.set_up(link.index, end.name, up=up)]
@@ -135,11 +183,16 @@ class Wires:
 
     def impair(self, fibre: Fibre, impairment: Impairment) -> None:
         """Delay or lose packets of the fibre, both ways; its rate is unchanged. ``NoNetem``."""
-        if not 0 <= impairment.packet_loss <= 1 or impairment.jitter_s > impairment.delay_s:
+        if (
+            not 0 <= impairment.packet_loss <= 1
+            or impairment.jitter_s > impairment.delay_s
+        ):
             raise BadInput(
                 "expected a packet loss from 0 to 100%, and a jitter of at most the delay"
             )
-        if self._lab.coloured and not any(is_end(self._lab, e.device) for e in (fibre.a, fibre.b)):
+        if self._lab.coloured and not any(
+            is_end(self._lab, e.device) for e in (fibre.a, fibre.b)
+        ):
             raise BadInput(
                 f"fibre {fibre.a} – {fibre.b} cannot be impaired: in labs with wavelengths, only "
                 "fibres of NICs and packet switches delay or lose packets"
@@ -150,7 +203,12 @@ class Wires:
             for end, namespace in self._ends(fibre):
                 netlink = stack.enter_context(Netlink(namespace))
                 index = links.list_links(netlink)[end.name].index
-                request = rate_limits.impair_request(index, end.name, impairment, end.rate_bps)
+                request = rate_limits.impair_request(
+                    index,
+                    end.name,
+                    impairment,
+                    end.rate_bps,
+                )
                 requests.append((netlink, request))
             for netlink, request in requests:
                 netlink.run([request])
@@ -184,21 +242,31 @@ def send_fault(control: Path, request: dict[str, Any]) -> dict[str, Any]:
             hint="see: patchlight emulate status, or patchlight emulate ocs --help",
         ) from error
     if not answer["ok"]:
-        raise BadInput(f"the emulated switch refused the fault: {answer['error']}")
+        raise BadInput(
+            f"the emulated switch refused the fault: {answer['error']}"
+        )
     return dict(answer["faults"])
 
 
 class LabOcs:
     """One OCS. Changes are transactions of the controller, with its errors."""
 
-    def __init__(self, lab: Lab, switch: CircuitSwitch, controller: ControllerClient) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        switch: CircuitSwitch,
+        controller: ControllerClient,
+    ) -> None:
         self.switch = switch
-        self._lab, self._controller = lab, controller
+        self._lab = lab
+        self._controller = controller
 
     @property
     def map(self) -> PortMap:
         """Its present cross-connects."""
-        return PortMap.parse(self._controller.circuits()[self.switch.name]["map"] or ())
+        return PortMap.parse(
+            self._controller.circuits()[self.switch.name]["map"] or ()
+        )
 
     def connect(self, *circuits: str, why: str = "") -> ChangeAnswer:
         """Make circuits, replacing conflicting ones; returns the change. ``"1-7"``, ``"2>8"``, or
@@ -212,13 +280,20 @@ class LabOcs:
     def disconnect(self, *ports: int, why: str = "") -> ChangeAnswer:
         """Disconnect ports, both ways; returns the change."""
         disconnect = {self.switch.name: ports}
-        return self._controller.reconfigure({}, disconnect=disconnect, why=why)
+        return self._controller.reconfigure(
+            {},
+            disconnect=disconnect,
+            why=why,
+        )
 
     def fault(self, **settings: Any) -> dict[str, Any]:
         """Set faults of the emulated device (``fail_ports=[3]``, ``stall_s=2``, as in a lab file);
         returns the active ones. ``BadInput`` for unknown ones."""
         return send_fault(
-            run_dir(self._lab.name) / "optical" / f"{self.switch.name}.control", settings
+            run_dir(self._lab.name)
+            / "optical"
+            / f"{self.switch.name}.control",
+            settings,
         )
 
     def _port(self, name: str) -> int:
@@ -240,7 +315,10 @@ class NotReached(PatchlightError):
     """One host could not connect to another."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Reachability:
     """The number of host pairs (each both ways), and those that did not answer."""
 
@@ -251,13 +329,23 @@ class Reachability:
         return not self.lost
 
 
-def ping_all(hosts: Sequence[EmulatedHost], wait_s: float = 1.0) -> Reachability:
+def ping_all(
+    hosts: Sequence[EmulatedHost], wait_s: float = 1.0
+) -> Reachability:
     """Let each host ping every other, up to three times, ``wait_s`` seconds each."""
     lost: list[tuple[str, str]] = []
     for source in hosts:
-        others = {host.address: host.name for host in hosts if host.name != source.name}
+        others = {
+            host.address: host.name
+            for host in hosts
+            if host.name != source.name
+        }
         answered = _ping(source, list(others), wait_s) if others else set()
-        lost += [(source.name, name) for at, name in others.items() if at not in answered]
+        lost += [
+            (source.name, name)
+            for at, name in others.items()
+            if at not in answered
+        ]
     return Reachability(len(hosts) * (len(hosts) - 1), tuple(lost))
 
 
@@ -267,48 +355,96 @@ def check_packet_sizes(lab: Lab, hosts: Sequence[EmulatedHost]) -> None:
     reach = Reach(lab, trace_links(lab, lab.initial_maps))
     sized = [host for host in hosts if host.host.nic.mtu is not None]
     for one, other in itertools.pairwise(sized):
-        if one.host.nic.vlan != other.host.nic.vlan or reach.apart([one.host, other.host]):
+        if one.host.nic.vlan != other.host.nic.vlan or reach.apart(
+            [one.host, other.host]
+        ):
             continue
-        mtu = min(one.host.nic.mtu or USUAL_MTU, other.host.nic.mtu or USUAL_MTU)
+        mtu = min(
+            one.host.nic.mtu or USUAL_MTU, other.host.nic.mtu or USUAL_MTU
+        )
         if not _answers(one, other, mtu):
-            also = "smaller ones do" if _answers(one, other, _SMALL_BYTES) else "small ones neither"
+            also = (
+                "smaller ones do"
+                if _answers(one, other, _SMALL_BYTES)
+                else "small ones neither"
+            )
             words = f"packets of {mtu} bytes do not pass from {one.name} to {other.name}"
             raise NotReached(f"{words}, {also}")
 
 
-def _answers(source: EmulatedHost, other: EmulatedHost, mtu: int) -> bool:
+def _answers(
+    source: EmulatedHost,
+    other: EmulatedHost,
+    mtu: int,
+) -> bool:
     """Whether a packet of that size passes there and back."""
     if source.is_virtual:
         size = mtu - _IP_HEADER_BYTES - _ICMP.size
-        return not source.run(f"ping -c 3 -W 2 -M do -s {size} {other.address}").returncode
-    return bool(_ping(source, [other.address], 1.0, mtu))
+        return not source.run(
+            f"ping -c 3 -W 2 -M do -s {size} {other.address}"
+        ).returncode
+    return bool(
+        _ping(
+            source,
+            [other.address],
+            1.0,
+            mtu,
+        )
+    )
 
 
-def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float, mtu: int = 0) -> set[str]:
+def _ping(
+    source: EmulatedHost,
+    addresses: Sequence[str],
+    wait_s: float,
+    mtu: int = 0,
+) -> set[str]:
     identity = os.getpid() & 0xFFFF
     answered: set[str] = set()
     with source.borrowed() as namespace:
         with namespaces.entered(namespace):
-            icmp = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+            icmp = socket.socket(
+                socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP
+            )
         with icmp:
-            icmp.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _NEVER_IN_FRAGMENTS)
+            icmp.setsockopt(
+                socket.IPPROTO_IP, _IP_MTU_DISCOVER, _NEVER_IN_FRAGMENTS
+            )
             for attempt in range(3):
                 # An ICMP echo request (RFC 792); zeros as data do not change its checksum.
                 total = (_ECHO_REQUEST << 8) + identity + attempt
                 checksum = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
-                packet = _ICMP.pack(_ECHO_REQUEST, 0, checksum, identity, attempt)
+                packet = _ICMP.pack(
+                    _ECHO_REQUEST,
+                    0,
+                    checksum,
+                    identity,
+                    attempt,
+                )
                 packet = packet.ljust(mtu - _IP_HEADER_BYTES, b"\0")
-                waiting = [address for address in addresses if address not in answered]
+                waiting = [
+                    address for address in addresses if address not in answered
+                ]
                 for address in waiting:
                     with suppress(OSError):  # its link is down
                         icmp.sendto(packet, (address, 0))
                 deadline = time.monotonic() + wait_s
                 while len(answered) < len(addresses):
                     left_s = deadline - time.monotonic()
-                    if left_s <= 0 or not select.select([icmp], [], [], left_s)[0]:
+                    if (
+                        left_s <= 0
+                        or not select.select(
+                            [icmp],
+                            [],
+                            [],
+                            left_s,
+                        )[0]
+                    ):
                         break
                     data, (address, _) = icmp.recvfrom(_SNAP_BYTES)
-                    kind, _, _, number, _ = _ICMP.unpack_from(data, (data[0] & 0xF) * 4)
+                    kind, _, _, number, _ = _ICMP.unpack_from(
+                        data, (data[0] & 0xF) * 4
+                    )
                     if kind == _ECHO_REPLY and number == identity:
                         answered.add(address)
                 if len(answered) >= len(addresses):
@@ -316,7 +452,11 @@ def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float, mtu: in
     return answered & set(addresses)
 
 
-def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -> float:
+def tcp_rate_bps(
+    sender: EmulatedHost,
+    receiver: EmulatedHost,
+    seconds: float,
+) -> float:
     """The rate of one TCP connection in payload bits per second, measured at the receiver from the
     first byte. ``NotReached`` if the hosts cannot connect."""
     if sender.name == receiver.name:
@@ -324,7 +464,9 @@ def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -
     if not seconds > 0:
         raise BadInput(f"{seconds:g} seconds: expected more than 0")
     with ExitStack() as stack:
-        spaces = [stack.enter_context(host.borrowed()) for host in (sender, receiver)]
+        spaces = [
+            stack.enter_context(host.borrowed()) for host in (sender, receiver)
+        ]
         with namespaces.entered(spaces[1]):
             listener = stack.enter_context(socket.socket())
         with namespaces.entered(spaces[0]):
@@ -340,13 +482,19 @@ def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -
                 hint="check the links: one may be down or have no circuit",
             ) from error
         server = stack.enter_context(listener.accept()[0])
-        sending = threading.Thread(target=_send, args=(client, seconds))
+        sending = threading.Thread(
+            target=_send,
+            args=(client, seconds),
+        )
         sending.start()
         buffer = bytearray(_CHUNK_BYTES)
         server.settimeout(5.0)
-        received, began = 0, time.monotonic()
+        received = 0
+        began = time.monotonic()
         with suppress(OSError):
-            while (size := server.recv_into(buffer)) and time.monotonic() < began + seconds:
+            while (
+                size := server.recv_into(buffer)
+            ) and time.monotonic() < began + seconds:
                 received += size
         received_bps = received * 8 / max(time.monotonic() - began, 1e-9)
         sending.join()
@@ -362,7 +510,10 @@ def _send(client: socket.socket, seconds: float) -> None:
             client.send(payload)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Captured:
     """The result of a capture: frames written, and frames that the kernel dropped."""
 
@@ -372,7 +523,12 @@ class Captured:
 
 
 def capture(
-    end: PlannedEnd, path: Path, *, seconds: float, most_frames: int, most_bytes: int
+    end: PlannedEnd,
+    path: Path,
+    *,
+    seconds: float,
+    most_frames: int,
+    most_bytes: int,
 ) -> Captured:
     """Record the frames at the switch end of a fibre, because NICs move. Ctrl-C ends it and leaves
     a valid file. ``PatchlightError`` if the file cannot be written."""
@@ -387,7 +543,13 @@ def capture(
             with path.open("wb") as file:
                 file.write(_HEADER)
                 file.flush()
-                return _copy(frames, file, seconds, most_frames, most_bytes)
+                return _copy(
+                    frames,
+                    file,
+                    seconds,
+                    most_frames,
+                    most_bytes,
+                )
         except OSError as error:
             raise PatchlightError(
                 f"writing the capture to {path}: {error.strerror}",
@@ -396,24 +558,45 @@ def capture(
 
 
 def _copy(
-    frames: socket.socket, file: BinaryIO, seconds: float, most_frames: int, most_bytes: int
+    frames: socket.socket,
+    file: BinaryIO,
+    seconds: float,
+    most_frames: int,
+    most_bytes: int,
 ) -> Captured:
-    count, size = 0, len(_HEADER)
+    count = 0
+    size = len(_HEADER)
     deadline = time.monotonic() + seconds
     with suppress(KeyboardInterrupt):
         while count < most_frames and size < most_bytes:
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or not select.select([frames], [], [], left_s)[0]:
+            if (
+                left_s <= 0
+                or not select.select(
+                    [frames],
+                    [],
+                    [],
+                    left_s,
+                )[0]
+            ):
                 break
             data, ancillary, _, _ = frames.recvmsg(_SNAP_BYTES, 256)
             # The kernel's timestamp: seconds and nanoseconds of Unix time.
-            times = (v for *at, v in ancillary if at == [socket.SOL_SOCKET, _SO_TIMESTAMPNS])
+            times = (
+                v
+                for *at, v in ancillary
+                if at == [socket.SOL_SOCKET, _SO_TIMESTAMPNS]
+            )
             taken = next(times, None)
             arrival = (
-                struct.unpack("=qq", taken) if taken else divmod(time.time_ns(), 1_000_000_000)
+                struct.unpack("=qq", taken)
+                if taken
+                else divmod(time.time_ns(), 1_000_000_000)
             )
             file.write(_RECORD.pack(*arrival, len(data), len(data)) + data)
             count += 1
             size += _RECORD.size + len(data)
-    _, dropped = struct.unpack("=II", frames.getsockopt(_SOL_PACKET, _STATISTICS, 8))
+    _, dropped = struct.unpack(
+        "=II", frames.getsockopt(_SOL_PACKET, _STATISTICS, 8)
+    )
     return Captured(count, size, dropped)

@@ -32,7 +32,10 @@ class LabKeywords(TypedDict, total=False):
     swapped: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class LabOptions:
     """The options of ``up``; ``BadInput`` for an unknown choice.
 
@@ -105,7 +108,13 @@ def has_controller(lab: Lab, options: LabOptions) -> bool:
     return lab.fabric == "openvswitch" and options.controller
 
 
-def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice, servers: str) -> Lab:
+def runtime_lab(
+    lab: Lab,
+    *,
+    agents: bool,
+    policies: PolicyChoice,
+    servers: str,
+) -> Lab:
     """``lab`` as its controller and agents read it: agents on Unix sockets, optical switches on
     free loopback ports, and also the controller's API unless the file has an address. Switches
     reach the controller inside their namespace, where its OpenFlow port is free. ``policies``
@@ -116,25 +125,38 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice, servers: str)
     alone = not set(recorded_labs()) - {lab.name}
     usual = _USUAL_API_PORT if alone else 0
     # NICs are veths with the NIC's name, without RDMA and other networks.
-    veth: dict[str, Any] = {"mode": "veth", "rdma": "none", "interface": None, "rendezvous": None}
+    veth: dict[str, Any] = {
+        "mode": "veth",
+        "rdma": "none",
+        "interface": None,
+        "rendezvous": None,
+    }
     if servers == "vm":  # NICs of their own, with soft RoCE
         del veth["mode"], veth["rdma"]
     driven = [switch.name for switch in driven_switches(lab)]
     api, *ports = free_ports(1 + len(driven), usual)
-    at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}
+    at = {
+        name: f"127.0.0.1:{port}"
+        for name, port in zip(driven, ports, strict=True)
+    }
     return lab.with_changes(
         servers=tuple(
             replace(
                 server,
-                management=f"unix:{directory}/agents/{server.name}.sock" if agents else None,
+                management=f"unix:{directory}/agents/{server.name}.sock"
+                if agents
+                else None,
                 nics=tuple(replace(nic, **veth) for nic in server.nics),
             )
             for server in lab.servers
         ),
         packet_switches=emulated_telemetry(lab),
-        circuit_switches=tuple(replace(c, address=at[c.name]) for c in lab.circuit_switches),
+        circuit_switches=tuple(
+            replace(c, address=at[c.name]) for c in lab.circuit_switches
+        ),
         wavelength_switches=tuple(
-            replace(w, address=at.get(w.name, w.address)) for w in lab.wavelength_switches
+            replace(w, address=at.get(w.name, w.address))
+            for w in lab.wavelength_switches
         ),
         controller_api=lab.controller_api or f"127.0.0.1:{api}",
         controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
@@ -144,4 +166,7 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice, servers: str)
 
 def driven_switches(lab: Lab) -> tuple[OpticalSwitch, ...]:
     """The optical switches that a driver drives: each is an emulated device."""
-    return (*lab.circuit_switches, *(w for w in lab.wavelength_switches if w.driver))
+    return (
+        *lab.circuit_switches,
+        *(w for w in lab.wavelength_switches if w.driver),
+    )

@@ -21,7 +21,12 @@ from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
 from patchlight.emulation.servers.server import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux import docker_engine, files, namespaces, processes
+from patchlight.testbed.linux import (
+    docker_engine,
+    files,
+    namespaces,
+    processes,
+)
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 
 _PIDFD_GETFD = 438  # the same number on every architecture
@@ -50,7 +55,11 @@ def lab_status(name: str) -> dict[str, Any]:
     try:
         state = states.read_state(name)
     except PatchlightError as error:
-        return {"name": name, "state": "unreadable", "missing": [error.message]}
+        return {
+            "name": name,
+            "state": "unreadable",
+            "missing": [error.message],
+        }
     if state is None or not state.is_of_this_boot:
         return {"name": name, "state": "down", "missing": []}
     missing = missing_parts(state)
@@ -65,13 +74,20 @@ def lab_status(name: str) -> dict[str, Any]:
         "scale": state.scale,
         "fabric": state.fabric,
         "datapath": state.datapath,
-        "ssh_config": None if state.ssh_config is None else str(state.ssh_config),
+        "ssh_config": None
+        if state.ssh_config is None
+        else str(state.ssh_config),
         "controller_api": state.controller_api or None,
         "made_at": state.made_at,
         "run_dir": str(state.run_dir),
         "namespaces": len(state.namespaces),
         "processes": [
-            {"name": p.name, "pid": p.pid, "running": states.is_running(p), "log": p.log}
+            {
+                "name": p.name,
+                "pid": p.pid,
+                "running": states.is_running(p),
+                "log": p.log,
+            }
             for p in state.processes
         ],
     }
@@ -84,15 +100,26 @@ def missing_parts(state: states.LabState) -> list[str]:
         for name, inode in state.namespaces.items()
         if namespaces.inode(namespaces.namespace_path(name)) != inode
     ]
-    return gone + [f"process {p.name}" for p in state.processes if not states.is_running(p)]
+    return gone + [
+        f"process {p.name}"
+        for p in state.processes
+        if not states.is_running(p)
+    ]
 
 
 def only_processes(missing: list[str]) -> bool:
     """Whether only processes are missing, which can be restarted."""
-    return bool(missing) and all(part.startswith("process ") for part in missing)
+    return bool(missing) and all(
+        part.startswith("process ") for part in missing
+    )
 
 
-def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> states.LabState | None:
+def clear_the_way(
+    lab: str,
+    *,
+    replace: bool,
+    say: Callable[[str], None],
+) -> states.LabState | None:
     """Remove a lab of that name if ``replace`` is set or the machine has rebooted; else raise
     ``AlreadyThere``. A lab that only lacks processes stays: its state is returned. The caller has
     the lock."""
@@ -109,7 +136,11 @@ def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> sta
             f"lab {lab} is already up",
             hint="use it, rebuild it with --replace, or choose another --name",
         )
-    if state is not None and state.phase == "up" and only_processes(missing_parts(state)):
+    if (
+        state is not None
+        and state.phase == "up"
+        and only_processes(missing_parts(state))
+    ):
         return state
     raise left_half(state, lab)
 
@@ -118,10 +149,14 @@ def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
     """The error about a lab that is unfinished or has lost parts."""
     what = ": parts of this name exist without a record"
     run = f"sudo {processes.own_program()} emulate"
-    hint = f"rebuild it: {run} up LAB --replace; or remove it: {run} down {name}"
+    hint = (
+        f"rebuild it: {run} up LAB --replace; or remove it: {run} down {name}"
+    )
     if state is not None:
         missing = missing_parts(state)
-        parts = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        parts = ", ".join(missing[:5]) + (
+            f" and {len(missing) - 5} more" if missing[5:] else ""
+        )
         what = f" (missing: {parts})" if missing else " (unfinished)"
     return AlreadyThere(f"lab {name} is incomplete{what}", hint=hint)
 
@@ -167,7 +202,9 @@ def remove_forgotten_disks() -> None:
 def _remove_folder(folder: Path) -> None:
     files.remove_folder(folder)
     if folder.exists():
-        raise NotRemoved(f"removing {folder}: it still exists", hint="remove it manually")
+        raise NotRemoved(
+            f"removing {folder}: it still exists", hint="remove it manually"
+        )
     with suppress(OSError):
         folder.parent.rmdir()  # if it was the last one
 
@@ -177,7 +214,9 @@ def _recorded(lab: str) -> states.LabState | None:
         state = states.read_state(lab)
         if state is not None:
             return state
-    if states.run_dir(lab).exists() or namespaces.names_with_prefix(namespace_prefix(lab)):
+    if states.run_dir(lab).exists() or namespaces.names_with_prefix(
+        namespace_prefix(lab)
+    ):
         return states.new_state(lab, "", 1.0)
     return None
 
@@ -190,7 +229,10 @@ def is_there(lab: str) -> bool:
 def _present_namespaces(state: states.LabState) -> dict[str, int]:
     prefix = namespace_prefix(state.lab)
     names_of_lab = {*state.namespaces, *namespaces.names_with_prefix(prefix)}
-    inodes = {name: namespaces.inode(namespaces.namespace_path(name)) for name in names_of_lab}
+    inodes = {
+        name: namespaces.inode(namespaces.namespace_path(name))
+        for name in names_of_lab
+    }
     return {name: inode for name, inode in inodes.items() if inode is not None}
 
 
@@ -209,9 +251,13 @@ def _end_processes(state: states.LabState, inodes: set[int]) -> None:
             names = []
             for pid in sorted(running):
                 with suppress(OSError):
-                    names.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})")
+                    names.append(
+                        f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})"
+                    )
             stuck = ", ".join(names) or "a process"
-            raise NotRemoved(f"ending the processes of lab {state.lab}: {stuck} remain")
+            raise NotRemoved(
+                f"ending the processes of lab {state.lab}: {stuck} remain"
+            )
         for pid in running:
             if waited > _POLITE_S:
                 _kill(pid, signal.SIGKILL)
@@ -245,17 +291,27 @@ def _kill_and_close(pid: int) -> None:
 
 
 def _take_sockets(pid: int, process: int) -> list[int]:
-    taken, names = list[int](), list[str]()
+    taken = list[int]()
+    names = list[str]()
     with suppress(OSError):
         names = os.listdir(f"/proc/{pid}/fd")
     for name in names:
         # A descriptor may be closed at any moment.
         with suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
-                fd = _libc.syscall(_PIDFD_GETFD, process, int(name), 0)
+                fd = _libc.syscall(
+                    _PIDFD_GETFD,
+                    process,
+                    int(name),
+                    0,
+                )
                 if fd >= 0:
                     taken.append(fd)
-                elif ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EMFILE):
+                elif ctypes.get_errno() in (
+                    errno.EPERM,
+                    errno.ENOSYS,
+                    errno.EMFILE,
+                ):
                     break
     return taken
 
@@ -265,7 +321,11 @@ def _lab_processes(state: states.LabState, inodes: set[int]) -> Iterable[int]:
     mark = f"{states.MARK}={state.run_dir}"
     # ``down`` does not end its caller.
     for pid in set(processes.process_ids()) - processes.ancestors():
-        if pid in recorded or namespaces.is_in(pid, inodes) or mark in processes.environment(pid):
+        if (
+            pid in recorded
+            or namespaces.is_in(pid, inodes)
+            or mark in processes.environment(pid)
+        ):
             yield pid
 
 
@@ -298,13 +358,19 @@ def _remove_containers(lab: str, engine: str) -> None:
     """Force-remove all containers labelled ``patchlight.lab=<lab>``, if an engine answers."""
     filters = quote(json.dumps({"label": [f"patchlight.lab={lab}"]}))
     try:
-        answer = docker_engine.ask("GET", f"/containers/json?all=1&filters={filters}", engine)
+        answer = docker_engine.ask(
+            "GET", f"/containers/json?all=1&filters={filters}", engine
+        )
     except OSError:
         return
     if answer.status != 200:
-        raise ContainerNotRemoved(f"listing the containers of lab {lab}: Docker said {answer.text}")
+        raise ContainerNotRemoved(
+            f"listing the containers of lab {lab}: Docker said {answer.text}"
+        )
     for number in [container["Id"] for container in answer.json()]:
-        answer = docker_engine.ask("DELETE", f"/containers/{number}?force=1&v=1", engine)
+        answer = docker_engine.ask(
+            "DELETE", f"/containers/{number}?force=1&v=1", engine
+        )
         # 404, 409: it is gone or being removed.
         if answer.status not in (204, 404, 409):
             what = f"removing the container {number[:12]}"
@@ -316,7 +382,11 @@ def _end_namespaces(lab: str, present: dict[str, int]) -> None:
     order: a veth pair between the last one and one of this lab goes with it."""
     fabric = fabric_namespace(lab)
     # Never mounted: an empty file in /run/netns.
-    real = [name for name in present if namespaces.is_one(namespaces.namespace_path(name))]
+    real = [
+        name
+        for name in present
+        if namespaces.is_one(namespaces.namespace_path(name))
+    ]
     ordered = sorted(present, key=lambda name: (name in real, name == fabric))
     if not real:
         for name in ordered:
@@ -325,7 +395,9 @@ def _end_namespaces(lab: str, present: dict[str, int]) -> None:
     with namespaces.kept_namespace():
         namespaces.unshare_namespace()
         with Netlink() as netlink:
-            with namespaces.opened(namespaces.namespace_path(ordered[-1])) as last:
+            with namespaces.opened(
+                namespaces.namespace_path(ordered[-1])
+            ) as last:
                 here = links.LinkEnd("gone", 10)
                 there = links.LinkEnd("pl-gone", namespace=last)
                 netlink.run([links.add_veth(here, there)])

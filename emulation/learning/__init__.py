@@ -7,6 +7,10 @@ from patchlight.console.shared import RESEARCH, Command
 
 _HERE = "patchlight.emulation.learning.commands"
 COMMANDS = {
-    "env": Command(f"{_HERE}.env", "Show and check learning environments.", RESEARCH),
-    "policy train": Command(f"{_HERE}.learn", "Train a policy and write it as an ONNX file."),
+    "env": Command(
+        f"{_HERE}.env", "Show and check learning environments.", RESEARCH
+    ),
+    "policy train": Command(
+        f"{_HERE}.learn", "Train a policy and write it as an ONNX file."
+    ),
 }

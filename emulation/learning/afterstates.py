@@ -24,13 +24,17 @@ from patchlight.emulation.learning.learner import (
     explored,
 )
 from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
+from patchlight.emulation.learning.vector_episodes import (
+    Finished,
+    VectorEpisodes,
+)
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 _Ints = NDArray[np.intp]
 _Bools = NDArray[np.bool_]
 _PARTS = 8  # kinds of cluster by how much of it is free
-_OLD, _YOUNG = 300.0, 30.0
+_OLD = 300.0
+_YOUNG = 30.0
 
 
 class ControlVariate:
@@ -48,9 +52,11 @@ class ControlVariate:
     """
 
     def __init__(self, episodes: VectorEpisodes) -> None:
-        degrees, graphs = len(episodes.layout.degrees), len(episodes.workloads.names)
+        degrees = len(episodes.layout.degrees)
+        graphs = len(episodes.workloads.names)
         scenarios = len(episodes.scenarios)
-        clusters, jobs = (len(episodes.block_sizes) + 1) * (_PARTS + 1), graphs * degrees
+        clusters = (len(episodes.block_sizes) + 1) * (_PARTS + 1)
+        jobs = graphs * degrees
         self._degrees = degrees
         self._alone_s = np.array(episodes.workloads.sequential_s)
         self._mean = np.zeros((scenarios, clusters, jobs))
@@ -85,7 +91,12 @@ class ControlVariate:
         np.add.at(change, kinds, scores - self._mean[kinds])
         self._mean += change / np.clip(self._seen, _YOUNG, _OLD)
 
-    def _job(self, episodes: VectorEpisodes, graph: _Ints, beta: Floats) -> _Ints:
+    def _job(
+        self,
+        episodes: VectorEpisodes,
+        graph: _Ints,
+        beta: Floats,
+    ) -> _Ints:
         """The kinds of jobs of these models and requirements."""
         limit_s = beta * self._alone_s[graph]
         enough = episodes.expected_at(graph) <= limit_s[:, None]
@@ -96,28 +107,45 @@ class ControlVariate:
 class Teacher:
     """Plain rules: for each scenario a degree to keep to, or the least that meets the limit."""
 
-    def __init__(self, episodes: VectorEpisodes, degrees: Sequence[int | str]) -> None:
+    def __init__(
+        self, episodes: VectorEpisodes, degrees: Sequence[int | str]
+    ) -> None:
         known = episodes.layout.actions
-        wanted = [known.index(each) if isinstance(each, int) else -1 for each in degrees]
+        wanted = [
+            known.index(each) if isinstance(each, int) else -1
+            for each in degrees
+        ]
         self._wanted = np.array(wanted)
         # Degree 1 holds a server so long that no good rule takes it first.
-        self._tried = np.array([degree > 1 or len(known) == 2 for degree in known[1:]])
+        self._tried = np.array(
+            [degree > 1 or len(known) == 2 for degree in known[1:]]
+        )
 
     def actions(self, episodes: VectorEpisodes) -> _Ints:
         """Its action in each environment; 0 where what it wants cannot be had."""
         wanted = self._wanted[episodes.scenario_of]
-        enough = (episodes.expected_s <= episodes.limit_s[:, None]) & self._tried
+        enough = (
+            episodes.expected_s <= episodes.limit_s[:, None]
+        ) & self._tried
         least = np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, 0)
         found: _Ints = np.where(wanted < 0, least, wanted)
-        return np.where(episodes.mask[np.arange(episodes.num_envs), found], found, 0)
+        return np.where(
+            episodes.mask[np.arange(episodes.num_envs), found], found, 0
+        )
 
 
 class AfterstateLearner(Learner):
     """Learns a scorer's values from its own play, some environments by a teacher at first."""
 
-    def __init__(self, config: Config, scenarios: Sequence[Scenario], done: int = 0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        scenarios: Sequence[Scenario],
+        done: int = 0,
+    ) -> None:
         super().__init__(config, scenarios, done)
-        assert isinstance(self.scorer, OptionScorer)  # The configuration saw to that.
+        # The configuration saw to that.
+        assert isinstance(self.scorer, OptionScorer)
         self._player = AfterstatePlayer(self.scorer)
         self._teacher: Teacher | None = None
         if teacher := config.afterstates.teacher:
@@ -129,7 +157,8 @@ class AfterstateLearner(Learner):
         """Learns from ``n_steps`` decisions in every environment."""
         self._slow_down(1e-5)
         inputs, targets, finished = self._play()
-        settings, y = self.config.afterstates, torch.from_numpy(targets.astype(np.float32))
+        settings = self.config.afterstates
+        y = torch.from_numpy(targets.astype(np.float32))
         given = [torch.from_numpy(each) for each in inputs]
         order = torch.from_numpy(self.learning_rng.permutation(len(y)))
         total = 0.0
@@ -137,38 +166,66 @@ class AfterstateLearner(Learner):
             found = self._player.predict(*(each[rows] for each in given))
             total += self._descend(((found - y[rows]) ** 2).mean()) * len(rows)
         self.steps += settings.n_steps * self.episodes.num_envs
-        return RoundProgress(total / len(y), 1 - float(self.means.mean()), finished)
+        return RoundProgress(
+            total / len(y), 1 - float(self.means.mean()), finished
+        )
 
-    def _play(self) -> tuple[list[NDArray[np.generic]], Floats, list[Finished]]:
+    def _play(
+        self,
+    ) -> tuple[list[NDArray[np.generic]], Floats, list[Finished]]:
         """What the network is to be given of what was played, the values that it is to say, and
         the episodes that ended.
         """
-        part, means = self._part, self._followed()
-        episodes, settings, player = self.episodes, self.config.afterstates, self._player
-        n_steps, count, rows = settings.n_steps, episodes.num_envs, np.arange(episodes.num_envs)
-        taught = self._teacher is not None and part < settings.teacher_only_fraction
-        share = settings.teacher_env_fraction * (part < settings.teacher_until_fraction)
+        part = self._part
+        means = self._followed()
+        episodes = self.episodes
+        settings = self.config.afterstates
+        player = self._player
+        n_steps = settings.n_steps
+        count = episodes.num_envs
+        rows = np.arange(episodes.num_envs)
+        taught = (
+            self._teacher is not None and part < settings.teacher_only_fraction
+        )
+        share = settings.teacher_env_fraction * (
+            part < settings.teacher_until_fraction
+        )
         share = 1.0 if taught else share
-        taught_envs = rows < (share * count if self._teacher is not None else 0)
+        taught_envs = rows < (
+            share * count if self._teacher is not None else 0
+        )
         epsilon = settings.epsilon * (1 - part)
-        best, rewards = np.zeros((n_steps + 1, count)), np.zeros((n_steps + 1, count))
-        off_policy, over = np.zeros((n_steps + 1, count), bool), np.zeros((n_steps, count), bool)
-        bias, known = np.zeros((n_steps + 1, count)), []
-        taken, finished = list[tuple[NDArray[np.generic], ...]](), list[Finished]()
+        best = np.zeros((n_steps + 1, count))
+        rewards = np.zeros((n_steps + 1, count))
+        off_policy = np.zeros((n_steps + 1, count), bool)
+        over = np.zeros((n_steps, count), bool)
+        bias = np.zeros((n_steps + 1, count))
+        known = []
+        taken = list[tuple[NDArray[np.generic], ...]]()
+        finished = list[Finished]()
         for step in range(n_steps + 1):
             scores = player.scores(episodes)
             scores = scores - means.means[episodes.scenario_of][:, None]
             greedy = actions = scores.argmax(axis=1)
             if taught_envs.any() and self._teacher is not None:
-                actions = np.where(taught_envs, self._teacher.actions(episodes), actions)
+                actions = np.where(
+                    taught_envs, self._teacher.actions(episodes), actions
+                )
             # While taught, values are of the teacher's play; after that, of the best play.
-            best[step] = scores[rows, actions] if taught else scores[rows, greedy]
+            best[step] = (
+                scores[rows, actions] if taught else scores[rows, greedy]
+            )
             kinds = self._control_variate.kinds(episodes)
             bias[step] = self._control_variate.of(kinds)
             known.append(kinds)
             if step == n_steps:
                 break
-            actions, explores = explored(scores, actions, epsilon, self.rng)
+            actions, explores = explored(
+                scores,
+                actions,
+                epsilon,
+                self.rng,
+            )
             off_policy[step] = explores if taught else actions != greedy
             taken.append(player.taken(actions))
             scenario = episodes.scenario_of.copy()
@@ -176,22 +233,39 @@ class AfterstateLearner(Learner):
             rewards[step] = means.beyond(accepted, scenario)
             over[step] = episodes.episode_start
             finished += ended
-        targets = self._returns(best - bias, rewards - bias, off_policy, over)
+        targets = self._returns(
+            best - bias,
+            rewards - bias,
+            off_policy,
+            over,
+        )
         for kinds, scores in zip(known, best, strict=True):
             self._control_variate.learn(kinds, scores)
         self.means += means.change
-        kept = ~over.ravel()  # The end of an episode says nothing of the cluster.
-        inputs = [np.concatenate(each)[kept] for each in zip(*taken, strict=True)]
+        # The end of an episode says nothing of the cluster.
+        kept = ~over.ravel()
+        inputs = [
+            np.concatenate(each)[kept] for each in zip(*taken, strict=True)
+        ]
         return inputs, targets[kept], finished
 
-    def _returns(self, best: Floats, rewards: Floats, off_policy: _Bools, over: _Bools) -> Floats:
+    def _returns(
+        self,
+        best: Floats,
+        rewards: Floats,
+        off_policy: _Bools,
+        over: _Bools,
+    ) -> Floats:
         """λ-returns of each afterstate: what comes after it, up to the best score that follows."""
-        settings, n_steps = self.config.afterstates, len(over)
+        settings = self.config.afterstates
+        n_steps = len(over)
         found = np.zeros(over.shape)
         found[-1] = best[n_steps]
         for step in range(n_steps - 2, -1, -1):
             onward = rewards[step + 1] + settings.gamma * found[step + 1]
-            mixed = (1 - settings.td_lambda) * best[step + 1] + settings.td_lambda * onward
+            mixed = (1 - settings.td_lambda) * best[
+                step + 1
+            ] + settings.td_lambda * onward
             cut = off_policy[step + 1] | over[step + 1]
             found[step] = np.where(cut, best[step + 1], mixed)
         return found.ravel()

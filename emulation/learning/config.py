@@ -11,15 +11,29 @@ from typing import Any
 
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
+from patchlight.emulation.simulator.ramp.scenario import (
+    MAX_ERROR,
+    FixedArrivals,
+)
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
 from patchlight.testbed.errors import BadInput, FileError, nearest
-from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice, matching
+from patchlight.testbed.io.fields import (
+    FieldType,
+    ListOf,
+    Text,
+    Whole,
+    choice,
+    matching,
+)
 from patchlight.testbed.io.forms import MapOf, Number, Record, setting
 from patchlight.testbed.io.reader import FileIssues, read_text
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
-ALGORITHMS = {"afterstates": "afterstates", "policy-iteration": "policy_iteration", "dqn": "dqn"}
+ALGORITHMS = {
+    "afterstates": "afterstates",
+    "policy-iteration": "policy_iteration",
+    "dqn": "dqn",
+}
 """Each with the key that its settings are under."""
 
 
@@ -48,28 +62,63 @@ def _law(text: str) -> str:
 def _algorithm(text: str) -> str:
     if text in ALGORITHMS:
         return text
-    raise BadInput(f"{text!r} is not an algorithm: {nearest(text, ALGORITHMS)}")
+    raise BadInput(
+        f"{text!r} is not an algorithm: {nearest(text, ALGORITHMS)}"
+    )
 
 
 _LAW = Text("a requirement law", _law)
-_STEPS = Whole("a number of steps", 1, 10**12, grouped=True)
-_FRACTION = Number("a fraction", lowest=0, highest=1)
-_SMALL = Number("a rate", above=0, highest=1)
-_GAMMA = Number("a discount factor", above=0, highest=1)
+_STEPS = Whole(
+    "a number of steps",
+    1,
+    10**12,
+    grouped=True,
+)
+_FRACTION = Number(
+    "a fraction",
+    lowest=0,
+    highest=1,
+)
+_SMALL = Number(
+    "a rate",
+    above=0,
+    highest=1,
+)
+_GAMMA = Number(
+    "a discount factor",
+    above=0,
+    highest=1,
+)
 _RATE = Number("a learning rate", above=0)
 _N_STEPS = Whole("a number of steps", 1, 4096)
 _BATCH = Whole("a number of samples", 1, 10**9)
 _START = Text("a folder", str)
 _TAUGHT = Text("a degree or 'sufficient'", _degree, numbers=True)
-_TEACHER = MapOf(_LAW, _TAUGHT, "a degree for each law", "{A: 8, B: sufficient}")
+_TEACHER = MapOf(
+    _LAW,
+    _TAUGHT,
+    "a degree for each law",
+    "{A: 8, B: sufficient}",
+)
 _CONDITION = Text("when jobs come, and of which models", _condition)
 _LAYER = Whole("a layer's size", 1, 4096)
 _SEED = Whole("a seed", 0, 2**31)
 _RULE = choice("a placement rule", *PlacementRule)
-_TIMES = ListOf(Number("a time in 1,000 s", lowest=0, highest=100), "times in 1,000 s")
+_TIMES = ListOf(
+    Number(
+        "a time in 1,000 s",
+        lowest=0,
+        highest=100,
+    ),
+    "times in 1,000 s",
+)
 _BUSY_AFTER_KS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 28)
 NAME = matching(
-    r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", "a name", "letters, digits, -, _", "small", 64
+    r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*",
+    "a name",
+    "letters, digits, -, _",
+    "small",
+    64,
 )
 
 
@@ -87,17 +136,33 @@ class Afterstates:
 
     gamma: float = setting(_GAMMA, "the discount factor", 0.98)
     td_lambda: float = setting(_FRACTION, "λ of the returns", 0.8)
-    epsilon: float = setting(_FRACTION, "part of decisions made at random, at first", 0.01)
+    epsilon: float = setting(
+        _FRACTION, "part of decisions made at random, at first", 0.01
+    )
     learning_rate: float = setting(_RATE, "Adam's", 1e-3)
-    decay_from_fraction: float = setting(_FRACTION, "when the learning rate begins to fall", 0.4)
+    decay_from_fraction: float = setting(
+        _FRACTION, "when the learning rate begins to fall", 0.4
+    )
     batch_size: int = setting(_BATCH, "samples of a gradient step", 1024)
-    n_steps: int = setting(_N_STEPS, "decisions of each environment in a round", 16)
-    ema_rate: float = setting(_SMALL, "of the average of weights, for each gradient step", 0.002)
-    teacher_only_fraction: float = setting(_FRACTION, "until when the teacher decides alone", 0.15)
-    teacher_until_fraction: float = setting(_FRACTION, "until when it decides at all", 0.6)
-    teacher_env_fraction: float = setting(_FRACTION, "of the environments where it does", 0.2)
+    n_steps: int = setting(
+        _N_STEPS, "decisions of each environment in a round", 16
+    )
+    ema_rate: float = setting(
+        _SMALL, "of the average of weights, for each gradient step", 0.002
+    )
+    teacher_only_fraction: float = setting(
+        _FRACTION, "until when the teacher decides alone", 0.15
+    )
+    teacher_until_fraction: float = setting(
+        _FRACTION, "until when it decides at all", 0.6
+    )
+    teacher_env_fraction: float = setting(
+        _FRACTION, "of the environments where it does", 0.2
+    )
     start: str = setting(_START, "a run whose weights to begin with", "")
-    teacher: Mapping[str, int | str] = setting(_TEACHER, "the degree that it takes by law", {})
+    teacher: Mapping[str, int | str] = setting(
+        _TEACHER, "the degree that it takes by law", {}
+    )
 
 
 @dataclass(frozen=True)
@@ -110,19 +175,41 @@ class PolicyIteration:
     """
 
     gamma: float = setting(_GAMMA, "the discount factor", 0.99)
-    near: float = setting(Number("a difference", above=0), "of scores, in accepted jobs", 0.2)
-    options: int = setting(Whole("a number", 2, 64), "of actions that are compared", 4)
-    futures: int = setting(Whole("a number", 1, 4096), "in which each is played out", 8)
-    jobs: int = setting(Whole("a number", 1, 1000), "to come in each of them", 16)
-    epsilon: float = setting(_FRACTION, "part of decisions made at random, at first", 0.03)
+    near: float = setting(
+        Number("a difference", above=0), "of scores, in accepted jobs", 0.2
+    )
+    options: int = setting(
+        Whole("a number", 2, 64), "of actions that are compared", 4
+    )
+    futures: int = setting(
+        Whole("a number", 1, 4096), "in which each is played out", 8
+    )
+    jobs: int = setting(
+        Whole("a number", 1, 1000), "to come in each of them", 16
+    )
+    epsilon: float = setting(
+        _FRACTION, "part of decisions made at random, at first", 0.03
+    )
     learning_rate: float = setting(_RATE, "Adam's", 1e-3)
-    decay_from_fraction: float = setting(_FRACTION, "when the learning rate begins to fall", 0.5)
-    buffer_size: int = setting(Whole("a number", 1000, 10**8), "decisions that are kept", 100_000)
-    learning_starts: int = setting(Whole("a number", 0, 10**9), "decisions before it", 5_000)
+    decay_from_fraction: float = setting(
+        _FRACTION, "when the learning rate begins to fall", 0.5
+    )
+    buffer_size: int = setting(
+        Whole("a number", 1000, 10**8), "decisions that are kept", 100_000
+    )
+    learning_starts: int = setting(
+        Whole("a number", 0, 10**9), "decisions before it", 5_000
+    )
     batch_size: int = setting(_BATCH, "decisions of a gradient step", 256)
-    n_steps: int = setting(_N_STEPS, "decisions of each environment in a round", 4)
-    gradient_steps: int = setting(Whole("a number", 1, 10_000), "of a round", 8)
-    ema_rate: float = setting(_SMALL, "of the average of weights, for each gradient step", 0.005)
+    n_steps: int = setting(
+        _N_STEPS, "decisions of each environment in a round", 4
+    )
+    gradient_steps: int = setting(
+        Whole("a number", 1, 10_000), "of a round", 8
+    )
+    ema_rate: float = setting(
+        _SMALL, "of the average of weights, for each gradient step", 0.005
+    )
     start: str = setting(_START, "a run whose weights to begin with", "")
 
 
@@ -134,16 +221,28 @@ class Dqn:
     """
 
     gamma: float = setting(_GAMMA, "the discount factor", 0.999)
-    multi_step: int = setting(Whole("a number", 1, 1000), "of rewards in a return", 3)
+    multi_step: int = setting(
+        Whole("a number", 1, 1000), "of rewards in a return", 3
+    )
     learning_rate: float = setting(_RATE, "Adam's", 4.121e-7)
-    buffer_size: int = setting(Whole("a number", 1000, 10**8), "decisions that are kept", 100_000)
-    learning_starts: int = setting(Whole("a number", 0, 10**9), "decisions before it", 50_000)
+    buffer_size: int = setting(
+        Whole("a number", 1000, 10**8), "decisions that are kept", 100_000
+    )
+    learning_starts: int = setting(
+        Whole("a number", 0, 10**9), "decisions before it", 50_000
+    )
     batch_size: int = setting(_BATCH, "samples of a gradient step", 512)
-    target_update_interval: int = setting(_BATCH, "samples between target networks", 100_000)
+    target_update_interval: int = setting(
+        _BATCH, "samples between target networks", 100_000
+    )
     alpha: float = setting(_FRACTION, "how much priority counts", 0.9)
     beta: float = setting(_FRACTION, "how far weights make up for it", 0.1)
-    n_steps: int = setting(_N_STEPS, "decisions of each environment in a round", 16)
-    ema_rate: float = setting(_SMALL, "of the average of weights, for each gradient step", 1.0)
+    n_steps: int = setting(
+        _N_STEPS, "decisions of each environment in a round", 16
+    )
+    ema_rate: float = setting(
+        _SMALL, "of the average of weights, for each gradient step", 1.0
+    )
 
 
 @dataclass(frozen=True)
@@ -156,28 +255,52 @@ class Environment:
     ``blocks`` says among how many free blocks of each degree a policy chooses (``BlockChoices``).
     """
 
-    rule: str = setting(_RULE, "how operations are placed", PlacementRule.RAMP_FIRST_FIT.value)
-    laws: tuple[str, ...] = setting(ListOf(_LAW, "requirement laws"), "those of jobs", LAW_NAMES)
-    horizon_s: float = setting(Number("seconds", above=0), "an episode's length in seconds", 1e6)
+    rule: str = setting(
+        _RULE, "how operations are placed", PlacementRule.RAMP_FIRST_FIT.value
+    )
+    laws: tuple[str, ...] = setting(
+        ListOf(_LAW, "requirement laws"), "those of jobs", LAW_NAMES
+    )
+    horizon_s: float = setting(
+        Number("seconds", above=0), "an episode's length in seconds", 1e6
+    )
     training_horizon_s: float | None = setting(
         Number("seconds", above=0), "the same while training, if other", None
     )
-    num_envs: int = setting(Whole("a number", 1, 65536), "episodes that are played at once", 512)
-    first_seed: int = setting(_SEED, "that of the first episode", 1000)
-    law_instance: int | None = setting(_SEED, "fixes laws B, C and D, else new ones for each", None)
-    remaining_error: float = setting(
-        Number("a share", lowest=0, highest=MAX_ERROR), "how far off told remaining times are", 0.0
+    num_envs: int = setting(
+        Whole("a number", 1, 65536), "episodes that are played at once", 512
     )
-    blocks: int = setting(Whole("a number", 1, 64), "to choose from for each degree", 1)
+    first_seed: int = setting(_SEED, "that of the first episode", 1000)
+    law_instance: int | None = setting(
+        _SEED, "fixes laws B, C and D, else new ones for each", None
+    )
+    remaining_error: float = setting(
+        Number(
+            "a share",
+            lowest=0,
+            highest=MAX_ERROR,
+        ),
+        "how far off told remaining times are",
+        0.0,
+    )
+    blocks: int = setting(
+        Whole("a number", 1, 64), "to choose from for each degree", 1
+    )
     conditions: tuple[str, ...] = setting(
-        ListOf(_CONDITION, "conditions"), "when jobs come, and of which models", ("fixed:1000",)
+        ListOf(_CONDITION, "conditions"),
+        "when jobs come, and of which models",
+        ("fixed:1000",),
     )
 
     def __post_init__(self) -> None:
         if not self.laws:
-            raise BadInput("'laws' is empty: expected at least one requirement law")
+            raise BadInput(
+                "'laws' is empty: expected at least one requirement law"
+            )
         if not self.conditions:
-            raise BadInput("'conditions' is empty: expected at least one, like fixed:1000")
+            raise BadInput(
+                "'conditions' is empty: expected at least one, like fixed:1000"
+            )
         if self.blocks > 1 and self.rule != PlacementRule.RAMP_BLOCK.value:
             raise BadInput(
                 f"'blocks' is of rule {PlacementRule.RAMP_BLOCK.value}: {self.rule} "
@@ -191,19 +314,29 @@ class Environment:
     @property
     def scenarios(self) -> list[tuple[str, str]]:
         """Each law under each condition."""
-        return [(law, condition) for condition in self.conditions for law in self.laws]
+        return [
+            (law, condition)
+            for condition in self.conditions
+            for law in self.laws
+        ]
 
     def horizon_of(self, condition: str, training: bool = False) -> float:
         """How long an episode is under a condition: long enough for as many jobs."""
         usual_s = FixedArrivals().mean_interval_s
         horizon_s = (training and self.training_horizon_s) or self.horizon_s
-        return horizon_s * Variation.under(condition).arrivals.mean_interval_s / usual_s
+        return (
+            horizon_s
+            * Variation.under(condition).arrivals.mean_interval_s
+            / usual_s
+        )
 
     @property
     def names(self) -> list[str]:
         """What tables call them."""
         many = len(self.conditions) > 1
-        return [f"{law} {under}" if many else law for law, under in self.scenarios]
+        return [
+            f"{law} {under}" if many else law for law, under in self.scenarios
+        ]
 
 
 @dataclass(frozen=True)
@@ -226,17 +359,29 @@ class Network:
         "patchlight",
     )
     cluster: str = setting(
-        choice("what a network is told of", "servers"), "which servers are busy", "servers"
+        choice("what a network is told of", "servers"),
+        "which servers are busy",
+        "servers",
     )
-    hidden: tuple[int, ...] = setting(ListOf(_LAYER, "layers' sizes"), "hidden layers", (256, 64))
-    graph_width: int = setting(Whole("a width", 0, 256), "of the message passing", 0)
-    graph_rounds: int = setting(Whole("a number", 1, 8), "of message passing", 2)
+    hidden: tuple[int, ...] = setting(
+        ListOf(_LAYER, "layers' sizes"), "hidden layers", (256, 64)
+    )
+    graph_width: int = setting(
+        Whole("a width", 0, 256), "of the message passing", 0
+    )
+    graph_rounds: int = setting(
+        Whole("a number", 1, 8), "of message passing", 2
+    )
 
     def __post_init__(self) -> None:
         if not self.busy_after_ks:
-            raise BadInput("'busy_after_ks' is empty: expected at least one time")
+            raise BadInput(
+                "'busy_after_ks' is empty: expected at least one time"
+            )
         if self.graph_width and self.observation != "pac-ml":
-            raise BadInput("'graph_width' is of the observation 'pac-ml': ours has no graph")
+            raise BadInput(
+                "'graph_width' is of the observation 'pac-ml': ours has no graph"
+            )
 
     @property
     def has_model(self) -> bool:
@@ -262,17 +407,25 @@ class Config:
     """A training run. ``steps`` are decisions, over all environments."""
 
     name: str = setting(NAME, "the model's name")
-    algorithm: str = setting(Text("an algorithm", _algorithm), "how it learns", "afterstates")
+    algorithm: str = setting(
+        Text("an algorithm", _algorithm), "how it learns", "afterstates"
+    )
     steps: int = setting(_STEPS, "decisions to learn from", 2_000_000)
     seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
-    environment: Environment = setting(_record(Environment), "what is simulated", Environment())
+    environment: Environment = setting(
+        _record(Environment), "what is simulated", Environment()
+    )
     network: Network = setting(_record(Network), "how large it is", Network())
-    afterstates: Afterstates = setting(_record(Afterstates), "of that algorithm", Afterstates())
+    afterstates: Afterstates = setting(
+        _record(Afterstates), "of that algorithm", Afterstates()
+    )
     policy_iteration: PolicyIteration = setting(
         _record(PolicyIteration), "of that algorithm", PolicyIteration()
     )
     dqn: Dqn = setting(_record(Dqn), "of that algorithm", Dqn())
-    evaluation: Evaluation = setting(_record(Evaluation), "while training", Evaluation())
+    evaluation: Evaluation = setting(
+        _record(Evaluation), "while training", Evaluation()
+    )
 
     def __post_init__(self) -> None:
         key = ALGORITHMS[self.algorithm]
@@ -290,14 +443,20 @@ class Config:
         if key == "dqn" and self.environment.blocks > 1:
             raise BadInput("'blocks' needs the observation 'patchlight'")
         conditions = self.environment.conditions
-        errors = [self.environment.under(each).remaining_error for each in conditions]
+        errors = [
+            self.environment.under(each).remaining_error for each in conditions
+        ]
         if key == "policy_iteration" and any(errors):
-            raise BadInput("'policy-iteration' needs exact remaining times: no error of them")
+            raise BadInput(
+                "'policy-iteration' needs exact remaining times: no error of them"
+            )
 
     @property
     def settings(self) -> Afterstates | PolicyIteration | Dqn:
         """Those of its algorithm."""
-        found: Afterstates | PolicyIteration | Dqn = getattr(self, ALGORITHMS[self.algorithm])
+        found: Afterstates | PolicyIteration | Dqn = getattr(
+            self, ALGORITHMS[self.algorithm]
+        )
         return found
 
     def as_data(self) -> dict[str, Any]:
@@ -339,13 +498,17 @@ def parse_config(text: str, name: str = "config") -> Config:
 def with_conditions(config: Config, conditions: Sequence[str]) -> Config:
     """A configuration under other conditions; ``BadInput`` for what is none."""
     written = tuple(_condition(each) for each in conditions)
-    return replace(config, environment=replace(config.environment, conditions=written))
+    return replace(
+        config, environment=replace(config.environment, conditions=written)
+    )
 
 
 def with_start(config: Config, start: str) -> Config:
     """A configuration that begins with the weights of an earlier run."""
     if isinstance(config.settings, Dqn):
-        raise BadInput("the algorithm 'dqn' cannot start from the weights of another run")
+        raise BadInput(
+            "the algorithm 'dqn' cannot start from the weights of another run"
+        )
     key = ALGORITHMS[config.algorithm]
     changed: dict[str, Any] = {key: replace(config.settings, start=start)}
     return replace(config, **changed)
@@ -354,9 +517,15 @@ def with_start(config: Config, start: str) -> Config:
 def check(config: Config, degrees: tuple[int, ...]) -> None:
     """``BadInput`` if a teacher leaves a law out, or names a degree that this cluster lacks."""
     teacher = config.afterstates.teacher
-    missing = [law for law in dict.fromkeys(config.environment.laws) if law not in teacher]
+    missing = [
+        law
+        for law in dict.fromkeys(config.environment.laws)
+        if law not in teacher
+    ]
     if teacher and missing:
-        raise BadInput(f"the teacher has no degree for law {', '.join(missing)}")
+        raise BadInput(
+            f"the teacher has no degree for law {', '.join(missing)}"
+        )
     for name, degree in teacher.items():
         if isinstance(degree, int) and degree not in degrees:
             raise BadInput(

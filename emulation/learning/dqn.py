@@ -16,20 +16,36 @@ from torch import Tensor
 from torch.nn.functional import huber_loss
 
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.learner import Floats, Learner, RoundProgress, explored
-from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
+from patchlight.emulation.learning.learner import (
+    Floats,
+    Learner,
+    RoundProgress,
+    explored,
+)
+from patchlight.emulation.learning.pac_ml_agent import (
+    PacMlNetwork,
+    PacMlPlayer,
+)
 from patchlight.emulation.learning.vector_episodes import Finished
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
-_MOST, _SPREAD = 0.4, 7.0  # the first environment's exploration, and how far the others are from it
+_MOST = 0.4
+_SPREAD = 7.0  # the first environment's exploration, and how far the others are from it
 _LEAST_PRIORITY = 1e-6
 
 
 class Replay:
     """The latest ``size`` transitions, drawn by priority to the power of ``alpha``."""
 
-    def __init__(self, size: int, alpha: float, beta: float) -> None:
-        self._size, self._alpha, self._beta = size, alpha, beta
+    def __init__(
+        self,
+        size: int,
+        alpha: float,
+        beta: float,
+    ) -> None:
+        self._size = size
+        self._alpha = alpha
+        self._beta = beta
         self._columns: list[NDArray[Any]] = []
         self._weights = np.zeros(size)
         self._next = self.kept = 0
@@ -37,7 +53,9 @@ class Replay:
     def add(self, columns: Sequence[NDArray[Any]], errors: Floats) -> None:
         """Keep transitions, each a row of all ``columns``; the oldest give way."""
         if not self._columns:
-            self._columns = [np.zeros((self._size, *c.shape[1:]), c.dtype) for c in columns]
+            self._columns = [
+                np.zeros((self._size, *c.shape[1:]), c.dtype) for c in columns
+            ]
         rows = (self._next + np.arange(len(errors))) % self._size
         for kept, new in zip(self._columns, columns, strict=True):
             kept[rows] = new
@@ -54,7 +72,9 @@ class Replay:
     ) -> tuple[NDArray[np.intp], list[NDArray[Any]], Floats]:
         """Rows, their columns, and by how much each counts, at most 1."""
         sums = np.cumsum(self._weights[: self.kept])
-        rows = np.searchsorted(sums, rng.random(count) * sums[-1], side="right")
+        rows = np.searchsorted(
+            sums, rng.random(count) * sums[-1], side="right"
+        )
         rows = np.minimum(rows, self.kept - 1)
         least = self._weights[: self.kept].min()
         counts = (self._weights[rows] / least) ** -self._beta
@@ -64,17 +84,29 @@ class Replay:
 class DqnLearner(Learner):
     """Learns the values of degrees; rewards are 1 for an accepted job and −1 for another."""
 
-    def __init__(self, config: Config, scenarios: Sequence[Scenario], done: int = 0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        scenarios: Sequence[Scenario],
+        done: int = 0,
+    ) -> None:
         super().__init__(config, scenarios, done)
         self.settings = settings = config.dqn
-        assert isinstance(self.scorer, PacMlNetwork)  # The configuration saw to that.
+        # The configuration saw to that.
+        assert isinstance(self.scorer, PacMlNetwork)
         self._network = self.scorer
         self._target = copy.deepcopy(self.scorer)
         self._player = PacMlPlayer(self.scorer)
-        self.replay = Replay(settings.buffer_size, settings.alpha, settings.beta)
-        envs, actions = self.episodes.num_envs, self.episodes.layout.actions
-        self._epsilon = _MOST ** (1 + _SPREAD * np.arange(envs) / max(1, envs - 1))
-        self._actions = np.zeros(actions[-1] + 1, int)  # the action of a degree; others refuse
+        self.replay = Replay(
+            settings.buffer_size, settings.alpha, settings.beta
+        )
+        envs = self.episodes.num_envs
+        actions = self.episodes.layout.actions
+        self._epsilon = _MOST ** (
+            1 + _SPREAD * np.arange(envs) / max(1, envs - 1)
+        )
+        # The action of a degree; others refuse.
+        self._actions = np.zeros(actions[-1] + 1, int)
         self._actions[list(actions)] = np.arange(len(actions))
         self._due = self._since_target = 0
         for group in self.optimizer.param_groups:
@@ -82,7 +114,8 @@ class DqnLearner(Learner):
 
     def round(self) -> RoundProgress:
         """Plays ``n_steps`` decisions in every environment, then learns from as many."""
-        settings, losses = self.settings, list[float]()
+        settings = self.settings
+        losses = list[float]()
         finished = self._play()
         if self.replay.kept >= settings.learning_starts:
             self._due += settings.n_steps * self.episodes.num_envs
@@ -104,30 +137,48 @@ class DqnLearner(Learner):
 
     def _play(self) -> list[Finished]:
         """Decisions of all environments, into the memory; the episodes that ended."""
-        settings, episodes, means = self.settings, self.episodes, self._followed()
-        steps, envs = settings.n_steps, episodes.num_envs
-        rewards, over = np.zeros((steps, envs)), np.zeros((steps, envs), bool)
-        seen, degrees, finished = [], np.zeros((steps, envs), int), list[Finished]()
-        played, best, columns = *np.zeros((2, steps + 1, envs)), np.arange(envs)
+        settings = self.settings
+        episodes = self.episodes
+        means = self._followed()
+        steps = settings.n_steps
+        envs = episodes.num_envs
+        rewards = np.zeros((steps, envs))
+        over = np.zeros((steps, envs), bool)
+        seen = []
+        degrees = np.zeros((steps, envs), int)
+        finished = list[Finished]()
+        played, best, columns = (
+            *np.zeros((2, steps + 1, envs)),
+            np.arange(envs),
+        )
         with torch.no_grad():
             pooled = self._network.pooled()
         for step in range(steps + 1):
             seen.append(self._player.seen(episodes))
             with torch.no_grad():
-                values = self._network(*map(torch.from_numpy, seen[-1]), pooled).numpy()
+                values = self._network(
+                    *map(torch.from_numpy, seen[-1]), pooled
+                ).numpy()
             best[step] = values.max(axis=1)
             if step == steps:
                 break
-            degrees[step], _ = explored(values, values.argmax(axis=1), self._epsilon, self.rng)
+            degrees[step], _ = explored(
+                values,
+                values.argmax(axis=1),
+                self._epsilon,
+                self.rng,
+            )
             played[step] = values[columns, degrees[step]]
             scenario = episodes.scenario_of.copy()
             accepted, ended = episodes.step(self._actions[degrees[step]])
             means.beyond(accepted, scenario)
-            rewards[step], over[step] = np.where(accepted, 1.0, -1.0), episodes.episode_start
+            rewards[step] = np.where(accepted, 1.0, -1.0)
+            over[step] = episodes.episode_start
             finished += ended
         self.means += means.change
         graph, about = map(np.stack, zip(*seen, strict=True))
-        returns, discount = rewards.copy(), np.where(over, 0.0, settings.gamma)
+        returns = rewards.copy()
+        discount = np.where(over, 0.0, settings.gamma)
         after = np.arange(1, steps + 1)[:, None].repeat(envs, axis=1)
         for ahead in range(1, min(settings.multi_step, steps)):
             later = np.arange(ahead, steps)
@@ -135,7 +186,13 @@ class DqnLearner(Learner):
             returns[before] += discount[before] * rewards[later]
             after[before] += 1
             discount[before] *= np.where(over[later], 0.0, settings.gamma)
-        kept = [graph[:-1], about[:-1], degrees, returns, discount]
+        kept = [
+            graph[:-1],
+            about[:-1],
+            degrees,
+            returns,
+            discount,
+        ]
         kept += [graph[after, columns], about[after, columns]]
         rows = [each.reshape(-1, *each.shape[2:]) for each in kept]
         # By the values that it played by; the target network's come in when it learns from them.
@@ -147,17 +204,29 @@ class DqnLearner(Learner):
         """How far the values of what was done are from those that followed."""
         graph, about, degree, returns, discount, graph_after, about_after = row
         pooled = self._network.pooled()
-        found = self._network(graph, about, pooled).gather(1, degree.unsqueeze(1)).squeeze(1)
+        found = (
+            self._network(graph, about, pooled)
+            .gather(1, degree.unsqueeze(1))
+            .squeeze(1)
+        )
         with torch.no_grad():
-            best = self._network(graph_after, about_after, pooled).argmax(1, keepdim=True)
-            after = self._target(graph_after, about_after).gather(1, best).squeeze(1)
+            best = self._network(graph_after, about_after, pooled).argmax(
+                1, keepdim=True
+            )
+            after = (
+                self._target(graph_after, about_after)
+                .gather(1, best)
+                .squeeze(1)
+            )
         errors: Tensor = found - (returns + discount * after).float()
         return errors
 
     def _learn(self) -> float:
         """One gradient step."""
         settings = self.settings
-        rows, columns, counts = self.replay.draw(settings.batch_size, self.learning_rng)
+        rows, columns, counts = self.replay.draw(
+            settings.batch_size, self.learning_rng
+        )
         errors = self._errors(*map(torch.from_numpy, columns))
         each = huber_loss(errors, torch.zeros_like(errors), reduction="none")
         found = self._descend((torch.from_numpy(counts).float() * each).mean())

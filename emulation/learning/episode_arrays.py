@@ -9,7 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from patchlight.controller.policies.observation import RECENT_FEATURES, Array, recent_features
+from patchlight.controller.policies.observation import (
+    RECENT_FEATURES,
+    Array,
+    recent_features,
+)
 from patchlight.emulation.simulator.network.sharing import compiled
 from patchlight.emulation.simulator.ramp.ramp import Block, Ramp
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -28,10 +32,15 @@ class BlockTable:
     """
 
     def __init__(self, ramp: Ramp, sizes: Sequence[int]) -> None:
-        self.sizes, self.servers = tuple(sizes), ramp.shape.size
-        self.blocks: tuple[tuple[Block, ...], ...] = tuple(ramp.blocks(size) for size in sizes)
+        self.sizes = tuple(sizes)
+        self.servers = ramp.shape.size
+        self.blocks: tuple[tuple[Block, ...], ...] = tuple(
+            ramp.blocks(size) for size in sizes
+        )
         each = [block.servers for blocks in self.blocks for block in blocks]
-        self.members = np.array([server for servers in each for server in servers], np.int64)
+        self.members = np.array(
+            [server for servers in each for server in servers], np.int64
+        )
         self.first = np.cumsum([0, *map(len, each)]).astype(np.int64)
         self.begin = np.cumsum([0, *map(len, self.blocks)]).astype(np.int64)
 
@@ -45,13 +54,25 @@ class BlockTable:
         ``left_s`` E × servers is for how long each server is still busy.
         """
         found = np.empty((len(left_s), len(self.sizes)), np.int64)
-        _first_free(left_s, self.members, self.first, self.begin, found)
+        _first_free(
+            left_s,
+            self.members,
+            self.first,
+            self.begin,
+            found,
+        )
         return found
 
     def taken(self, needs: _Bools, chosen: _Ints) -> _Bools:
         """The servers, N × servers, of those ``chosen`` blocks that are needed, both N × sizes."""
         found = np.zeros((len(chosen), self.servers), bool)
-        _taken(needs, chosen, self.members, self.first, found)
+        _taken(
+            needs,
+            chosen,
+            self.members,
+            self.first,
+            found,
+        )
         return found
 
 
@@ -68,9 +89,15 @@ class BlockChoices:
         sizes = np.diff(table.first)
         is_member = np.zeros((len(sizes), table.servers), np.int64)
         is_member[np.repeat(np.arange(len(sizes)), sizes), table.members] = 1
-        self._takes = np.where(is_member @ is_member.T > 0, sizes, 0)  # from each other block
+        # From each other block.
+        self._takes = np.where(is_member @ is_member.T > 0, sizes, 0)
 
-    def of(self, left_s: _Floats, first: _Ints, wanted: _Bools) -> _Ints:
+    def of(
+        self,
+        left_s: _Floats,
+        first: _Ints,
+        wanted: _Bools,
+    ) -> _Ints:
         """Of each size these free blocks, E × count × sizes, −1 where there are no more.
 
         ``left_s`` as for ``BlockTable.first_free``, ``first`` what that found. Others are found
@@ -79,11 +106,22 @@ class BlockChoices:
         table = self._table
         found = np.full((len(first), len(self.others) + 1, first.shape[1]), -1)
         found[:, 0] = first
-        _least_harmful(left_s, table.members, table.first, table.begin, self._takes, wanted, found)
+        _least_harmful(
+            left_s,
+            table.members,
+            table.first,
+            table.begin,
+            self._takes,
+            wanted,
+            found,
+        )
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class EpisodeJobs:
     """The jobs of one episode as columns; of the last ones some may not be decided on."""
 
@@ -100,7 +138,9 @@ class EpisodeJobs:
         """Of the episode with this seed; ``BadInput`` if it has none to decide on."""
         jobs = scenario.jobs(seed)
         if not jobs or jobs[0].arrived_s >= scenario.horizon_s:
-            raise BadInput(f"the episode with seed {seed} has no job to decide on")
+            raise BadInput(
+                f"the episode with seed {seed} has no job to decide on"
+            )
         return cls(
             np.array([job.graph for job in jobs]),
             np.array([job.requirement for job in jobs]),
@@ -122,15 +162,26 @@ class JobColumns:
     Episodes have the seeds from ``first_seed`` on, and ``scenarios`` take turns.
     """
 
-    def __init__(self, scenarios: Sequence[Scenario], num_envs: int, first_seed: int) -> None:
-        self._scenarios, self._next_seed = scenarios, first_seed
-        self.scenario_of, self.seed_of = np.zeros(num_envs, int), np.zeros(num_envs, int)
+    def __init__(
+        self,
+        scenarios: Sequence[Scenario],
+        num_envs: int,
+        first_seed: int,
+    ) -> None:
+        self._scenarios = scenarios
+        self._next_seed = first_seed
+        self.scenario_of = np.zeros(num_envs, int)
+        self.seed_of = np.zeros(num_envs, int)
         self.jobs = [self._drawn(env) for env in range(num_envs)]
         longest = max(len(jobs.graph) for jobs in self.jobs) + 1
-        self.arrived_s, self.beta = np.zeros((num_envs, longest)), np.zeros((num_envs, longest))
+        self.arrived_s = np.zeros((num_envs, longest))
+        self.beta = np.zeros((num_envs, longest))
         self.graph = np.zeros((num_envs, longest), int)
-        self.recent = np.zeros((num_envs, longest + 1, RECENT_FEATURES), np.float32)
-        self.decisions, self.horizon_s = np.zeros(num_envs, int), np.zeros(num_envs)
+        self.recent = np.zeros(
+            (num_envs, longest + 1, RECENT_FEATURES), np.float32
+        )
+        self.decisions = np.zeros(num_envs, int)
+        self.horizon_s = np.zeros(num_envs)
         self._load(range(num_envs))
 
     def draw(self, envs: Sequence[int]) -> None:
@@ -140,9 +191,11 @@ class JobColumns:
         self._load(envs)
 
     def _drawn(self, env: int) -> "EpisodeJobs":
-        seed, self._next_seed = self._next_seed, self._next_seed + 1
+        seed = self._next_seed
+        self._next_seed = self._next_seed + 1
         which = seed % len(self._scenarios)
-        self.scenario_of[env], self.seed_of[env] = which, seed
+        self.scenario_of[env] = which
+        self.seed_of[env] = seed
         return EpisodeJobs.of(self._scenarios[which], seed)
 
     def _load(self, envs: Iterable[int]) -> None:
@@ -170,7 +223,13 @@ def _widened(array: NDArray, columns: int) -> NDArray:  # type: ignore[type-arg]
 
 
 @compiled
-def _first_free(left_s: _Floats, members: _Ints, first: _Ints, begin: _Ints, out: _Ints) -> None:
+def _first_free(
+    left_s: _Floats,
+    members: _Ints,
+    first: _Ints,
+    begin: _Ints,
+    out: _Ints,
+) -> None:
     for env in range(len(left_s)):
         for size in range(out.shape[1]):
             out[env, size] = -1
@@ -195,8 +254,10 @@ def _least_harmful(
     wanted: _Bools,
     out: _Ints,
 ) -> None:
-    most, free = len(first) - 1, np.zeros(len(first) - 1, np.int64)
-    left, harm = np.zeros(most, np.bool_), np.zeros(most, np.int64)
+    most = len(first) - 1
+    free = np.zeros(len(first) - 1, np.int64)
+    left = np.zeros(most, np.bool_)
+    harm = np.zeros(most, np.int64)
     for env in range(len(left_s)):
         count = 0
         for size in range(out.shape[2]):
@@ -232,7 +293,13 @@ def _least_harmful(
 
 
 @compiled
-def _taken(needs: _Bools, chosen: _Ints, members: _Ints, first: _Ints, out: _Bools) -> None:
+def _taken(
+    needs: _Bools,
+    chosen: _Ints,
+    members: _Ints,
+    first: _Ints,
+    out: _Bools,
+) -> None:
     for row in range(len(chosen)):
         for size in range(chosen.shape[1]):
             block = chosen[row, size]

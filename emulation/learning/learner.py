@@ -15,14 +15,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from patchlight.emulation.learning.config import Config, Dqn
-from patchlight.emulation.learning.network import MeanScorer, OptionScorer, begin_with
-from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
-from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes, layout_of
+from patchlight.emulation.learning.network import (
+    MeanScorer,
+    OptionScorer,
+    begin_with,
+)
+from patchlight.emulation.learning.pac_ml_agent import (
+    PacMlNetwork,
+    PacMlPlayer,
+)
+from patchlight.emulation.learning.vector_episodes import (
+    Finished,
+    VectorEpisodes,
+    layout_of,
+)
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 Floats = NDArray[np.float64]
 # How fast the mean reward of each scenario is followed, and what it is taken for at first.
-_MEAN_RATE, _YOUNG, _FIRST_MEAN = 0.002, 30.0, 0.88
+_MEAN_RATE = 0.002
+_YOUNG = 30.0
+_FIRST_MEAN = 0.88
 
 
 class AfterstatePlayer:
@@ -49,11 +62,19 @@ class AfterstatePlayer:
         found[rows] = self.scorer.discount * value + (rows % actions > 0)
         return found.reshape(count, actions)
 
-    def taken(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.generic], ...]:
+    def taken(
+        self, actions: NDArray[np.intp]
+    ) -> tuple[NDArray[np.generic], ...]:
         """What the network sees of the clusters that these actions leave behind, E × …"""
         each = len(self._rows) // len(actions)
-        rows = torch.from_numpy(self._rows[np.arange(len(actions)) * each + actions])
-        return (self.scorer.value.seen(*(array[rows] for array in self._inputs)).numpy(),)
+        rows = torch.from_numpy(
+            self._rows[np.arange(len(actions)) * each + actions]
+        )
+        return (
+            self.scorer.value.seen(
+                *(array[rows] for array in self._inputs)
+            ).numpy(),
+        )
 
     def predict(self, seen: Tensor) -> Tensor:
         """The value of each cluster."""
@@ -63,7 +84,9 @@ class AfterstatePlayer:
 Player: TypeAlias = AfterstatePlayer | PacMlPlayer
 
 
-def network_of(config: Config, scenario: Scenario) -> OptionScorer | PacMlNetwork:
+def network_of(
+    config: Config, scenario: Scenario
+) -> OptionScorer | PacMlNetwork:
     """The network that a configuration asks for, before any training."""
     layout = layout_of(scenario)
     if config.network.observation == "pac-ml":
@@ -91,16 +114,29 @@ def play(
 
     ``counts`` is increased by how often each action was taken.
     """
-    episodes = VectorEpisodes([scenario], seeds, first_seed, blocks=blocks)
-    members = list(network.members) if isinstance(network, MeanScorer) else [network]
+    episodes = VectorEpisodes(
+        [scenario],
+        seeds,
+        first_seed,
+        blocks=blocks,
+    )
+    members = (
+        list(network.members) if isinstance(network, MeanScorer) else [network]
+    )
     players = [player_of(member) for member in members]
     found: dict[int, float] = {}
     while len(found) < seeds:
-        scores = np.stack([player.scores(episodes) for player in players], axis=-1)
+        scores = np.stack(
+            [player.scores(episodes) for player in players], axis=-1
+        )
         if isinstance(network, MeanScorer):
-            weights = network.weights(torch.from_numpy(episodes.recent)).numpy()[:, None]
+            weights = network.weights(
+                torch.from_numpy(episodes.recent)
+            ).numpy()[:, None]
             # Where nothing can succeed, all scores are minus infinity.
-            scores = np.where(weights > 0, scores, 0.0) * np.maximum(weights, 1e-9)
+            scores = np.where(weights > 0, scores, 0.0) * np.maximum(
+                weights, 1e-9
+            )
         actions = scores.sum(axis=-1).argmax(axis=1)
         if counts is not None:
             counts += np.bincount(actions, minlength=len(counts))
@@ -109,7 +145,10 @@ def play(
     return [found[seed] for seed in range(first_seed, first_seed + seeds)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class RoundProgress:
     """One round of learning: its mean error, the part of the latest jobs that was blocked on
     arrival, and the episodes that ended in it.
@@ -127,17 +166,22 @@ class MeanRewards:
     """
 
     def __init__(self, means: Floats, played: int) -> None:
-        self.before, self.means = means, means.copy()
+        self.before = means
+        self.means = means.copy()
         self._played = played
 
-    def beyond(self, gained: NDArray[Any], scenario: NDArray[np.intp]) -> Floats:
+    def beyond(
+        self, gained: NDArray[Any], scenario: NDArray[np.intp]
+    ) -> Floats:
         """The rewards of one decision in each environment, beyond their scenarios' means."""
         found: Floats = gained - self.means[scenario]
         self._played += 1
         rate = max(_MEAN_RATE, 1 / (_YOUNG + self._played))
         for each in range(len(self.means)):
             if (mine := scenario == each).any():
-                self.means[each] += rate * (gained[mine].mean() - self.means[each])
+                self.means[each] += rate * (
+                    gained[mine].mean() - self.means[each]
+                )
         return found
 
     @property
@@ -147,7 +191,10 @@ class MeanRewards:
 
 
 def explored(
-    scores: Floats, actions: NDArray[np.intp], epsilon: float | Floats, rng: np.random.Generator
+    scores: Floats,
+    actions: NDArray[np.intp],
+    epsilon: float | Floats,
+    rng: np.random.Generator,
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """``actions``, each with chance ``epsilon`` replaced by any allowed one; which are, E each.
 
@@ -165,22 +212,39 @@ class Learner:
     the decisions so far, of which ``done`` came before a resumption.
     """
 
-    def __init__(self, config: Config, scenarios: Sequence[Scenario], done: int = 0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        scenarios: Sequence[Scenario],
+        done: int = 0,
+    ) -> None:
         self.config = config
-        environment, settings = config.environment, config.settings
+        environment = config.environment
+        settings = config.settings
         torch.manual_seed(config.seed)
         self.scorer = network_of(config, scenarios[0])
         if not isinstance(settings, Dqn) and settings.start:
-            assert isinstance(self.scorer, OptionScorer)  # The configuration saw to that.
+            # The configuration saw to that.
+            assert isinstance(self.scorer, OptionScorer)
             begin_with(self.scorer, settings.start)
         self.average = copy.deepcopy(self.scorer)
-        self.optimizer = torch.optim.Adam(self.scorer.parameters(), lr=1e-3, fused=True)
+        self.optimizer = torch.optim.Adam(
+            self.scorer.parameters(),
+            lr=1e-3,
+            fused=True,
+        )
         self.means = np.full(len(scenarios), _FIRST_MEAN)
         self.steps = done
         # Episodes already used are not drawn again after a resumption.
-        first = environment.first_seed + 2 * (done // 1000 + (done > 0) * environment.num_envs)
+        first = environment.first_seed + 2 * (
+            done // 1000 + (done > 0) * environment.num_envs
+        )
         self.episodes = VectorEpisodes(
-            scenarios, environment.num_envs, first, staggered=True, blocks=environment.blocks
+            scenarios,
+            environment.num_envs,
+            first,
+            staggered=True,
+            blocks=environment.blocks,
         )
         self.rng = np.random.default_rng([config.seed, done])
         self.learning_rng = np.random.default_rng([config.seed, done, 1])

@@ -28,7 +28,11 @@ from patchlight.controller.policies.observation import (
 )
 from patchlight.emulation.learning.config import Config, Network, read_config
 from patchlight.emulation.learning.episode_arrays import EpisodeJobs
-from patchlight.emulation.learning.run_folder import CHECKPOINT, CONFIG, read_checkpoint
+from patchlight.emulation.learning.run_folder import (
+    CHECKPOINT,
+    CONFIG,
+    read_checkpoint,
+)
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
@@ -37,8 +41,11 @@ from patchlight.testbed.errors import BadInput
 IMPOSSIBLE = -1e6
 Likeness = Sequence[tuple[float, float]]
 """Of jobs under a condition, what ``_likeness`` says of them: each with its mean and deviation."""
-_SEEDS, _LEAST = 8, 0.02  # episodes that are looked at; what differs by less is alike
-_FARTHER = 1.5  # deviations of the time between jobs count as one of anything else
+_SEEDS = 8
+_LEAST = 0.02  # episodes that are looked at; what differs by less is alike
+_FARTHER = (
+    1.5  # deviations of the time between jobs count as one of anything else
+)
 
 
 class ClusterValue(nn.Module):
@@ -53,7 +60,9 @@ class ClusterValue(nn.Module):
     def __init__(self, layout: ObservationLayout, network: Network) -> None:
         super().__init__()
         # A little more, so that a job that ends as the next one comes counts as gone.
-        self.register_buffer("busy_after", torch.tensor(network.busy_after_ks).float() + 1e-3)
+        self.register_buffer(
+            "busy_after", torch.tensor(network.busy_after_ks).float() + 1e-3
+        )
         self._order = self.busy_after.argsort()
         self._looked_up: tuple[Tensor, Tensor] | None = None
         self.layout = layout
@@ -86,7 +95,9 @@ class ClusterValue(nn.Module):
         busy = torch.searchsorted(after, remaining.contiguous())
         servers = remaining.shape[-1]
         rows = busy * servers + torch.arange(servers)
-        shown = embedding_bag(rows, self._sums(first.weight, servers), mode="sum")
+        shown = embedding_bag(
+            rows, self._sums(first.weight, servers), mode="sum"
+        )
         told = first.weight[:, len(self.busy_after) * servers :]
         shown += torch.addmm(first.bias, self._known(recent), told.T)
         found: Tensor = self.layers[1:](shown)
@@ -97,9 +108,14 @@ class ClusterValue(nn.Module):
 
         To look such sums up takes a fifth of the time of multiplying.
         """
-        if self._looked_up is None or not torch.equal(weight, self._looked_up[0]):
-            times, width = len(self.busy_after), len(weight)
-            each = weight.T[: times * servers].reshape(times, servers, width)[self._order]
+        if self._looked_up is None or not torch.equal(
+            weight, self._looked_up[0]
+        ):
+            times = len(self.busy_after)
+            width = len(weight)
+            each = weight.T[: times * servers].reshape(times, servers, width)[
+                self._order
+            ]
             sums = torch.zeros(times + 1, servers, width)
             torch.cumsum(each, 0, out=sums[1:])
             self._looked_up = weight.detach().clone(), sums.view(-1, width)
@@ -108,7 +124,9 @@ class ClusterValue(nn.Module):
     def seen(self, remaining: Tensor, recent: Tensor) -> Tensor:
         """The numbers that the value is made of."""
         after = self._after(recent)
-        shown = (remaining.unsqueeze(-2) > after.unsqueeze(-1)).float().flatten(-2)
+        shown = (
+            (remaining.unsqueeze(-2) > after.unsqueeze(-1)).float().flatten(-2)
+        )
         return torch.cat([shown, self._known(recent)], dim=-1)
 
     def _after(self, recent: Tensor) -> Tensor:
@@ -119,10 +137,17 @@ class ClusterValue(nn.Module):
 
     def _known(self, recent: Tensor) -> Tensor:
         """What recent jobs tell, without units."""
-        capacity = (recent[..., INTERVAL : INTERVAL + 1] * self.layout.servers).clamp(min=1e-6)
-        told = [recent[..., : RECENT_BINS + 2], recent[..., WORK : WORK + 1] / capacity]
+        capacity = (
+            recent[..., INTERVAL : INTERVAL + 1] * self.layout.servers
+        ).clamp(min=1e-6)
+        told = [
+            recent[..., : RECENT_BINS + 2],
+            recent[..., WORK : WORK + 1] / capacity,
+        ]
         told.append(recent[..., COUNTED : COUNTED + 1])
-        told.append(recent[..., WORK_DEVIATION : WORK_DEVIATION + 1] / capacity)
+        told.append(
+            recent[..., WORK_DEVIATION : WORK_DEVIATION + 1] / capacity
+        )
         told.append(recent[..., UNEVENNESS : UNEVENNESS + 1])
         return torch.cat(told, dim=-1).clamp(max=10.0)
 
@@ -133,7 +158,12 @@ class OptionScorer(nn.Module):
     inputs = ("remaining", "mask", "recent")
     """The arrays of an observation that it looks at."""
 
-    def __init__(self, layout: ObservationLayout, network: Network, discount: float) -> None:
+    def __init__(
+        self,
+        layout: ObservationLayout,
+        network: Network,
+        discount: float,
+    ) -> None:
         super().__init__()
         # To a larger cluster as many more jobs come, for each of which a free server counts.
         self.discount = discount * layout.servers / PAC_ML_SHAPE.size
@@ -141,12 +171,15 @@ class OptionScorer(nn.Module):
 
     def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
         """Scores, batch × actions; ``IMPOSSIBLE`` where the mask is 0."""
-        remaining, mask = seen["remaining"], seen["mask"]
+        remaining = seen["remaining"]
+        mask = seen["mask"]
         actions = remaining.shape[-2]
         recent = seen["recent"].unsqueeze(-2).expand(-1, actions, -1)
         scores = self.discount * self.value(remaining, recent)
         scores = scores + (torch.arange(actions) > 0).float()
-        return torch.where(mask > 0, scores, torch.full_like(scores, IMPOSSIBLE))
+        return torch.where(
+            mask > 0, scores, torch.full_like(scores, IMPOSSIBLE)
+        )
 
 
 class MeanScorer(nn.Module):
@@ -181,7 +214,10 @@ class NearestScorer(MeanScorer):
     shares: Tensor
 
     def __init__(
-        self, members: Sequence[OptionScorer], likenesses: Sequence[Likeness], shares: Tensor
+        self,
+        members: Sequence[OptionScorer],
+        likenesses: Sequence[Likeness],
+        shares: Tensor,
     ) -> None:
         super().__init__(members)
         told = torch.tensor(likenesses, dtype=torch.float32)
@@ -204,20 +240,36 @@ def _likeness(recent: Tensor, servers: int) -> Tensor:
     """What jobs are like, … × 4: the logarithm of the time between two, the work that comes over
     what the servers do meanwhile, the deviation of work over its mean, how unevenly jobs come.
     """
-    work, interval = recent[..., WORK], recent[..., INTERVAL].clamp(min=1e-6)
+    work = recent[..., WORK]
+    interval = recent[..., INTERVAL].clamp(min=1e-6)
     load = work / (interval * servers)
     spread = recent[..., WORK_DEVIATION] / work.clamp(min=1e-6)
-    told = [interval.log(), load, spread, recent[..., UNEVENNESS]]
+    told = [
+        interval.log(),
+        load,
+        spread,
+        recent[..., UNEVENNESS],
+    ]
     return torch.stack(told, -1).clamp(-10.0, 10.0)
 
 
-def likeness_of(scenario: Scenario, layout: ObservationLayout, first_seed: int) -> Likeness:
+def likeness_of(
+    scenario: Scenario,
+    layout: ObservationLayout,
+    first_seed: int,
+) -> Likeness:
     """What the jobs of a scenario are like: mean and deviation over some episodes."""
-    seen = [EpisodeJobs.of(scenario, first_seed + n).recent for n in range(_SEEDS)]
+    seen = [
+        EpisodeJobs.of(scenario, first_seed + n).recent for n in range(_SEEDS)
+    ]
     # Once there are as many recent jobs as are counted; of a short episode at its end.
-    rows = np.concatenate([each[-max(1, len(each) - RECENT_JOBS) :] for each in seen])
+    rows = np.concatenate(
+        [each[-max(1, len(each) - RECENT_JOBS) :] for each in seen]
+    )
     told = _likeness(torch.from_numpy(rows), layout.servers).double()
-    return [(float(each.mean()), float(each.std(correction=0))) for each in told.T]
+    return [
+        (float(each.mean()), float(each.std(correction=0))) for each in told.T
+    ]
 
 
 def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
@@ -226,16 +278,22 @@ def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
     return read_config(folder / CONFIG), kept
 
 
-def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, ObservationLayout]:
+def scorer_of(
+    config: Config, kept: dict[str, Any]
+) -> tuple[OptionScorer, ObservationLayout]:
     """The scorer that a checkpoint holds, and the layout it is for.
 
     ``BadInput`` for a network with PAC-ML's observation, and for a checkpoint of another network.
     """
     if not config.network.has_model:
-        raise BadInput(f"{config.name!r} learned by PAC-ML's observation, which has no models")
+        raise BadInput(
+            f"{config.name!r} learned by PAC-ML's observation, which has no models"
+        )
     with of_this_network(f"the checkpoint of {config.name!r}"):
         groups, racks, servers = kept["ramp"]
-        layout = ObservationLayout((groups, racks, servers), tuple(kept["degrees"]))
+        layout = ObservationLayout(
+            (groups, racks, servers), tuple(kept["degrees"])
+        )
         scorer = OptionScorer(layout, config.network, float(kept["discount"]))
         scorer.load_state_dict(kept["average"])
     return scorer, layout

@@ -19,7 +19,12 @@ from patchlight.emulation.learning.config import Network
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
-_NODE, _EDGE, _MESSAGE, _DEEP, _GRAPH, _HEAD = 5, 2, 16, 64, 8, 256
+_NODE = 5
+_EDGE = 2
+_MESSAGE = 16
+_DEEP = 64
+_GRAPH = 8
+_HEAD = 256
 _ABOUT = 17
 
 
@@ -34,20 +39,37 @@ class TrainingGraphs:
     """
 
     def __init__(self, workloads: Workloads) -> None:
-        nodes, edges, source, target, owner, about = [], [], [], [], [], []
+        nodes = []
+        edges = []
+        source = []
+        target = []
+        owner = []
+        about = []
         first = 0
         for number, graph in enumerate(workloads.training):
             ends = np.array(graph.edges)
-            outputs = [each.activation_bytes for each in graph.forward.operations]
-            size = _beside_largest(np.array(outputs, float)[ends[:, 0] % graph.half])
-            compute, memory = map(_beside_largest, (graph.compute_ms, graph.memory_bytes))
+            outputs = [
+                each.activation_bytes for each in graph.forward.operations
+            ]
+            size = _beside_largest(
+                np.array(outputs, float)[ends[:, 0] % graph.half]
+            )
+            compute, memory = map(
+                _beside_largest, (graph.compute_ms, graph.memory_bytes)
+            )
             compute[:, 1] = 0
             step = nx.DiGraph(graph.edges)
             step.add_nodes_from(range(len(compute)))
-            first_one = min(node for node, parents in step.in_degree if not parents)
+            first_one = min(
+                node for node, parents in step.in_degree if not parents
+            )
             away = nx.single_source_shortest_path_length(step, first_one)
-            depth = np.array([1 + away.get(each, -1) for each in range(len(compute))])
-            nodes.append(np.column_stack([compute, memory, depth / max(1, depth.max())]))
+            depth = np.array(
+                [1 + away.get(each, -1) for each in range(len(compute))]
+            )
+            nodes.append(
+                np.column_stack([compute, memory, depth / max(1, depth.max())])
+            )
             edges.append(size)
             source.append(ends[:, 0] + first)
             target.append(ends[:, 1] + first)
@@ -57,25 +79,45 @@ class TrainingGraphs:
             totals += [graph.memory_bytes.sum(), graph.activation_edges_bytes]
             shares = (compute[:, 0], memory[:, 0], size[:, 0])
             about.append(
-                [*totals, 1.0, *(f(each) for each in shares for f in (np.mean, np.median))]
+                [
+                    *totals,
+                    1.0,
+                    *(
+                        f(each)
+                        for each in shares
+                        for f in (np.mean, np.median)
+                    ),
+                ]
             )
-        self.nodes, self.edges = _tensor(np.concatenate(nodes)), _tensor(np.concatenate(edges))
+        self.nodes = _tensor(np.concatenate(nodes))
+        self.edges = _tensor(np.concatenate(edges))
         self.source, self.target = (
             torch.from_numpy(np.concatenate(each)) for each in (source, target)
         )
         self.owner = torch.from_numpy(np.concatenate(owner))
         found = np.array(about)
-        least, most = found[:, :5].min(axis=0), found[:, :5].max(axis=0)
+        least = found[:, :5].min(axis=0)
+        most = found[:, :5].max(axis=0)
         # Their upper limits: three times the edges, and the sizes of a graph with every edge.
-        most *= [1, 3, 1, 1, most[0] * (most[0] - 1) / 2]
-        found[:, :5] = (found[:, :5] - least) / np.where(most > least, most - least, 1.0)
+        most *= [
+            1,
+            3,
+            1,
+            1,
+            most[0] * (most[0] - 1) / 2,
+        ]
+        found[:, :5] = (found[:, :5] - least) / np.where(
+            most > least, most - least, 1.0
+        )
         found[:, :5][:, most <= least] = 1.0
         self.about: Array = found.astype(np.float32)
 
 
 def _beside_largest(values: NDArray[np.float64]) -> NDArray[np.float64]:
     most = float(values.max()) or 1.0
-    return np.column_stack([values / most, np.arange(len(values)) == values.argmax()])
+    return np.column_stack(
+        [values / most, np.arange(len(values)) == values.argmax()]
+    )
 
 
 def _tensor(values: NDArray[np.float64]) -> Tensor:
@@ -89,8 +131,12 @@ class _MeanPool(nn.Module):
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
-        self.node = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, _MESSAGE), nn.ReLU())
-        self.edge = nn.Sequential(nn.LayerNorm(_EDGE), nn.Linear(_EDGE, _MESSAGE), nn.ReLU())
+        self.node = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, _MESSAGE), nn.ReLU()
+        )
+        self.edge = nn.Sequential(
+            nn.LayerNorm(_EDGE), nn.Linear(_EDGE, _MESSAGE), nn.ReLU()
+        )
         self.out = nn.Sequential(
             nn.LayerNorm(2 * _MESSAGE), nn.Linear(2 * _MESSAGE, out), nn.ReLU()
         )
@@ -98,10 +144,14 @@ class _MeanPool(nn.Module):
     def forward(self, state: Tensor, graphs: TrainingGraphs) -> Tensor:
         """Nodes × width → nodes × out."""
         node = self.node(state)
-        message = self.out(torch.cat([node[graphs.source], self.edge(graphs.edges)], dim=-1))
+        message = self.out(
+            torch.cat([node[graphs.source], self.edge(graphs.edges)], dim=-1)
+        )
         total = self.out(torch.cat([node, torch.zeros_like(node)], dim=-1))
         total = total.index_add(0, graphs.target, message)
-        count = torch.bincount(graphs.target, minlength=len(state)).unsqueeze(-1)
+        count = torch.bincount(graphs.target, minlength=len(state)).unsqueeze(
+            -1
+        )
         found: Tensor = total / (count + 1) * (count > 0)
         return found
 
@@ -112,20 +162,36 @@ class PacMlNetwork(nn.Module):
     With ``graph_width`` 0 of the configuration the graph is left out, all else is as it was.
     """
 
-    def __init__(self, layout: ObservationLayout, network: Network, workloads: Workloads) -> None:
+    def __init__(
+        self,
+        layout: ObservationLayout,
+        network: Network,
+        workloads: Workloads,
+    ) -> None:
         super().__init__()
         self.graphs = TrainingGraphs(workloads)
         outputs = layout.degrees[-1] + 1
-        known, width = _ABOUT + outputs, _GRAPH
+        known = _ABOUT + outputs
+        width = _GRAPH
         self.rounds = nn.ModuleList()
         if network.graph_width:
-            wide = [_NODE, *[_DEEP] * (network.graph_rounds - 1), network.graph_width]
+            wide = [
+                _NODE,
+                *[_DEEP] * (network.graph_rounds - 1),
+                network.graph_width,
+            ]
             self.rounds.extend(_MeanPool(a, b) for a, b in pairwise(wide))
             width += network.graph_width
-        self.about = nn.Sequential(nn.LayerNorm(known), nn.Linear(known, _GRAPH))
+        self.about = nn.Sequential(
+            nn.LayerNorm(known), nn.Linear(known, _GRAPH)
+        )
         self.shared = nn.Sequential(nn.Linear(width, _HEAD), nn.ReLU())
-        self.value = nn.Sequential(nn.Linear(_HEAD, _HEAD), nn.ReLU(), nn.Linear(_HEAD, 1))
-        self.better = nn.Sequential(nn.Linear(_HEAD, _HEAD), nn.ReLU(), nn.Linear(_HEAD, outputs))
+        self.value = nn.Sequential(
+            nn.Linear(_HEAD, _HEAD), nn.ReLU(), nn.Linear(_HEAD, 1)
+        )
+        self.better = nn.Sequential(
+            nn.Linear(_HEAD, _HEAD), nn.ReLU(), nn.Linear(_HEAD, outputs)
+        )
         # RLlib's initial weights: at the authors' learning rate they hardly move away from them.
         for layer in (*self.shared, *self.value, *self.better):
             if isinstance(layer, nn.Linear):
@@ -134,7 +200,12 @@ class PacMlNetwork(nn.Module):
         first = self.shared[0]
         assert isinstance(first, nn.Linear)
         with torch.no_grad():
-            nn.init.normal_(first.weight).div_(first.weight.norm(dim=1, keepdim=True))
+            nn.init.normal_(first.weight).div_(
+                first.weight.norm(
+                    dim=1,
+                    keepdim=True,
+                )
+            )
 
     def pooled(self) -> Tensor:
         """The mean state of each graph's nodes, G × width; without a graph network G × 0."""
@@ -143,18 +214,29 @@ class PacMlNetwork(nn.Module):
             state = each(state, self.graphs)
         count = torch.bincount(self.graphs.owner).unsqueeze(-1)
         state = state if len(self.rounds) else state[:, :0]
-        sums = torch.zeros(len(count), state.shape[-1]).index_add(0, self.graphs.owner, state)
+        sums = torch.zeros(len(count), state.shape[-1]).index_add(
+            0, self.graphs.owner, state
+        )
         return sums / count
 
-    def forward(self, graph: Tensor, about: Tensor, pooled: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        graph: Tensor,
+        about: Tensor,
+        pooled: Tensor | None = None,
+    ) -> Tensor:
         """``graph`` N, ``about`` N × features → N × degrees from 0 on.
 
         ``pooled`` saves computing it while the weights stay as they are.
         """
         pooled = self.pooled() if pooled is None else pooled
-        seen = self.shared(torch.cat([self.about(about), pooled[graph]], dim=-1))
+        seen = self.shared(
+            torch.cat([self.about(about), pooled[graph]], dim=-1)
+        )
         better = self.better(seen)
-        found: Tensor = self.value(seen) + better - better.mean(-1, keepdim=True)
+        found: Tensor = (
+            self.value(seen) + better - better.mean(-1, keepdim=True)
+        )
         return found
 
 
@@ -170,18 +252,24 @@ class PacMlPlayer:
 
     def seen(self, episodes: VectorEpisodes) -> tuple[NDArray[np.intp], Array]:
         """The job's graph, E, and the vector about job and cluster, E × (17 + outputs)."""
-        degrees, outputs = episodes.layout.degrees, episodes.layout.degrees[-1] + 1
+        degrees = episodes.layout.degrees
+        outputs = episodes.layout.degrees[-1] + 1
         about = np.zeros((episodes.num_envs, _ABOUT + outputs), np.float32)
         known = self.network.graphs.about[episodes.graph]
-        about[:, :3], about[:, 6:15] = known[:, :3], known[:, 3:]
+        about[:, :3] = known[:, :3]
+        about[:, 6:15] = known[:, 3:]
         low, high = self._scaled(episodes)
         requests = np.stack([episodes.limit_s, episodes.beta])
-        about[:, 3:5] = ((requests - low) / np.where(high > low, high - low, 1.0)).T
+        about[:, 3:5] = (
+            (requests - low) / np.where(high > low, high - low, 1.0)
+        ).T
         about[:, 5] = episodes.beta
         about[:, 15] = 1 - episodes.free / episodes.layout.servers
         about[:, 16] = episodes.running / episodes.layout.servers
         about[:, _ABOUT] = 1
-        about[:, _ABOUT + np.array(degrees)] = np.array(degrees) <= episodes.free[:, None]
+        about[:, _ABOUT + np.array(degrees)] = (
+            np.array(degrees) <= episodes.free[:, None]
+        )
         return episodes.graph.copy(), about
 
     def _scaled(self, episodes: VectorEpisodes) -> NDArray[np.float64]:
@@ -204,9 +292,16 @@ class PacMlPlayer:
         The graph network is that of the first call.
         """
         with torch.no_grad():
-            self._pooled = self.network.pooled() if self._pooled is None else self._pooled
+            self._pooled = (
+                self.network.pooled() if self._pooled is None else self._pooled
+            )
             seen = map(torch.from_numpy, self.seen(episodes))
             found = self.network(*seen, self._pooled).numpy()
         columns = np.array(episodes.layout.actions)
-        refusing = np.delete(found, columns[1:], axis=1).max(axis=1, keepdims=True)
-        return np.concatenate([refusing, found[:, columns[1:]]], axis=1).astype(np.float64)
+        refusing = np.delete(found, columns[1:], axis=1).max(
+            axis=1,
+            keepdims=True,
+        )
+        return np.concatenate(
+            [refusing, found[:, columns[1:]]], axis=1
+        ).astype(np.float64)

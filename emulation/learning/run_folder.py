@@ -17,8 +17,10 @@ import torch
 
 from patchlight.testbed.errors import BadInput, reason
 
-CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
-PROGRESS, TENSORBOARD = "progress.csv", "tensorboard"
+CHECKPOINT = "checkpoint.pt"
+CONFIG = "config.json"
+PROGRESS = "progress.csv"
+TENSORBOARD = "tensorboard"
 SAID_EVERY_S = 15.0
 KEPT_EVERY_S = 60.0
 
@@ -29,10 +31,17 @@ class RunFolder:
     ``before_s`` were spent in earlier sittings.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], may_change: str) -> None:
-        self.path, self._may_change = path, may_change
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        may_change: str,
+    ) -> None:
+        self.path = path
+        self._may_change = may_change
         self._config = json.dumps(config, sort_keys=True)
-        self.before_s, self._is_resumed = 0.0, False
+        self.before_s = 0.0
+        self._is_resumed = False
 
     def resume(self) -> dict[str, Any]:
         """The checkpoint to go on from; ``BadInput`` if there is none of this configuration."""
@@ -42,7 +51,8 @@ class RunFolder:
                 f"the checkpoint in {self.path} is of another configuration",
                 hint=f"only {self._may_change} may change; else begin in a new folder",
             )
-        self.before_s, self._is_resumed = float(kept["wall_s"]), True
+        self.before_s = float(kept["wall_s"])
+        self._is_resumed = True
         return kept
 
     def check(self) -> None:
@@ -55,7 +65,10 @@ class RunFolder:
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Make the folder, and write the configuration into it."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         draft = self.path / f"{CONFIG}.tmp"
         draft.write_text(json.dumps(config, indent=2) + "\n")
         os.replace(draft, self.path / CONFIG)
@@ -63,7 +76,14 @@ class RunFolder:
     def keep(self, state: Mapping[str, Any], spent_s: float) -> None:
         """Write a checkpoint, after ``spent_s`` of this sitting."""
         draft = self.path / f"{CHECKPOINT}.tmp"
-        torch.save({"config": self._config, "wall_s": self.before_s + spent_s, **state}, draft)
+        torch.save(
+            {
+                "config": self._config,
+                "wall_s": self.before_s + spent_s,
+                **state,
+            },
+            draft,
+        )
         os.replace(draft, self.path / CHECKPOINT)
 
 
@@ -78,7 +98,9 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
             hint="give the folder that 'patchlight policy train' wrote",
         ) from error
     except Exception as error:  # torch raises whatever its archive reader does
-        raise BadInput(f"cannot read the checkpoint {path}: {reason(error)}") from error
+        raise BadInput(
+            f"cannot read the checkpoint {path}: {reason(error)}"
+        ) from error
     if not isinstance(kept, dict) or not {"config", "wall_s"} <= kept.keys():
         raise BadInput(f"the checkpoint {path} is not one of a training run")
     return kept
@@ -89,14 +111,24 @@ class RunLog:
     ``before_s`` were spent: rows of ``progress.csv``; TensorBoard's files where it is installed.
     """
 
-    def __init__(self, folder: Path, steps: int, first: int, before_s: float) -> None:
-        self._folder, self._steps, self._first = folder, steps, first
+    def __init__(
+        self,
+        folder: Path,
+        steps: int,
+        first: int,
+        before_s: float,
+    ) -> None:
+        self._folder = folder
+        self._steps = steps
+        self._first = first
         self._before_s = before_s
         self._board: Any = None
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=first or None)
+            self._board = SummaryWriter(
+                str(folder / TENSORBOARD), purge_step=first or None
+            )
 
     def row(self, figures: Mapping[str, float]) -> None:
         """One more row of the table; ``figures`` are the same each time."""
@@ -118,10 +150,17 @@ class RunLog:
 
     def words(self, steps: int, spent_s: float) -> str:
         """How far it is, after ``spent_s`` of this sitting, and how long the rest takes."""
-        done, part = steps - self._first, min(1.0, steps / self._steps)
+        done = steps - self._first
+        part = min(1.0, steps / self._steps)
         words = f"{part:4.0%}  {steps:>10,} decisions  {self._before_s + spent_s:6.0f} s"
-        left_s = max(0.0, spent_s * (self._steps - steps) / done) if done else math.nan
-        return f"{words}, {left_s:.0f} s left" if math.isfinite(left_s) else words
+        left_s = (
+            max(0.0, spent_s * (self._steps - steps) / done)
+            if done
+            else math.nan
+        )
+        return (
+            f"{words}, {left_s:.0f} s left" if math.isfinite(left_s) else words
+        )
 
     def close(self) -> None:
         """Nothing more comes."""

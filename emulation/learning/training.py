@@ -24,7 +24,9 @@ from patchlight.emulation.learning.network import (
     likeness_of,
     of_this_network,
 )
-from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner
+from patchlight.emulation.learning.policy_iteration import (
+    PolicyIterationLearner,
+)
 from patchlight.emulation.learning.run_folder import (
     CHECKPOINT,
     KEPT_EVERY_S,
@@ -50,7 +52,9 @@ class TrainingReport:
 
 
 def scenarios_of(
-    config: Config, graphs: Sequence[ComputationGraph] | Workloads, training: bool = False
+    config: Config,
+    graphs: Sequence[ComputationGraph] | Workloads,
+    training: bool = False,
 ) -> list[Scenario]:
     """One scenario for each law under each condition; they share the cluster and the models.
 
@@ -81,7 +85,8 @@ class TrainingRun:
         folder: Path,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.config, self._say = config, say
+        self.config = config
+        self._say = say
         timeless = config.as_data()
         del timeless["steps"], timeless["evaluation"]
         self._folder = RunFolder(folder, timeless, "'steps' and 'evaluation'")
@@ -97,7 +102,8 @@ class TrainingRun:
         """Go on from the folder's checkpoint; ``BadInput`` if it has none of this configuration."""
         kept = self._folder.resume()
         self._done = int(kept["steps"])
-        self._state, self._best = kept["learner"], kept.get("best", {})
+        self._state = kept["learner"]
+        self._best = kept.get("best", {})
 
     def learn(self) -> TrainingReport:
         """All rounds. Interrupted, it keeps a checkpoint first."""
@@ -105,12 +111,24 @@ class TrainingRun:
         folder.check()
         learner = self._learner()
         folder.begin(self.config.as_data())
-        with closing(RunLog(folder.path, self.config.steps, learner.steps, folder.before_s)) as log:
+        with closing(
+            RunLog(
+                folder.path,
+                self.config.steps,
+                learner.steps,
+                folder.before_s,
+            )
+        ) as log:
             rates, spent_s = self._rounds(learner, log)
         if not rates:
             rates = self.evaluate(learner.average)
-        config, wall_s = self.config.as_data(), folder.before_s + spent_s
-        done: dict[str, Any] = {"config": config, "steps": learner.steps, "models": self.models}
+        config = self.config.as_data()
+        wall_s = folder.before_s + spent_s
+        done: dict[str, Any] = {
+            "config": config,
+            "steps": learner.steps,
+            "models": self.models,
+        }
         about = {
             "wall_s": wall_s,
             "torch": str(torch.__version__),
@@ -118,9 +136,12 @@ class TrainingRun:
         }
         return TrainingReport(learner.average, done | about)
 
-    def _rounds(self, learner: Learner, log: RunLog) -> tuple[dict[str, float], float]:
+    def _rounds(
+        self, learner: Learner, log: RunLog
+    ) -> tuple[dict[str, float], float]:
         """All rounds: what the last evaluation found, and how long they took."""
-        config, rates = self.config, dict[str, float]()
+        config = self.config
+        rates = dict[str, float]()
         started = kept = said = time.monotonic()
         evaluated = learner.steps
         playing = deque[float](maxlen=_EPISODES_SHOWN)
@@ -132,16 +153,28 @@ class TrainingRun:
                 if now - kept >= KEPT_EVERY_S:
                     kept = now
                     self._keep(learner, now - started)
-                due = learner.steps - evaluated >= config.evaluation.every_steps
+                due = (
+                    learner.steps - evaluated >= config.evaluation.every_steps
+                )
                 if due or learner.steps >= config.steps:
                     evaluated = learner.steps
                     rates = self.evaluate(learner.average)
-                    self._compare_with_best(learner, sum(rates.values()) / len(rates))
+                    self._compare_with_best(
+                        learner, sum(rates.values()) / len(rates)
+                    )
                 elif now - said < SAID_EVERY_S:
                     continue
                 said = time.monotonic()
                 is_new = evaluated == learner.steps
-                self._log(log, learner.steps, said - started, progress, playing, rates, is_new)
+                self._log(
+                    log,
+                    learner.steps,
+                    said - started,
+                    progress,
+                    playing,
+                    rates,
+                    is_new,
+                )
         finally:
             self._keep(learner, time.monotonic() - started)
         return rates, time.monotonic() - started
@@ -151,7 +184,8 @@ class TrainingRun:
 
         ``PatchlightError`` if the scorer's weights are not numbers.
         """
-        evaluation, names = self.config.evaluation, self.config.environment.names
+        evaluation = self.config.evaluation
+        names = self.config.environment.names
         if not _is_finite(scorer):
             raise PatchlightError(
                 f"training {self.config.name!r} has diverged: weights are no longer numbers",
@@ -162,13 +196,22 @@ class TrainingRun:
             if name in found:
                 continue
             blocks = self.config.environment.blocks
-            rates = play(scorer, scenario, evaluation.first_seed, evaluation.seeds, blocks)
+            rates = play(
+                scorer,
+                scenario,
+                evaluation.first_seed,
+                evaluation.seeds,
+                blocks,
+            )
             found[name] = round(sum(rates) / len(rates), 5)
         return found
 
     def _learner(self) -> Learner:
-        config, done = self.config, self._done
-        scenarios = scenarios_of(config, self.scenarios[0].workloads, training=True)
+        config = self.config
+        done = self._done
+        scenarios = scenarios_of(
+            config, self.scenarios[0].workloads, training=True
+        )
         learner: Learner
         if config.algorithm == "policy-iteration":
             learner = PolicyIterationLearner(config, scenarios, done)
@@ -184,8 +227,15 @@ class TrainingRun:
     def _compare_with_best(self, learner: Learner, blocking: float) -> None:
         """Remember the weights if they block less on the evaluation's seeds than any before."""
         if blocking < self._best.get("blocking", math.inf):
-            weights = {name: each.clone() for name, each in learner.average.state_dict().items()}
-            self._best = {"steps": learner.steps, "blocking": blocking, "average": weights}
+            weights = {
+                name: each.clone()
+                for name, each in learner.average.state_dict().items()
+            }
+            self._best = {
+                "steps": learner.steps,
+                "blocking": blocking,
+                "average": weights,
+            }
 
     def _keep(self, learner: Learner, spent_s: float) -> None:
         if not _is_finite(learner.average):
@@ -208,9 +258,13 @@ class TrainingRun:
         """What jobs are like under each condition, for those that decide together with others."""
         environment = self.config.environment
         laws = len(environment.laws)
-        firsts = zip(environment.conditions, self.scenarios[::laws], strict=True)
+        firsts = zip(
+            environment.conditions, self.scenarios[::laws], strict=True
+        )
         return {
-            condition: likeness_of(scenario, self.layout, environment.first_seed)
+            condition: likeness_of(
+                scenario, self.layout, environment.first_seed
+            )
             for condition, scenario in firsts
         }
 
@@ -229,21 +283,40 @@ class TrainingRun:
         """
         in_play = sum(playing) / len(playing) if playing else float("nan")
         figures = {"loss": progress.loss, "blocking_in_training": in_play}
-        found = {f"blocking_{name}": rate for name, rate in rates.items()} if is_new else {}
-        log.scalars(steps, {**figures, "blocked_lately": progress.blocked, **found})
+        found = (
+            {f"blocking_{name}": rate for name, rate in rates.items()}
+            if is_new
+            else {}
+        )
+        log.scalars(
+            steps, {**figures, "blocked_lately": progress.blocked, **found}
+        )
         if is_new:
             wall_s = round(self._folder.before_s + spent_s, 1)
-            log.row({"steps": steps, "wall_s": wall_s, **figures, **found})
-            shown = "  ".join(f"{name} {rate:.4f}" for name, rate in rates.items())
+            log.row(
+                {
+                    "steps": steps,
+                    "wall_s": wall_s,
+                    **figures,
+                    **found,
+                }
+            )
+            shown = "  ".join(
+                f"{name} {rate:.4f}" for name, rate in rates.items()
+            )
         else:
             shown = f"{progress.blocked:.4f} of the latest jobs"
         # Policy iteration learns nothing before enough was played out.
-        loss = "" if math.isnan(progress.loss) else f"  loss {progress.loss:.4f}"
+        loss = (
+            "" if math.isnan(progress.loss) else f"  loss {progress.loss:.4f}"
+        )
         self._say(f"{log.words(steps, spent_s)}{loss}  blocking: {shown}")
 
 
 def _is_finite(network: nn.Module) -> bool:
-    return all(bool(torch.isfinite(weights).all()) for weights in network.parameters())
+    return all(
+        bool(torch.isfinite(weights).all()) for weights in network.parameters()
+    )
 
 
 _EPISODES_APART = 10_000_000
@@ -253,7 +326,11 @@ def seeded(config: Config, seed: int) -> Config:
     """A configuration with another training seed: other weights, draws and episodes."""
     first = config.environment.first_seed + _EPISODES_APART * seed
     environment = replace(config.environment, first_seed=first)
-    return replace(config, seed=seed, environment=environment)
+    return replace(
+        config,
+        seed=seed,
+        environment=environment,
+    )
 
 
 def train_with_seeds(
@@ -270,11 +347,21 @@ def train_with_seeds(
     ``None`` if networks of this observation have no model. ``resume`` continues what there is.
     ``source`` of the profiles is for the card.
     """
-    several = [(seeded(config, seed), folder / f"seed-{seed}") for seed in range(seeds)]
-    for number, (each, where) in enumerate(several if seeds > 1 else [(config, folder)]):
+    several = [
+        (seeded(config, seed), folder / f"seed-{seed}")
+        for seed in range(seeds)
+    ]
+    for number, (each, where) in enumerate(
+        several if seeds > 1 else [(config, folder)]
+    ):
         if seeds > 1:
             say(f"seed {number}, run {number + 1} of {seeds}")
-        run = TrainingRun(each, graphs, where, say)
+        run = TrainingRun(
+            each,
+            graphs,
+            where,
+            say,
+        )
         if resume and (seeds == 1 or (where / CHECKPOINT).exists()):
             run.resume()
         report = run.learn()
@@ -283,6 +370,18 @@ def train_with_seeds(
     if seeds == 1:
         assert isinstance(report.scorer, OptionScorer)
         about = report.training | {"profiles": source}
-        return export(report.scorer, run.layout, config, about, folder)
+        return export(
+            report.scorer,
+            run.layout,
+            config,
+            about,
+            folder,
+        )
     scorer, layout, config, about = of_runs([where for _, where in several])
-    return export(scorer, layout, config, about | {"profiles": source}, folder)
+    return export(
+        scorer,
+        layout,
+        config,
+        about | {"profiles": source},
+        folder,
+    )

@@ -22,7 +22,11 @@ from patchlight.controller.policies.observation import (
     ObservationLayout,
     graph_features,
 )
-from patchlight.emulation.learning.episode_arrays import BlockChoices, BlockTable, JobColumns
+from patchlight.emulation.learning.episode_arrays import (
+    BlockChoices,
+    BlockTable,
+    JobColumns,
+)
 from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, sub_blocks
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -32,7 +36,10 @@ _ROUNDING = 1 + 1e-12
 _Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Finished:
     """An episode that ended: which it was, and its faithful blocking rate."""
 
@@ -45,7 +52,9 @@ class Finished:
 def layout_of(scenario: Scenario) -> ObservationLayout:
     """How a learned policy sees a scenario's cluster."""
     shape = scenario.workloads.ramp.shape
-    return ObservationLayout((shape.groups, shape.racks, shape.servers), scenario.workloads.degrees)
+    return ObservationLayout(
+        (shape.groups, shape.racks, shape.servers), scenario.workloads.degrees
+    )
 
 
 class VectorEpisodes:
@@ -89,32 +98,49 @@ class VectorEpisodes:
         blocks: int = 1,
     ) -> None:
         first = scenarios[0]
-        if any(s.workloads is not first.workloads or s.rule != first.rule for s in scenarios):
-            raise BadInput("scenarios side by side need the same workloads and placement rule")
+        if any(
+            s.workloads is not first.workloads or s.rule != first.rule
+            for s in scenarios
+        ):
+            raise BadInput(
+                "scenarios side by side need the same workloads and placement rule"
+            )
         if any(s.failures is not None for s in scenarios):
-            raise BadInput("vector episodes cannot simulate servers that break: use single ones")
+            raise BadInput(
+                "vector episodes cannot simulate servers that break: use single ones"
+            )
         if blocks > 1 and first.rule != PlacementRule.RAMP_BLOCK:
             raise BadInput(
                 f"a block is chosen under {PlacementRule.RAMP_BLOCK.value}, not {first.rule}"
             )
-        self.scenarios, self.num_envs, self.blocks = tuple(scenarios), num_envs, blocks
+        self.scenarios = tuple(scenarios)
+        self.num_envs = num_envs
+        self.blocks = blocks
         self.layout = layout_of(first)
-        self.workloads, self.rule = first.workloads, first.rule
-        size, graphs = self.layout.servers, len(self.workloads.names)
+        self.workloads = first.workloads
+        self.rule = first.rule
+        size = self.layout.servers
+        graphs = len(self.workloads.names)
         self._rows = np.arange(num_envs)
         self._prepare_blocks(blocks)
         self._prepare_times()
-        self._until = np.zeros((num_envs, size))  # when each server is free again
-        self._told: _Floats | None = None  # of the remaining time, if that is not what it is
+        # When each server is free again.
+        self._until = np.zeros((num_envs, size))
+        self._told: _Floats | None = (
+            None  # of the remaining time, if that is not what it is
+        )
         if any(s.remaining_error for s in scenarios):
             self._told = np.ones((num_envs, size))
         self._columns = JobColumns(self.scenarios, num_envs, first_seed)
         self.jobs = self._columns.jobs
-        self.scenario_of, self.seed_of = self._columns.scenario_of, self._columns.seed_of
+        self.scenario_of = self._columns.scenario_of
+        self.seed_of = self._columns.seed_of
         self._whole = np.ones(num_envs, bool)
         self.episode_start = np.ones(num_envs, bool)
         self._position = np.zeros(num_envs, int)
-        self._first_times = np.full((num_envs, graphs, len(self.block_sizes)), np.nan)
+        self._first_times = np.full(
+            (num_envs, graphs, len(self.block_sizes)), np.nan
+        )
         self.blocked = np.zeros(num_envs, int)
         self.unfinished = np.zeros(num_envs, int)
         if staggered:
@@ -134,15 +160,25 @@ class VectorEpisodes:
         return np.stack(nodes), np.stack(edges)
 
     def _prepare_blocks(self, blocks: int) -> None:
-        workloads, degrees = self.workloads, self.layout.degrees
+        workloads = self.workloads
+        degrees = self.layout.degrees
         plans = workloads.plans
         self.block_sizes = sorted(
-            {n for each in plans for plan in each.values() for n in plan.splits}
+            {
+                n
+                for each in plans
+                for plan in each.values()
+                for n in plan.splits
+            }
         )
         self._table = BlockTable(workloads.ramp, self.block_sizes)
-        self._choices = BlockChoices(self._table, blocks) if blocks > 1 else None
+        self._choices = (
+            BlockChoices(self._table, blocks) if blocks > 1 else None
+        )
         self._degrees = np.array(degrees)
-        self._needs = np.zeros((len(plans), len(degrees), len(self.block_sizes)), bool)
+        self._needs = np.zeros(
+            (len(plans), len(degrees), len(self.block_sizes)), bool
+        )
         self._largest = np.zeros((len(plans), len(degrees)), int)
         self._possible = np.zeros((len(plans), len(degrees)), bool)
         for graph, each in enumerate(plans):
@@ -150,15 +186,27 @@ class VectorEpisodes:
                 plan = each[degree]
                 whole = self.rule == PlacementRule.RAMP_BLOCK
                 for count in plan.splits[-1:] if whole else plan.splits:
-                    self._needs[graph, column, self.block_sizes.index(count)] = True
-                self._largest[graph, column] = self.block_sizes.index(plan.max_split)
+                    self._needs[
+                        graph, column, self.block_sizes.index(count)
+                    ] = True
+                self._largest[graph, column] = self.block_sizes.index(
+                    plan.max_split
+                )
                 self._possible[graph, column] = plan.fits_memory
 
     def _prepare_times(self) -> None:
-        workloads, degrees = self.workloads, self.layout.degrees
-        graphs, most = range(len(workloads.names)), int(self._table.begin[-1])
+        workloads = self.workloads
+        degrees = self.layout.degrees
+        graphs = range(len(workloads.names))
+        most = int(self._table.begin[-1])
         self._expected_s = np.array(
-            [[workloads.expected_s(g, degree, self.rule) for degree in degrees] for g in graphs]
+            [
+                [
+                    workloads.expected_s(g, degree, self.rule)
+                    for degree in degrees
+                ]
+                for g in graphs
+            ]
         )
         self._times = np.full((len(graphs), len(degrees), most), np.nan)
 
@@ -166,7 +214,8 @@ class VectorEpisodes:
 
     def _decide_options(self) -> None:
         """Where each environment's waiting job would go at each degree."""
-        rows, position = self._rows, self._position
+        rows = self._rows
+        position = self._position
         self.now_s: _Floats = self._columns.arrived_s[rows, position]
         self.graph = self._columns.graph[rows, position]
         self.beta = self._columns.beta[rows, position]
@@ -174,7 +223,9 @@ class VectorEpisodes:
         self.sequential_s = alone
         self.limit_s = self.beta * alone
         self.expected_s = self.expected_at(self.graph)
-        self._left = np.maximum(self._until - self.now_s[:, None] - EPSILON_S, 0.0)
+        self._left = np.maximum(
+            self._until - self.now_s[:, None] - EPSILON_S, 0.0
+        )
         self.free = self.layout.servers - np.count_nonzero(self._left, axis=1)
         first = self._table.first_free(self._left)
         self.has_block = list((first >= 0).T)
@@ -189,7 +240,12 @@ class VectorEpisodes:
             wanted = np.zeros(first.shape, bool)
             wanted[np.nonzero(legal)[0], largest[legal]] = True
             self._blocks = self._choices.of(self._left, first, wanted)
-            there = self._blocks[rows[:, None, None], self._choices.others, largest[:, None]] >= 0
+            there = (
+                self._blocks[
+                    rows[:, None, None], self._choices.others, largest[:, None]
+                ]
+                >= 0
+            )
             parts.append((there & legal[:, None]).reshape(self.num_envs, -1))
         self.mask = np.concatenate(parts, axis=1)
 
@@ -198,18 +254,26 @@ class VectorEpisodes:
         found: _Floats = self._expected_s[graph]
         return found
 
-    def servers(self, envs: NDArray[np.intp], actions: NDArray[np.intp]) -> NDArray[np.bool_]:
+    def servers(
+        self, envs: NDArray[np.intp], actions: NDArray[np.intp]
+    ) -> NDArray[np.bool_]:
         """The servers, N × S, that jobs of these environments would get by these actions."""
         column, choice = self._parted(actions)
         needs = self._needs[self.graph[envs], column]
         return self._table.taken(needs, self._blocks[envs, choice])
 
-    def _parted(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def _parted(
+        self, actions: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Of actions above 0 the degree's column and which of its blocks it is."""
-        choice, column = np.divmod(np.maximum(actions - 1, 0), len(self._degrees))
+        choice, column = np.divmod(
+            np.maximum(actions - 1, 0), len(self._degrees)
+        )
         return column, choice
 
-    def afterstates(self, envs: NDArray[np.intp], actions: NDArray[np.intp]) -> Array:
+    def afterstates(
+        self, envs: NDArray[np.intp], actions: NDArray[np.intp]
+    ) -> Array:
         """How long each server would be busy after these actions, N × S, in ``UNIT_S``.
 
         As the servers are now after an action that cannot succeed.
@@ -243,20 +307,33 @@ class VectorEpisodes:
         out["options"][:], out["job"][:] = self._described()
         out["mask"][:] = self.mask
         out["recent"][:] = self.recent
-        for name, features in zip(("nodes", "edges"), self.graphs, strict=True):
-            np.take(features, self.graph, axis=0, out=out[name])
+        for name, features in zip(
+            ("nodes", "edges"), self.graphs, strict=True
+        ):
+            np.take(
+                features,
+                self.graph,
+                axis=0,
+                out=out[name],
+            )
         return out
 
     def _described(self) -> tuple[Array, Array]:
         """``options`` and ``job`` of every environment."""
         size = self.layout.servers
-        options = np.zeros((self.num_envs, *self.layout.shapes["options"]), np.float32)
+        options = np.zeros(
+            (self.num_envs, *self.layout.shapes["options"]), np.float32
+        )
         job = np.zeros((self.num_envs, *self.layout.shapes["job"]), np.float32)
         options[:, 1:, 0] = np.array(self.layout.degrees) / size
         options[:, 1:, 1] = np.minimum(self.expected_s / UNIT_S, LONGEST)
-        options[:, 1:, 2] = np.minimum(self.expected_s / self.limit_s[:, None], LONGEST)
+        options[:, 1:, 2] = np.minimum(
+            self.expected_s / self.limit_s[:, None], LONGEST
+        )
         envs, column = np.nonzero(self.mask[:, 1 : 1 + len(self._degrees)])
-        options[envs, 1 + column, 3] = self.servers(envs, 1 + column).sum(axis=1) / size
+        options[envs, 1 + column, 3] = (
+            self.servers(envs, 1 + column).sum(axis=1) / size
+        )
         job[:, 0] = np.minimum(self.beta, 1.0)
         job[:, 1] = np.minimum(self.sequential_s / UNIT_S, LONGEST)
         job[:, 2] = np.minimum(self.limit_s / UNIT_S, LONGEST)
@@ -267,7 +344,14 @@ class VectorEpisodes:
     def running(self) -> NDArray[np.intp]:
         """How many jobs run in every environment; two that end at one moment count once."""
         ends = np.sort(self._left, axis=1)
-        found: NDArray[np.intp] = (np.diff(ends, axis=1, prepend=0.0) > 0).sum(axis=1)
+        found: NDArray[np.intp] = (
+            np.diff(
+                ends,
+                axis=1,
+                prepend=0.0,
+            )
+            > 0
+        ).sum(axis=1)
         return found
 
     @property
@@ -276,14 +360,18 @@ class VectorEpisodes:
         found: Array = self._columns.recent[self._rows, self._position]
         return found
 
-    def step(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.bool_], list[Finished]]:
+    def step(
+        self, actions: NDArray[np.intp]
+    ) -> tuple[NDArray[np.bool_], list[Finished]]:
         """Decide in every environment: who was accepted (E), and which episodes ended.
 
         ``actions`` has one for each. Where an episode ended, the next one has begun.
         """
         column, choice = self._parted(actions)
         # Another block than the first one is there only where the mask has it.
-        there = self.fits[self._rows, column] & ((choice == 0) | self.mask[self._rows, actions])
+        there = self.fits[self._rows, column] & (
+            (choice == 0) | self.mask[self._rows, actions]
+        )
         accepted = (actions > 0) & there
         lasting = np.zeros(self.num_envs)
         if accepted.any():
@@ -293,11 +381,19 @@ class VectorEpisodes:
             chosen = np.flatnonzero(accepted)
             ends = self.now_s + lasting
             servers = self.servers(chosen, actions[chosen])
-            self._until[chosen] = np.where(servers, ends[chosen, None], self._until[chosen])
+            self._until[chosen] = np.where(
+                servers, ends[chosen, None], self._until[chosen]
+            )
             if self._told is not None:
-                told = np.array([self._told_of(env) for env in chosen.tolist()])
-                self._told[chosen] = np.where(servers, told[:, None], self._told[chosen])
-            self.unfinished += accepted & (ends > self._columns.horizon_s + EPSILON_S)
+                told = np.array(
+                    [self._told_of(env) for env in chosen.tolist()]
+                )
+                self._told[chosen] = np.where(
+                    servers, told[:, None], self._told[chosen]
+                )
+            self.unfinished += accepted & (
+                ends > self._columns.horizon_s + EPSILON_S
+            )
         self.blocked += ~accepted
         self._position += 1
         self.episode_start = self._position >= self._columns.decisions
@@ -306,17 +402,23 @@ class VectorEpisodes:
         self._decide_options()
         return accepted, finished
 
-    def _lasting(self, envs: NDArray[np.intp], actions: NDArray[np.intp]) -> _Floats:
+    def _lasting(
+        self, envs: NDArray[np.intp], actions: NDArray[np.intp]
+    ) -> _Floats:
         """How long these environments' jobs take by these actions, on the servers they get."""
-        graph, (column, choice) = self.graph[envs], self._parted(actions)
-        largest, mine = self._largest[graph, column], self._blocks[envs, choice]
+        graph = self.graph[envs]
+        column, choice = self._parted(actions)
+        largest = self._largest[graph, column]
+        mine = self._blocks[envs, choice]
         place = mine[np.arange(len(envs)), largest]
         if self.scenarios[0].reuse_first_time:
             found = self._first_times[envs, graph, largest]
         else:
             found = self._times[graph, column, place]
         for number in np.flatnonzero(np.isnan(found)).tolist():
-            env, g, c = int(envs[number]), int(graph[number]), int(column[number])
+            env = int(envs[number])
+            g = int(graph[number])
+            c = int(column[number])
             degree = self.layout.degrees[c]
             splits = self.workloads.plans[g][degree].splits
             most = int(largest[number])
@@ -325,7 +427,9 @@ class VectorEpisodes:
                 blocks = sub_blocks(self.workloads.ramp, block, splits)
             else:
                 sizes = [self.block_sizes.index(n) for n in splits]
-                blocks = tuple(self._table.block(n, mine[number, n]) for n in sizes)
+                blocks = tuple(
+                    self._table.block(n, mine[number, n]) for n in sizes
+                )
             found[number] = self.workloads.completion_s(g, degree, blocks)
             if self.scenarios[0].reuse_first_time:
                 self._first_times[env, g, most] = found[number]
@@ -344,8 +448,16 @@ class VectorEpisodes:
             if self._whole[env]:
                 blocked = int(self.blocked[env] + self.unfinished[env])
                 rate = blocked / len(self.jobs[env].graph)
-                scenario, seed = int(self.scenario_of[env]), int(self.seed_of[env])
-                finished.append(Finished(env, scenario, seed, rate))
+                scenario = int(self.scenario_of[env])
+                seed = int(self.seed_of[env])
+                finished.append(
+                    Finished(
+                        env,
+                        scenario,
+                        seed,
+                        rate,
+                    )
+                )
         self._columns.draw(envs.tolist())
         self._until[envs] = 0.0
         self._first_times[envs] = np.nan

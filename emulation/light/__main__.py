@@ -16,7 +16,10 @@ from typing import Any
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import light_namespace, switch_port_name
 from patchlight.emulation.json_lines import answer_lines
-from patchlight.emulation.light.emulated_light import EmulatedLight, PluggedFibres
+from patchlight.emulation.light.emulated_light import (
+    EmulatedLight,
+    PluggedFibres,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.optical_links import is_end
@@ -34,12 +37,26 @@ _READ_BYTES = 1 << 16
 def main() -> int:
     """Run it until a signal ends it; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m patchlight.emulation.light", description=__doc__
+        prog="python -m patchlight.emulation.light",
+        description=__doc__,
     )
-    parser.add_argument("--lab", required=True, type=Path, metavar="FILE")
-    parser.add_argument("--socket", required=True, type=Path, metavar="PATH")
+    parser.add_argument(
+        "--lab",
+        required=True,
+        type=Path,
+        metavar="FILE",
+    )
+    parser.add_argument(
+        "--socket",
+        required=True,
+        type=Path,
+        metavar="PATH",
+    )
     options = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(name)s: %(message)s",
+    )
     try:
         asyncio.run(_run(read_lab(options.lab), options.socket))
     except PatchlightError as error:
@@ -52,7 +69,9 @@ async def _run(lab: Lab, path: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    fibres = _KernelFibres(lab, namespaces.namespace_path(light_namespace(lab.name)))
+    fibres = _KernelFibres(
+        lab, namespaces.namespace_path(light_namespace(lab.name))
+    )
     # Opened before the first reading, so that no change is missed.
     changes = fibres.changes()
     requests = LightRequests(EmulatedLight(lab, fibres))
@@ -77,7 +96,11 @@ class _KernelFibres:
             for end in lab.fibre_ends
             if not is_end(lab, end.device)
         }
-        self._at = {here[name].index: end for name, end in names.items() if name in here}
+        self._at = {
+            here[name].index: end
+            for name, end in names.items()
+            if name in here
+        }
         self._index = {end: index for index, end in self._at.items()}
         self._name = {end: name for name, end in names.items()}
         self._leads: dict[Endpoint, int] = {}
@@ -88,13 +111,17 @@ class _KernelFibres:
 
     def changes(self) -> socket.socket:
         with namespaces.entered(self._namespace):
-            events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+            events = socket.socket(
+                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0
+            )
         events.setblocking(False)
         events.bind((0, _LINK_EVENTS))
         return events
 
     def plugs(self) -> PluggedFibres:
-        up, receiving, frames = set(), set(), {}
+        up = set()
+        receiving = set()
+        frames = {}
         for link in links.list_links(self._netlink).values():
             end = self._at.get(link.index)
             if end is None:
@@ -121,12 +148,18 @@ class _KernelFibres:
         self._netlink.run(darken)
         self._netlink.run(light)
 
-    def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
+    def hold_dark(
+        self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]
+    ) -> None:
         requests = []
         for ends, alias in ((dark, links.HELD_DARK), (lit, "")):
             for end in ends:
-                index, name = self._index[end], self._name[end]
-                requests += [links.set_alias(index, alias), links.set_up(index, name, up=not alias)]
+                index = self._index[end]
+                name = self._name[end]
+                requests += [
+                    links.set_alias(index, alias),
+                    links.set_up(index, name, up=not alias),
+                ]
         self._netlink.run(requests)
 
 
@@ -141,7 +174,9 @@ class LightRequests:
     async def listen(self, path: Path) -> asyncio.Server:
         """Listen there, replacing a dead process's socket."""
         serve = partial(answer_lines, answer=self._answer)
-        return await asyncio.start_unix_server(serve, sock=bind_unix(path, "emulated light"))
+        return await asyncio.start_unix_server(
+            serve, sock=bind_unix(path, "emulated light")
+        )
 
     def watch(self, changes: socket.socket) -> None:
         """Check the fibres whenever this socket is readable."""
@@ -164,7 +199,10 @@ class LightRequests:
         except PatchlightError as error:
             return {"ok": False, "error": error.message, "hint": error.hint}
         except (ValueError, TypeError, KeyError) as error:
-            return {"ok": False, "error": f"expected another request: {error!r}"}
+            return {
+                "ok": False,
+                "error": f"expected another request: {error!r}",
+            }
 
     async def _take(self, request: Mapping[str, Any]) -> dict[str, Any]:
         light = self._light
@@ -172,7 +210,9 @@ class LightRequests:
             case {"tune": str(port), "channel": None}:
                 light.tune(Endpoint.parse(port), None)
             case {"tune": str(port), "channel": str(channel)}:
-                await self._tune(Endpoint.parse(port), Channel.parse(channel), request)
+                await self._tune(
+                    Endpoint.parse(port), Channel.parse(channel), request
+                )
             case {"circuits": str(switch), "lit": list(lit)}:
                 light.set_circuits(switch, PortMap.parse(lit))
             case {"spectrum": str(switch), "lit": list(lit)}:
@@ -182,10 +222,17 @@ class LightRequests:
             case {"look": True}:
                 return {"transceivers": light.transceivers(), **light.losses()}
             case _:
-                raise BadInput("expected tune, circuits, spectrum, arriving or look")
+                raise BadInput(
+                    "expected tune, circuits, spectrum, arriving or look"
+                )
         return {}
 
-    async def _tune(self, port: Endpoint, channel: Channel, request: Mapping[str, Any]) -> None:
+    async def _tune(
+        self,
+        port: Endpoint,
+        channel: Channel,
+        request: Mapping[str, Any],
+    ) -> None:
         self._light.tune(port, channel)
         while request.get("wait"):
             laser = self._light.lasers[port]
@@ -195,7 +242,9 @@ class LightRequests:
                 )
             if laser.tuned_at is None:
                 return
-            await asyncio.sleep(max(laser.tuned_at - asyncio.get_running_loop().time(), 0.0))
+            await asyncio.sleep(
+                max(laser.tuned_at - asyncio.get_running_loop().time(), 0.0)
+            )
 
 
 if __name__ == "__main__":

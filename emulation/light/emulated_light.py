@@ -14,7 +14,10 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Laser:
     """One transmitter: its channel, whether it is on, and until when it is being tuned."""
 
@@ -42,7 +45,9 @@ class Lasers:
             if is_end(lab, end.device) and not is_end(lab, other.device)
             if (one := transceiver_of(lab, end)) is not None
         }
-        self._lasers = {end: Laser(one.channel) for end, one in self._transceivers.items()}
+        self._lasers = {
+            end: Laser(one.channel) for end, one in self._transceivers.items()
+        }
 
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self._lasers)
@@ -56,7 +61,12 @@ class Lasers:
             hint=f"transceivers: {', '.join(map(str, self._lasers)) or 'none'}",
         )
 
-    def tune(self, end: Endpoint, channel: Channel | None, now: float) -> float:
+    def tune(
+        self,
+        end: Endpoint,
+        channel: Channel | None,
+        now: float,
+    ) -> float:
         """Make a laser send ``channel``, or nothing; returns the time when it does, off until then.
         ``BadInput`` for a channel that it cannot send."""
         laser = self[end]
@@ -80,7 +90,12 @@ class Lasers:
     def next_due(self) -> float | None:
         """When the next laser is tuned; ``None`` if none is being tuned."""
         return min(
-            (x.tuned_at for x in self._lasers.values() if x.tuned_at is not None), default=None
+            (
+                x.tuned_at
+                for x in self._lasers.values()
+                if x.tuned_at is not None
+            ),
+            default=None,
         )
 
     @property
@@ -91,7 +106,9 @@ class Lasers:
     @property
     def dark(self) -> frozenset[Endpoint]:
         """The lasers that send nothing now."""
-        return frozenset(end for end, laser in self._lasers.items() if laser.state != "on")
+        return frozenset(
+            end for end, laser in self._lasers.items() if laser.state != "on"
+        )
 
     def band_of(self, end: Endpoint) -> str:
         """The channels that it can be tuned to, as text."""
@@ -99,7 +116,10 @@ class Lasers:
         return str(transceiver.tunable or transceiver.channel)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class FrameFate:
     """Where a transmitter's frames go (NICs, packet-switch ports), and on which fibres, by sending
     end, others destroy them."""
@@ -108,7 +128,10 @@ class FrameFate:
     met: tuple[Endpoint, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PluggedFibres:
     """The fibres by their ends at optical devices: not cut (``up``), able to receive, and how many
     ``frames`` have entered since creation."""
@@ -127,7 +150,9 @@ class Fibres(Protocol):
     def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
         """Send what enters at each of these ends to all of those, and nowhere else."""
 
-    def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
+    def hold_dark(
+        self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]
+    ) -> None:
         """Take the carrier away from what is plugged in at ``dark``, and return it at ``lit``."""
 
 
@@ -136,10 +161,15 @@ class EmulatedLight:
     ``set_circuits``; wavelength switches start as in the lab file until ``set_spectrum``."""
 
     def __init__(self, lab: Lab, fibres: Fibres) -> None:
-        self._lab, self._fibres = lab, fibres
+        self._lab = lab
+        self._fibres = fibres
         self.lasers = Lasers(lab)
-        self._maps: dict[str, PortMap] = {c.name: PortMap() for c in lab.circuit_switches}
-        self._spectra = {switch.name: switch.initial for switch in lab.wavelength_switches}
+        self._maps: dict[str, PortMap] = {
+            c.name: PortMap() for c in lab.circuit_switches
+        }
+        self._spectra = {
+            switch.name: switch.initial for switch in lab.wavelength_switches
+        }
         # The other end of its fibre, at an optical device, carries a transmitter's frames.
         self._far = {
             end: far
@@ -150,12 +180,15 @@ class EmulatedLight:
         self._hears = frozenset(
             end
             for end in self._far
-            if (receiver := transceiver_of(lab, end)) and receiver.sensitivity_dbm is not None
+            if (receiver := transceiver_of(lab, end))
+            and receiver.sensitivity_dbm is not None
         )
         self._plugs = fibres.plugs()
         self._cut: frozenset[Fibre] = frozenset()
         self._light: Light | None = None
-        self._fates: dict[Endpoint, FrameFate] = dict.fromkeys(self._far, FrameFate())
+        self._fates: dict[Endpoint, FrameFate] = dict.fromkeys(
+            self._far, FrameFate()
+        )
         self._held: frozenset[Endpoint] = frozenset()
         self._sent: dict[Endpoint, int] = {}
         self._destroyed: Counter[Endpoint] = Counter()
@@ -179,24 +212,37 @@ class EmulatedLight:
     def set_circuits(self, switch: str, lit: PortMap) -> None:
         """Make exactly these cross-connects of an OCS pass signals."""
         if switch not in self._maps:
-            raise BadInput(f"lab {self._lab.name} has no circuit switch {switch!r}")
+            raise BadInput(
+                f"lab {self._lab.name} has no circuit switch {switch!r}"
+            )
         lit.check(self._lab.circuit_switch(switch).ports)
-        self._maps[switch], self._light = lit, None
+        self._maps[switch] = lit
+        self._light = None
         self._follow()
 
     def set_spectrum(self, switch: str, lit: SpectrumMap) -> None:
         """Make exactly these cross-connects of a wavelength switch pass signals."""
-        device = next((w for w in self._lab.wavelength_switches if w.name == switch), None)
+        device = next(
+            (w for w in self._lab.wavelength_switches if w.name == switch),
+            None,
+        )
         if device is None:
-            raise BadInput(f"lab {self._lab.name} has no wavelength switch {switch!r}")
+            raise BadInput(
+                f"lab {self._lab.name} has no wavelength switch {switch!r}"
+            )
         lit.check(device.inputs, device.outputs, device.grid)
-        self._spectra[switch], self._light = lit, None
+        self._spectra[switch] = lit
+        self._light = None
         self._follow()
 
     def fibres_changed(self) -> None:
         """Check whether fibres were cut or spliced, or their interfaces went up or down."""
-        before, self._plugs = self._plugs, self._fibres.plugs()
-        if (before.up, before.receiving) != (self._plugs.up, self._plugs.receiving):
+        before = self._plugs
+        self._plugs = self._fibres.plugs()
+        if (before.up, before.receiving) != (
+            self._plugs.up,
+            self._plugs.receiving,
+        ):
             self._follow()
 
     def _await_tuned(self) -> None:
@@ -210,7 +256,12 @@ class EmulatedLight:
     def _tuned(self) -> None:
         self._tuning = None
         # Within its clock's resolution, the loop may call early.
-        self.lasers.come_to(max(asyncio.get_running_loop().time(), self.lasers.next_due() or 0.0))
+        self.lasers.come_to(
+            max(
+                asyncio.get_running_loop().time(),
+                self.lasers.next_due() or 0.0,
+            )
+        )
         self._follow()
         self._await_tuned()
 
@@ -235,15 +286,25 @@ class EmulatedLight:
         the ``dark`` by transmitter."""
         self._count()
         return {
-            name: {str(end): count for end, count in sorted(counter.items()) if count}
-            for name, counter in (("destroyed", self._destroyed), ("dark", self._lost))
+            name: {
+                str(end): count
+                for end, count in sorted(counter.items())
+                if count
+            }
+            for name, counter in (
+                ("destroyed", self._destroyed),
+                ("dark", self._lost),
+            )
         }
 
     def arriving(self, device: str) -> dict[int, list[tuple[str, float]]]:
         """By port of a device, the arriving channels (``""``: none), with their power in dBm."""
         self._lab.device(device)
         return {
-            port: [(str(s.channel or ""), round(dbm, 3)) for s, dbm in signals.items()]
+            port: [
+                (str(s.channel or ""), round(dbm, 3))
+                for s, dbm in signals.items()
+            ]
             for port, signals in self._followed().arriving(device).items()
         }
 
@@ -258,7 +319,11 @@ class EmulatedLight:
             )
             for end in self._far
         }
-        changed = {end: fate for end, fate in fates.items() if fate != self._fates[end]}
+        changed = {
+            end: fate
+            for end, fate in fates.items()
+            if fate != self._fates[end]
+        }
         if changed:
             self._count()
             self._fibres.lead(
@@ -269,11 +334,15 @@ class EmulatedLight:
                 }
             )
             self._fates = fates
-        dark = self._hears - {sink for fate in fates.values() for sink in fate.sinks}
+        dark = self._hears - {
+            sink for fate in fates.values() for sink in fate.sinks
+        }
         if dark != self._held:
-            new, gone = dark - self._held, self._held - dark
+            new = dark - self._held
+            gone = self._held - dark
             self._fibres.hold_dark(
-                [self._far[end] for end in new], [self._far[end] for end in gone]
+                [self._far[end] for end in new],
+                [self._far[end] for end in gone],
             )
             self._held = dark
 
@@ -286,12 +355,22 @@ class EmulatedLight:
             if not is_end(self._lab, end.device) and end not in self._plugs.up
         )
         off = self.lasers.dark | {
-            end for end, far in self._far.items() if far not in self._plugs.receiving
+            end
+            for end, far in self._far.items()
+            if far not in self._plugs.receiving
         }
         if self._light is None or cut != self._cut:
-            whole = tuple(fibre for fibre in self._lab.fibres if fibre not in cut)
+            whole = tuple(
+                fibre for fibre in self._lab.fibres if fibre not in cut
+            )
             lab = self._lab.with_changes(fibres=whole)
-            self._light = Light(lab, self._maps, self._spectra, self.lasers.channels, off)
+            self._light = Light(
+                lab,
+                self._maps,
+                self._spectra,
+                self.lasers.channels,
+                off,
+            )
         else:
             self._light = self._light.retuned(self.lasers.channels, off)
         self._cut = cut
@@ -302,7 +381,8 @@ class EmulatedLight:
         frames = self._fibres.plugs().frames
         for end, fate in self._fates.items():
             now = frames.get(self._far[end], 0)
-            sent, self._sent[end] = now - self._sent.get(end, 0), now
+            sent = now - self._sent.get(end, 0)
+            self._sent[end] = now
             for at in fate.met:
                 self._destroyed[at] += sent
             if not fate.sinks and not fate.met:

@@ -13,7 +13,10 @@ from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.emulation.optical import crossbar
 from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
-from patchlight.emulation.optical.protocols.server import serve_until_stopped, server_class
+from patchlight.emulation.optical.protocols.server import (
+    serve_until_stopped,
+    server_class,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.optical_links import Light
@@ -25,27 +28,66 @@ from patchlight.testbed.logs import log_to_stderr
 def main(arguments: list[str] | None = None) -> int:
     """Run the device until a signal ends it; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m patchlight.emulation.optical", description=__doc__
+        prog="python -m patchlight.emulation.optical",
+        description=__doc__,
     )
     argument = parser.add_argument
-    argument("--lab", required=True, type=Path, metavar="FILE")
-    argument("--ocs", required=True, metavar="NAME")
-    argument("--netns", metavar="NAME|PATH", help="namespace of the ports (default: pl.LAB.OCS)")
     argument(
-        "--light", type=Path, metavar="SOCKET", help="socket of the lab's wavelength emulation"
+        "--lab",
+        required=True,
+        type=Path,
+        metavar="FILE",
     )
-    argument("--no-fabric", action="store_true", help="carry no packets; needs no root")
+    argument(
+        "--ocs",
+        required=True,
+        metavar="NAME",
+    )
+    argument(
+        "--netns",
+        metavar="NAME|PATH",
+        help="namespace of the ports (default: pl.LAB.OCS)",
+    )
+    argument(
+        "--light",
+        type=Path,
+        metavar="SOCKET",
+        help="socket of the lab's wavelength emulation",
+    )
+    argument(
+        "--no-fabric",
+        action="store_true",
+        help="carry no packets; needs no root",
+    )
     listen_help = "default: the address in the lab file; port 0: any free one"
-    argument("--listen", metavar="HOST:PORT", help=listen_help)
+    argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help=listen_help,
+    )
     argument(
         "--ready-file",
         type=Path,
         metavar="FILE",
         help="file for HOST:PORT, written when it answers",
     )
-    argument("--control", type=Path, metavar="SOCKET", help="socket that accepts faults as JSON")
-    argument("--state", type=Path, metavar="FILE", help="file that saves the circuits")
-    argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    argument(
+        "--control",
+        type=Path,
+        metavar="SOCKET",
+        help="socket that accepts faults as JSON",
+    )
+    argument(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="file that saves the circuits",
+    )
+    argument(
+        "--log-level",
+        default="warning",
+        choices=("debug", "info", "warning", "error"),
+    )
     options = parser.parse_args(arguments)
     log_to_stderr(options.log_level.upper(), "%(name)s: %(message)s")
     try:
@@ -59,19 +101,31 @@ def main(arguments: list[str] | None = None) -> int:
 async def _run(device: EmulatedSwitch, options: argparse.Namespace) -> None:
     async def ready(host: str, port: int) -> None:
         if (path := options.ready_file) is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(
+                parents=True,
+                exist_ok=True,
+            )
             # A program that waits for the file must never see it empty.
             new = path.with_name(path.name + ".new")
             new.write_text(f"{host}:{port}\n")
             os.replace(new, path)
 
     switch = device.switch
-    protocol, address = server_class(switch.driver)(device), options.listen or switch.address
-    await serve_until_stopped(device, protocol, address, control=options.control, ready=ready)
+    protocol = server_class(switch.driver)(device)
+    address = options.listen or switch.address
+    await serve_until_stopped(
+        device,
+        protocol,
+        address,
+        control=options.control,
+        ready=ready,
+    )
 
 
 def _device(lab: Lab, options: argparse.Namespace) -> EmulatedSwitch:
-    wss = next((w for w in lab.wavelength_switches if w.name == options.ocs), None)
+    wss = next(
+        (w for w in lab.wavelength_switches if w.name == options.ocs), None
+    )
     if wss is not None:
         channels: crossbar.ChannelCrossbar
         if options.light is not None:
@@ -80,7 +134,11 @@ def _device(lab: Lab, options: argparse.Namespace) -> EmulatedSwitch:
             arriving = Light(lab, lab.initial_maps).arriving(wss.name)
             channels = crossbar.NoChannelCrossbar(
                 {
-                    inp: {signal.channel: dbm for signal, dbm in light.items() if signal.channel}
+                    inp: {
+                        signal.channel: dbm
+                        for signal, dbm in light.items()
+                        if signal.channel
+                    }
                     for inp, light in arriving.items()
                 }
             )
@@ -93,9 +151,16 @@ def _device(lab: Lab, options: argparse.Namespace) -> EmulatedSwitch:
         carrier = crossbar.NoCrossbar()
     else:
         where = options.netns or namespace_name(lab.name, ocs.name)
-        carrier = crossbar.KernelCrossbar(Path(where) if "/" in where else namespace_path(where))
+        carrier = crossbar.KernelCrossbar(
+            Path(where) if "/" in where else namespace_path(where)
+        )
     arriving_dbm = crossbar.arriving_dbm(lab, ocs)
-    return EmulatedOcs(ocs, arriving_dbm, carrier, state_file=options.state)
+    return EmulatedOcs(
+        ocs,
+        arriving_dbm,
+        carrier,
+        state_file=options.state,
+    )
 
 
 if __name__ == "__main__":

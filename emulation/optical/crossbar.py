@@ -42,14 +42,19 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     for end, (source, fibre) in lab.fibre_ends.items():
         if end.device == switch.name and end.port.isdigit():
             match lab.device(source.device):
-                case CircuitSwitch(insertion_loss_db=db) | WavelengthSwitch(insertion_loss_db=db):
+                case (
+                    CircuitSwitch(insertion_loss_db=db)
+                    | WavelengthSwitch(insertion_loss_db=db)
+                ):
                     sent_dbm = 0.0 - db
                 case PassivePart(loss_db=db):
                     sent_dbm = 0.0 - db
                 case _:
                     sent_dbm = launch_power_dbm(lab, source)
             signals = at_first.get(int(end.port), {}).values()
-            arriving[int(end.port)] = max(signals, default=sent_dbm - fibre.loss_db)
+            arriving[int(end.port)] = max(
+                signals, default=sent_dbm - fibre.loss_db
+            )
     return arriving
 
 
@@ -89,9 +94,18 @@ def _in_thread(
     method: Callable[Concatenate["KernelCrossbar", P], T],
 ) -> Callable[Concatenate["KernelCrossbar", P], Coroutine[Any, Any, T]]:
     @functools.wraps(method)
-    async def run(self: "KernelCrossbar", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        call = functools.partial(method, self, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.thread, call)
+    async def run(
+        self: "KernelCrossbar", /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        call = functools.partial(
+            method,
+            self,
+            *args,
+            **kwargs,
+        )
+        return await asyncio.get_running_loop().run_in_executor(
+            self.thread, call
+        )
 
     return run
 
@@ -136,13 +150,19 @@ class KernelCrossbar(Crossbar):
         assert self._netlink is not None
         dark = [inp for inp in change.dark if inp in self._redirected]
         self._netlink.run(
-            [r for inp in dark for r in links.undirect(f"in:{inp}", self._index[inp])]
+            [
+                r
+                for inp in dark
+                for r in links.undirect(f"in:{inp}", self._index[inp])
+            ]
         )
         self._redirected.difference_update(dark)
         requests = []
         for c in change.light:
             if c.inp in self._index and c.out in self._index:
-                requests += links.redirect(str(c), self._index[c.inp], [self._index[c.out]])
+                requests += links.redirect(
+                    str(c), self._index[c.inp], [self._index[c.out]]
+                )
                 self._redirected.add(c.inp)
         self._netlink.run(requests)
 
@@ -150,7 +170,11 @@ class KernelCrossbar(Crossbar):
     def receiving(self, ports: Iterable[int]) -> frozenset[int]:
         """Those whose interface has a carrier: the fibre's other end is up."""
         assert self._netlink is not None
-        up = {link.index for link in links.list_links(self._netlink).values() if link.carrier}
+        up = {
+            link.index
+            for link in links.list_links(self._netlink).values()
+            if link.carrier
+        }
         return frozenset(port for port in ports if self._index.get(port) in up)
 
 
@@ -176,7 +200,9 @@ class NoChannelCrossbar(ChannelCrossbar):
     """Carries nothing: for a device without a fabric. The power at its inputs is given."""
 
     def __init__(self, arriving: Arriving) -> None:
-        self.light = {inp: dict(channels) for inp, channels in arriving.items()}
+        self.light = {
+            inp: dict(channels) for inp, channels in arriving.items()
+        }
 
     async def arriving(self) -> Arriving:
         """The given power."""
@@ -191,7 +217,8 @@ class _LabLight:
     """
 
     def __init__(self, path: Path, switch: str) -> None:
-        self._path, self._switch = path, switch
+        self._path = path
+        self._switch = switch
         self._client: LightClient | None = None
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -254,6 +281,10 @@ class LightChannelCrossbar(_LabLight, ChannelCrossbar):
         """The power of channels at the inputs now; signals without a channel are not included."""
         answer = await self._ask({"arriving": self._switch})
         return {
-            int(port): {Channel.parse(text): power_dbm for text, power_dbm in signals if text}
+            int(port): {
+                Channel.parse(text): power_dbm
+                for text, power_dbm in signals
+                if text
+            }
             for port, signals in answer["arriving"].items()
         }

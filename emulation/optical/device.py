@@ -8,7 +8,10 @@ from typing import Any, Unpack
 
 from patchlight.emulation.optical import matrices
 from patchlight.emulation.optical.crossbar import ChannelCrossbar, Crossbar
-from patchlight.emulation.optical.emulated_switch import DeviceOptions, EmulatedSwitch
+from patchlight.emulation.optical.emulated_switch import (
+    DeviceOptions,
+    EmulatedSwitch,
+)
 from patchlight.emulation.optical.matrices import (
     LightChange,
     Phase,
@@ -17,8 +20,16 @@ from patchlight.emulation.optical.matrices import (
 )
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
-from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
-from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap, parse_channel_connects
+from patchlight.testbed.lab.portmap import (
+    CrossConnect,
+    PortMap,
+    parse_cross_connects,
+)
+from patchlight.testbed.lab.spectrum import (
+    ChannelConnect,
+    SpectrumMap,
+    parse_channel_connects,
+)
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 log = logging.getLogger("patchlight.optical")
@@ -45,21 +56,30 @@ class EmulatedOcs(EmulatedSwitch):
         **options: Unpack[DeviceOptions],
     ) -> None:
         matrix = matrices.SwitchMatrix(switch.ports, switch.switching_time_s)
-        super().__init__(switch, matrix, crossbar, **options)
+        super().__init__(
+            switch,
+            matrix,
+            crossbar,
+            **options,
+        )
         self._arriving_dbm = dict(arriving_dbm)
         self._blocked: frozenset[CrossConnect] = frozenset()
 
     # --- changes: call, then await settle ---------------------------------------------------
 
     def enter(
-        self, directions: Iterable[CrossConnect], name: str = "", group: str = ""
+        self,
+        directions: Iterable[CrossConnect],
+        name: str = "",
+        group: str = "",
     ) -> SwitchedCircuit:
         """Reserve the ports for a circuit, which stays inactive. Raises ``RequestRefused``.
 
         A device that makes room disconnects busy ports, and is slower then.
         """
         self._changed = True
-        directions, conflict_s = tuple(directions), self.switch.emulated.conflict_time_s
+        directions = tuple(directions)
+        conflict_s = self.switch.emulated.conflict_time_s
         if conflict_s is None:
             return self.matrix.enter(directions, name, group)
         in_the_way = self.matrix.in_the_way(directions)
@@ -74,7 +94,10 @@ class EmulatedOcs(EmulatedSwitch):
         self.matrix.activate(circuit, self._clock.time())
 
     def make(
-        self, directions: Iterable[CrossConnect], name: str = "", group: str = ""
+        self,
+        directions: Iterable[CrossConnect],
+        name: str = "",
+        group: str = "",
     ) -> SwitchedCircuit:
         """Reserve and activate a circuit; ``RequestRefused`` leaves nothing of it."""
         circuit = self.enter(directions, name, group)
@@ -101,7 +124,9 @@ class EmulatedOcs(EmulatedSwitch):
             if circuit is not None:
                 self.remove(circuit)
 
-    async def light(self, pairs: Iterable[CrossConnect]) -> list[SwitchedCircuit]:
+    async def light(
+        self, pairs: Iterable[CrossConnect]
+    ) -> list[SwitchedCircuit]:
         """Make these one-way circuits, all or none, and wait until their mirrors rest.
 
         Raises ``RequestRefused``. A circuit whose mirrors fail stays in the table: check the phases
@@ -152,13 +177,21 @@ class EmulatedOcs(EmulatedSwitch):
         """The circuit's name; ``otherwise`` if it has none."""
         return self.faults.names or circuit.name or otherwise
 
-    async def power(self, ports: Iterable[int]) -> dict[int, tuple[float | None, float | None]]:
+    async def power(
+        self, ports: Iterable[int]
+    ) -> dict[int, tuple[float | None, float | None]]:
         """Power in dBm at ``in:n`` and ``out:n`` of these ports, ``None`` without a signal."""
         ports = tuple(ports)
         sources = {out: self.matrix.lights(out) for out in ports}
-        inputs = {*ports, *(inp for inp in sources.values() if inp is not None)}
+        inputs = {
+            *ports,
+            *(inp for inp in sources.values() if inp is not None),
+        }
         on = await self._crossbar.receiving(inputs)
-        arriving = {inp: self._arriving_dbm.get(inp) if inp in on else None for inp in inputs}
+        arriving = {
+            inp: self._arriving_dbm.get(inp) if inp in on else None
+            for inp in inputs
+        }
         readings = {}
         for port in ports:
             inp = sources[port]
@@ -185,14 +218,19 @@ class EmulatedOcs(EmulatedSwitch):
     def _without_blocked(self, change: LightChange) -> LightChange:
         """The change without circuits at ``dark_ports``; those that became dark, or are not any
         more, with it."""
-        before, dark_ports = self._blocked, self.faults.dark_ports
+        before = self._blocked
+        dark_ports = self.faults.dark_ports
         if not before and not dark_ports:
             return change
         active = frozenset(self.map)
-        self._blocked = frozenset(c for c in active if c.inp in dark_ports or c.out in dark_ports)
+        self._blocked = frozenset(
+            c for c in active if c.inp in dark_ports or c.out in dark_ports
+        )
         lit = (*change.light, *sorted((before & active) - self._blocked))
         dark = (*change.dark, *sorted(c.inp for c in self._blocked - before))
-        return LightChange(dark, tuple(c for c in lit if c not in self._blocked))
+        return LightChange(
+            dark, tuple(c for c in lit if c not in self._blocked)
+        )
 
     def _kept(self) -> list[dict[str, Any]]:
         return [
@@ -207,7 +245,9 @@ class EmulatedOcs(EmulatedSwitch):
 
     def _restore(self, kept: list[dict[str, Any]]) -> None:
         for each in kept:
-            directions = [CrossConnect(inp, out) for inp, out in each["directions"]]
+            directions = [
+                CrossConnect(inp, out) for inp, out in each["directions"]
+            ]
             circuit = self.enter(directions, each["name"], each["group"])
             if each["active"]:
                 self.activate(circuit)
@@ -223,10 +263,20 @@ class EmulatedWss(EmulatedSwitch):
     _parse_map = SpectrumMap.parse
 
     def __init__(
-        self, switch: WavelengthSwitch, crossbar: ChannelCrossbar, **options: Unpack[DeviceOptions]
+        self,
+        switch: WavelengthSwitch,
+        crossbar: ChannelCrossbar,
+        **options: Unpack[DeviceOptions],
     ) -> None:
-        matrix = matrices.SpectrumMatrix(switch.inputs, switch.outputs, switch.switching_time_s)
-        super().__init__(switch, matrix, crossbar, **options)
+        matrix = matrices.SpectrumMatrix(
+            switch.inputs, switch.outputs, switch.switching_time_s
+        )
+        super().__init__(
+            switch,
+            matrix,
+            crossbar,
+            **options,
+        )
         self._passing = SpectrumMap()
 
     # --- changes: call, then await settle ---------------------------------------------------
@@ -267,17 +317,23 @@ class EmulatedWss(EmulatedSwitch):
 
     # --- readings: await settle, then call --------------------------------------------------
 
-    async def channel_powers(self) -> dict[ChannelConnect, tuple[float | None, float | None]]:
+    async def channel_powers(
+        self,
+    ) -> dict[ChannelConnect, tuple[float | None, float | None]]:
         """Power in dBm of each entry's channel at input and output, ``None`` without a signal."""
         arriving = await self._crossbar.arriving()
         powers = {}
         for way in self.matrix:
             light = arriving.get(way.inp, {}).items()
-            entering = _sum_dbm(dbm for channel, dbm in light if channel.within(way.channel))
+            entering = _sum_dbm(
+                dbm for channel, dbm in light if channel.within(way.channel)
+            )
             leaving = None
             if entering is not None and way in self._passing:
                 drift_db = self.faults.drift_db.get(str(way.out), 0.0)
-                less_db = self.loss_db(way.ports) + way.attenuation_db + drift_db
+                less_db = (
+                    self.loss_db(way.ports) + way.attenuation_db + drift_db
+                )
                 leaving = entering - less_db
             powers[way] = (entering, leaving)
         return powers
@@ -286,11 +342,15 @@ class EmulatedWss(EmulatedSwitch):
         """Total power in dBm at each input, ``None`` without a signal."""
         arriving = await self._crossbar.arriving()
         inputs = range(1, self.switch.inputs + 1)
-        return {inp: _sum_dbm(arriving.get(inp, {}).values()) for inp in inputs}
+        return {
+            inp: _sum_dbm(arriving.get(inp, {}).values()) for inp in inputs
+        }
 
     async def output_powers(self) -> dict[int, float | None]:
         """Total power in dBm at each output, ``None`` without a signal."""
-        leaving: dict[int, list[float]] = {out: [] for out in range(1, self.switch.outputs + 1)}
+        leaving: dict[int, list[float]] = {
+            out: [] for out in range(1, self.switch.outputs + 1)
+        }
         for way, (_, dbm) in (await self.channel_powers()).items():
             if dbm is not None:
                 leaving[way.out].append(dbm)
@@ -298,8 +358,13 @@ class EmulatedWss(EmulatedSwitch):
 
     async def _follow(self, now: float) -> None:
         self.matrix.take(now)
-        dark_ports, lit = self.faults.dark_ports, self.matrix.lit
-        passing = lit.without(way for way in lit if way.inp in dark_ports or way.out in dark_ports)
+        dark_ports = self.faults.dark_ports
+        lit = self.matrix.lit
+        passing = lit.without(
+            way
+            for way in lit
+            if way.inp in dark_ports or way.out in dark_ports
+        )
         if passing != self._passing:
             self._passing = passing
             await self._crossbar.change(passing)

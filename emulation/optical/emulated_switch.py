@@ -10,14 +10,24 @@ import json
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 from patchlight.emulation.optical.crossbar import ChannelCrossbar, Crossbar
-from patchlight.emulation.optical.matrices import RequestRefused, SpectrumMatrix, SwitchMatrix
+from patchlight.emulation.optical.matrices import (
+    RequestRefused,
+    SpectrumMatrix,
+    SwitchMatrix,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.lab.model import OpticalSwitch
 
@@ -84,11 +94,17 @@ class EmulatedFaults:
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         for key, value in request.items():
             if key not in known:
-                raise BadInput(f"unknown fault {key!r}: expected one of {', '.join(known)}")
+                raise BadInput(
+                    f"unknown fault {key!r}: expected one of {', '.join(known)}"
+                )
             if not _fits(value, known[key]):
-                raise BadInput(f"{key} cannot be {value!r}: expected a value like {known[key]!r}")
+                raise BadInput(
+                    f"{key} cannot be {value!r}: expected a value like {known[key]!r}"
+                )
             if key in _CHOICES and value not in _CHOICES[key]:
-                raise BadInput(f"{key} cannot be {value!r}: expected one of {_CHOICES[key]}")
+                raise BadInput(
+                    f"{key} cannot be {value!r}: expected one of {_CHOICES[key]}"
+                )
             if key == "meddle" and value:
                 self.parse_map(value.split(","))
         for key, value in request.items():
@@ -96,7 +112,10 @@ class EmulatedFaults:
 
     @asynccontextmanager
     async def around_command(
-        self, *, changes: bool, stall: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        *,
+        changes: bool,
+        stall: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> AsyncIterator[str]:
         """Apply the faults to a command: yields the message to refuse it with, or ``""``.
 
@@ -109,8 +128,14 @@ class EmulatedFaults:
             return
         self.before_change(self.changes)
         self.changes += 1
-        refusal, cut, stall_s, meddled = self.refuse_next, self.cut, self.stall_s, self.meddle
-        self.refuse_next, self.cut, self.stall_s, self.meddle = "", "", 0.0, ""
+        refusal = self.refuse_next
+        cut = self.cut
+        stall_s = self.stall_s
+        meddled = self.meddle
+        self.refuse_next = ""
+        self.cut = ""
+        self.stall_s = 0.0
+        self.meddle = ""
         if meddled and self.on_meddling is not None:
             await self.on_meddling(meddled)
         if cut == "before":
@@ -124,7 +149,9 @@ class EmulatedFaults:
         """An answer as the device sends it."""
         if self.garble > 0:
             self.garble -= 1
-            answer = bytes(b ^ 0x15 if at % 5 == 2 else b for at, b in enumerate(answer))
+            answer = bytes(
+                b ^ 0x15 if at % 5 == 2 else b for at, b in enumerate(answer)
+            )
         if self.answer_twice > 0:
             self.answer_twice -= 1
             answer *= 2
@@ -141,16 +168,20 @@ class EmulatedFaults:
 
     def take_flood(self) -> int:
         """How many alarms come now."""
-        count, self.flood = self.flood, 0
+        count = self.flood
+        self.flood = 0
         return count
 
 
 def _fits(value: object, like: object) -> bool:
     if isinstance(like, list):
-        return isinstance(value, list) and all(type(item) is int for item in value)
+        return isinstance(value, list) and all(
+            type(item) is int for item in value
+        )
     if isinstance(like, dict):
         return isinstance(value, dict) and all(
-            key.isdigit() and type(item) in (int, float) for key, item in value.items()
+            key.isdigit() and type(item) in (int, float)
+            for key, item in value.items()
         )
     if isinstance(like, float):
         return type(value) in (int, float)
@@ -205,15 +236,25 @@ class EmulatedSwitch(ABC):
         state_file: Path | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.switch, self.matrix, self._crossbar = switch, matrix, crossbar
+        self.switch = switch
+        self.matrix = matrix
+        self._crossbar = crossbar
         self.faults = EmulatedFaults()
-        self.faults.parse_map, self.faults.on_meddling = self._parse_map, self._meddle
+        self.faults.parse_map = self._parse_map
+        self.faults.on_meddling = self._meddle
         if users is None:
             variables = {switch.user: switch.password_env}
-            variables |= {user.name: user.password_env for user in switch.emulated.users}
-            users = {name: os.environ.get(var) if var else None for name, var in variables.items()}
+            variables |= {
+                user.name: user.password_env for user in switch.emulated.users
+            }
+            users = {
+                name: os.environ.get(var) if var else None
+                for name, var in variables.items()
+            }
         self._users = users
-        self._viewers = frozenset(u.name for u in switch.emulated.users if u.read_only)
+        self._viewers = frozenset(
+            u.name for u in switch.emulated.users if u.read_only
+        )
         self._own_clock = clock
         self._state_file = state_file
         self._lock = asyncio.Lock()
@@ -254,8 +295,17 @@ class EmulatedSwitch(ABC):
         await self._crossbar.open()
         if self._state_file is not None and self._state_file.exists():
             try:
-                self._restore(json.loads(self._state_file.read_text())["circuits"])
-            except (OSError, ValueError, KeyError, TypeError, RequestRefused, PatchlightError) as e:
+                self._restore(
+                    json.loads(self._state_file.read_text())["circuits"]
+                )
+            except (
+                OSError,
+                ValueError,
+                KeyError,
+                TypeError,
+                RequestRefused,
+                PatchlightError,
+            ) as e:
                 raise PatchlightError(
                     f"{self.switch.name}: reading its circuits from {self._state_file}: "
                     f"{reason(e)}",
@@ -301,7 +351,9 @@ class EmulatedSwitch(ABC):
             if self._timer is not None:
                 self._timer.cancel()
             due = self.matrix.next_due()
-            self._timer = None if due is None else self._clock.call_at(due, self._on_due)
+            self._timer = (
+                None if due is None else self._clock.call_at(due, self._on_due)
+            )
 
     def _on_due(self) -> None:
         task = asyncio.get_running_loop().create_task(self.settle())

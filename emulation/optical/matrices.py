@@ -49,7 +49,10 @@ class RequestRefused(Exception):
         message: str = "",
     ) -> None:
         super().__init__(reason.value)
-        self.reason, self.port, self.circuit, self.message = reason, port, circuit, message
+        self.reason = reason
+        self.port = port
+        self.circuit = circuit
+        self.message = message
 
 
 @dataclass(eq=False)
@@ -111,7 +114,11 @@ class SwitchMatrix:
     def find(self, cross_connect: CrossConnect) -> SwitchedCircuit | None:
         """The circuit with this direction."""
         circuit = self._by_input.get(cross_connect.inp)
-        return circuit if circuit and cross_connect in circuit.directions else None
+        return (
+            circuit
+            if circuit and cross_connect in circuit.directions
+            else None
+        )
 
     def at(self, side: Side, port: int) -> SwitchedCircuit | None:
         """The circuit that uses this side of a port."""
@@ -121,17 +128,30 @@ class SwitchMatrix:
         """The input connected to ``output`` now, or ``None``."""
         return self._lit.get(output)
 
-    def in_the_way(self, directions: Iterable[CrossConnect]) -> list[SwitchedCircuit]:
+    def in_the_way(
+        self, directions: Iterable[CrossConnect]
+    ) -> list[SwitchedCircuit]:
         """The circuits that conflict with these; empty if these are not possible anyway."""
         holders: list[SwitchedCircuit | None] = []
         for c in directions:
-            outside = not (1 <= c.inp <= self.ports and 1 <= c.out <= self.ports)
+            outside = not (
+                1 <= c.inp <= self.ports and 1 <= c.out <= self.ports
+            )
             if outside or self.find(c) or self.locked & {c.inp, c.out}:
                 return []
             holders += (self._by_input.get(c.inp), self._by_output.get(c.out))
-        return [circuit for circuit in dict.fromkeys(holders) if circuit is not None]
+        return [
+            circuit
+            for circuit in dict.fromkeys(holders)
+            if circuit is not None
+        ]
 
-    def enter(self, directions: Iterable[CrossConnect], name: str, group: str) -> SwitchedCircuit:
+    def enter(
+        self,
+        directions: Iterable[CrossConnect],
+        name: str,
+        group: str,
+    ) -> SwitchedCircuit:
         """Reserve the ports for a new circuit, which stays inactive. Raises ``RequestRefused``."""
         circuit = SwitchedCircuit(tuple(directions), name, group)
         for c in circuit.directions:
@@ -142,9 +162,16 @@ class SwitchMatrix:
                     raise RequestRefused(Reason.LOCKED, port=port)
             if there := self.find(c):
                 raise RequestRefused(Reason.EXISTS, circuit=there)
-            for port, taken in ((c.inp, self._by_input), (c.out, self._by_output)):
+            for port, taken in (
+                (c.inp, self._by_input),
+                (c.out, self._by_output),
+            ):
                 if port in taken:
-                    raise RequestRefused(Reason.BUSY, port=port, circuit=taken[port])
+                    raise RequestRefused(
+                        Reason.BUSY,
+                        port=port,
+                        circuit=taken[port],
+                    )
         for c in circuit.directions:
             self._by_input[c.inp] = self._by_output[c.out] = circuit
         return circuit
@@ -159,7 +186,8 @@ class SwitchMatrix:
         if ports & self.failed:
             circuit.phase = Phase.FAILED
             return
-        circuit.phase, circuit.turn = Phase.SWITCHING, next(self._turns)
+        circuit.phase = Phase.SWITCHING
+        circuit.turn = next(self._turns)
         own = circuit.switching_time_s
         due = now + (self.switching_time_s if own is None else own)
         heapq.heappush(self._turning, (due, circuit.turn, circuit))
@@ -170,7 +198,8 @@ class SwitchMatrix:
             for c in circuit.directions:
                 del self._lit[c.out]
                 self._dark.append(c.inp)
-        circuit.phase, circuit.turn = Phase.PARKED, 0
+        circuit.phase = Phase.PARKED
+        circuit.turn = 0
 
     def fail(self, cross_connect: CrossConnect) -> None:
         """This path failed, and so did its circuit."""
@@ -200,11 +229,15 @@ class SwitchMatrix:
             for c in circuit.directions:
                 self._lit[c.out] = c.inp
                 light.append(c)
-        dark, self._dark = tuple(self._dark), []
+        dark = tuple(self._dark)
+        self._dark = []
         return LightChange(dark, tuple(light))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SpectrumEntry:
     """The phase of an entry; ``due`` is when it becomes active, if it is switching."""
 
@@ -236,12 +269,16 @@ class SpectrumMatrix:
     @property
     def lit(self) -> SpectrumMap:
         """The active entries."""
-        return SpectrumMap.of(w for w, entry in self.entries.items() if entry.phase is Phase.LIT)
+        return SpectrumMap.of(
+            w for w, entry in self.entries.items() if entry.phase is Phase.LIT
+        )
 
     @property
     def dark(self) -> SpectrumMap:
         """The inactive entries: switching, or failed."""
-        return SpectrumMap.of(w for w, e in self.entries.items() if e.phase is not Phase.LIT)
+        return SpectrumMap.of(
+            w for w, e in self.entries.items() if e.phase is not Phase.LIT
+        )
 
     def make(self, ways: Iterable[ChannelConnect], now: float) -> None:
         """Add all of these, or none and raise ``RequestRefused``; they become active later."""
@@ -250,10 +287,20 @@ class SpectrumMatrix:
         for way in ways:
             self._check(way)
             if way in self.entries:
-                raise RequestRefused(Reason.EXISTS, port=way.inp, message=f"{way} exists")
-            if other := next((other for other in entered if other.clashes(way)), None):
+                raise RequestRefused(
+                    Reason.EXISTS,
+                    port=way.inp,
+                    message=f"{way} exists",
+                )
+            if other := next(
+                (other for other in entered if other.clashes(way)), None
+            ):
                 message = f"channel overlaps that of {other}"
-                raise RequestRefused(Reason.BUSY, port=way.out, message=message)
+                raise RequestRefused(
+                    Reason.BUSY,
+                    port=way.out,
+                    message=message,
+                )
             entered.append(way)
         for way in ways:
             self.entries[way] = self._begun(way, now)
@@ -269,7 +316,10 @@ class SpectrumMatrix:
         An attenuation changes in place, without an outage.
         """
         fresh = {}
-        before = {way._replace(attenuation_db=0.0): entry for way, entry in self.entries.items()}
+        before = {
+            way._replace(attenuation_db=0.0): entry
+            for way, entry in self.entries.items()
+        }
         for way in wanted:
             entry = before.get(way._replace(attenuation_db=0.0))
             if entry is None:
@@ -280,7 +330,9 @@ class SpectrumMatrix:
 
     def next_due(self) -> float | None:
         """When the next entry becomes active, or ``None``."""
-        switching = (e.due for e in self.entries.values() if e.phase is Phase.SWITCHING)
+        switching = (
+            e.due for e in self.entries.values() if e.phase is Phase.SWITCHING
+        )
         return min(switching, default=None)
 
     def take(self, now: float) -> SpectrumMap | None:

@@ -29,13 +29,16 @@ from patchlight.testbed.linux.sockets import ssh_answers
 
 # For benchmarks of networks (RFC 2544): not routed on the Internet, and rarely used elsewhere.
 _POOL = IPv4Network("198.18.0.0/15")
-_SHORTEST, _LONGEST = 16, 24
+_SHORTEST = 16
+_LONGEST = 24
 # Shorter prefixes are default routes, whole or in two halves.
 _SHORTEST_TAKEN = 2
 _FIRST_SERVER = 11
 _MOST_SERVERS = 2 ** (32 - _SHORTEST) - 1 - _FIRST_SERVER
 # Below the lab's own links.
-_BRIDGE, _MACHINE, _SERVER_NIC = 10, 11, 90
+_BRIDGE = 10
+_MACHINE = 11
+_SERVER_NIC = 90
 _FIRST_PORT = 100
 
 
@@ -43,7 +46,10 @@ class NoManagementNetwork(PatchlightError):
     """This machine has routes to all possible management addresses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class ManagementNetwork:
     """Addresses of a lab's servers, and names of the network's parts."""
 
@@ -54,7 +60,9 @@ class ManagementNetwork:
     @property
     def machine(self) -> IPv4Interface:
         """This machine's address in it."""
-        return IPv4Interface((self.network.network_address + 1, self.network.prefixlen))
+        return IPv4Interface(
+            (self.network.network_address + 1, self.network.prefixlen)
+        )
 
     @property
     def interface(self) -> str:
@@ -65,7 +73,9 @@ class ManagementNetwork:
     def addresses(self) -> dict[str, IPv4Address]:
         """The address of each server."""
         first = self.network.network_address + _FIRST_SERVER
-        return {name: first + number for number, name in enumerate(self.servers)}
+        return {
+            name: first + number for number, name in enumerate(self.servers)
+        }
 
 
 def management_namespace(lab: str) -> str:
@@ -76,7 +86,8 @@ def management_namespace(lab: str) -> str:
 def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
     """The first free network, at least a /24, for that many servers, without overlap with
     ``taken``; else ``NoManagementNetwork``."""
-    bits = (_FIRST_SERVER + servers).bit_length()  # including the broadcast address
+    # Including the broadcast address.
+    bits = (_FIRST_SERVER + servers).bit_length()
     length = min(_LONGEST, 32 - bits)
     if length < _SHORTEST:
         raise NoManagementNetwork(
@@ -84,7 +95,9 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
             "network",
             hint="use fewer servers, or --server-kind namespace",
         )
-    in_the_way = [other for other in taken if other.prefixlen >= _SHORTEST_TAKEN]
+    in_the_way = [
+        other for other in taken if other.prefixlen >= _SHORTEST_TAKEN
+    ]
     for network in _POOL.subnets(new_prefix=length):
         if not any(network.overlaps(other) for other in in_the_way):
             return network
@@ -95,7 +108,9 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
 
 
 def make_network(
-    lab: Lab, names: Sequence[str], made: Callable[[str, int], None]
+    lab: Lab,
+    names: Sequence[str],
+    made: Callable[[str, int], None],
 ) -> ManagementNetwork:
     """Choose the network of these machines of a lab, and make its switch and this machine's end.
     ``made`` is called with the namespace and its inode; after an error the caller cleans up."""
@@ -117,9 +132,13 @@ def make_network(
             plugged = links.set_master(_MACHINE, _BRIDGE, "machine")
             with Netlink() as switch:
                 switch.run([bridge, links.add_veth(near, far), plugged])
-        namespaces.set_sysctl(f"ipv6/conf/{management.interface}/disable_ipv6", 1)
+        namespaces.set_sysctl(
+            f"ipv6/conf/{management.interface}/disable_ipv6", 1
+        )
         index = links.list_links(here)[management.interface].index
-        addressed = links.add_address(index, management.machine, management.interface)
+        addressed = links.add_address(
+            index, management.machine, management.interface
+        )
         here.run([addressed, links.set_up(index, management.interface)])
     return management
 
@@ -140,7 +159,10 @@ _BOOT = Path(__file__).with_name("boot.sh")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Rehearsal:
     """The servers of a lab with an sshd, not yet booted, and such packet switches, whose root file
     systems have the bases ``base`` and ``switch_base``; and the runtime lab with the logins."""
@@ -165,58 +187,119 @@ class Rehearsal:
     def join(self) -> None:
         """Connect every machine's existing namespace to the management network."""
         management = self.management
-        switch = namespaces.namespace_path(management_namespace(management.lab))
+        switch = namespaces.namespace_path(
+            management_namespace(management.lab)
+        )
         with Netlink(switch) as bridge:
             for number, server in enumerate(self.machines, _FIRST_PORT):
-                path = namespaces.namespace_path(namespace_name(management.lab, server.name))
+                path = namespaces.namespace_path(
+                    namespace_name(management.lab, server.name)
+                )
                 name = machines.interface_of(server)
                 port = links.LinkEnd(f"port{number}", number, up=True)
                 with namespaces.opened(path) as namespace:
-                    there = links.LinkEnd(name, _SERVER_NIC, namespace=namespace)
+                    there = links.LinkEnd(
+                        name, _SERVER_NIC, namespace=namespace
+                    )
                     plugged = links.set_master(number, _BRIDGE, port.name)
                     bridge.run([links.add_veth(port, there), plugged])
                 if self.kind == "vm" and server in self.servers:
                     virtual.plug(management.lab, server)
                     continue
-                at = management.addresses[server.name], management.network.prefixlen
-                addressed = links.add_address(_SERVER_NIC, IPv4Interface(at), name)
+                at = (
+                    management.addresses[server.name],
+                    management.network.prefixlen,
+                )
+                addressed = links.add_address(
+                    _SERVER_NIC, IPv4Interface(at), name
+                )
                 with Netlink(path) as inside:
                     inside.run([addressed, links.set_up(_SERVER_NIC, name)])
 
     def services(self) -> list[LabService]:
         """One process per machine, the ancestor of all its processes."""
-        lab, servers = self.lab.name, self.servers
+        lab = self.lab.name
+        servers = self.servers
         switches = self.machines[len(servers) :]
-        return [server_service(lab, self.kind, self.base, server) for server in servers] + [
-            server_service(lab, "ssh", self.switch_base, switch) for switch in switches
+        return [
+            server_service(
+                lab,
+                self.kind,
+                self.base,
+                server,
+            )
+            for server in servers
+        ] + [
+            server_service(
+                lab,
+                "ssh",
+                self.switch_base,
+                switch,
+            )
+            for switch in switches
         ]
 
 
-def switch_service(lab: str, switch: PacketSwitch, say: Callable[[str], None]) -> LabService:
+def switch_service(
+    lab: str,
+    switch: PacketSwitch,
+    say: Callable[[str], None],
+) -> LabService:
     """The process that boots a packet switch with an sshd again."""
-    return server_service(lab, "ssh", machines.server_base(say), as_server(switch))
+    return server_service(
+        lab,
+        "ssh",
+        machines.server_base(say),
+        as_server(switch),
+    )
 
 
 def as_server(switch: PacketSwitch) -> Server:
     """A packet switch that is a machine of its own, as what boots."""
-    return Server(switch.name, ssh=SshAccess(address=switch.address.rpartition(":")[0]))
+    return Server(
+        switch.name, ssh=SshAccess(address=switch.address.rpartition(":")[0])
+    )
 
 
-def server_service(lab: str, kind: str, base: Path, of: Server) -> LabService:
+def server_service(
+    lab: str,
+    kind: str,
+    base: Path,
+    of: Server,
+) -> LabService:
     """The process that boots a server, the ancestor of all its processes. With a Docker engine its
     cgroups are made, or ``CgroupError``."""
     if kind == "vm":
         return virtual.virtual_service(lab, base, of)
-    server, own = of.name, ["--mount", "--pid", "--uts", "--ipc"]
+    server = of.name
+    own = ["--mount", "--pid", "--uts", "--ipc"]
     if (base / "usr/sbin/dockerd").exists():
         machines.make_groups(lab, server)
     # When this process ends, the server ends as in a power cut.
-    gpus, disk = states.run_dir(lab) / "gpus" / server, states.disk_dir(lab) / server
-    gpus.mkdir(mode=0o700, parents=True, exist_ok=True)
-    boot = ["unshare", *own, "--fork", "--kill-child", "sh", str(_BOOT)]
+    gpus = states.run_dir(lab) / "gpus" / server
+    disk = states.disk_dir(lab) / server
+    gpus.mkdir(
+        mode=0o700,
+        parents=True,
+        exist_ok=True,
+    )
+    boot = [
+        "unshare",
+        *own,
+        "--fork",
+        "--kill-child",
+        "sh",
+        str(_BOOT),
+    ]
     return LabService(
         name=machines.service_name(server),
-        argv=[*boot, *map(str, (base, disk, server, gpus, machines.server_group(lab, server)))],
+        argv=[
+            *boot,
+            *map(
+                str,
+                (base, disk, server, gpus, machines.server_group(lab, server)),
+            ),
+        ],
         ready=partial(ssh_answers, str(of.ssh.address)),
         namespace=namespaces.namespace_path(namespace_name(lab, server)),
         environment={"PATH": _PATH},
@@ -225,7 +308,12 @@ def server_service(lab: str, kind: str, base: Path, of: Server) -> LabService:
 
 
 def prepare_rehearsal(
-    lab: Lab, state: states.LabState, say: Callable[[str], None], *, kind: str, docker: bool = False
+    lab: Lab,
+    state: states.LabState,
+    say: Callable[[str], None],
+    *,
+    kind: str,
+    docker: bool = False,
 ) -> Rehearsal:
     """Make what precedes the links of machines with an sshd: base, network, keys, disks. These are
     the servers of kind ``ssh`` (with ``docker`` also their engines) or ``vm``, and with every kind
@@ -234,26 +322,36 @@ def prepare_rehearsal(
     servers = () if kind == "namespace" else lab.servers
     switches = [switch for switch in lab.packet_switches if is_machine(switch)]
     if kind != "namespace" and not servers:
-        raise BadInput(f"lab {lab.name} has no servers: --server-kind {kind} needs some")
+        raise BadInput(
+            f"lab {lab.name} has no servers: --server-kind {kind} needs some"
+        )
     is_virtual = kind == "vm"
     if is_virtual:
         virtual.check_machine(len(servers), docker=docker)
-    options = [f"--{name}" for name, wanted in (("docker", docker), ("vm", is_virtual)) if wanted]
+    options = [
+        f"--{name}"
+        for name, wanted in (("docker", docker), ("vm", is_virtual))
+        if wanted
+    ]
     switch_base = machines.server_base(say) if switches else Path()
     base = machines.server_base(say, *options) if servers else switch_base
-    state.servers, state.base = kind, str(base)
+    state.servers = kind
+    state.base = str(base)
     state.namespaces[management_namespace(lab.name)] = 0
     state.save()
     if is_virtual:
         virtual.choose_accelerator(base, len(servers), say)
     else:
         machines.check_overlay(base, states.disk_dir(lab.name) / ".trial")
-    names = [server.name for server in servers] + [switch.name for switch in switches]
+    names = [server.name for server in servers] + [
+        switch.name for switch in switches
+    ]
     management = make_network(lab, names, state.namespaces.__setitem__)
     state.save()
     what = "servers are" if servers else "packet switches are"
     say(f"{what} in the management network {management.network}")
-    identity, folder = machines.new_key(), state.run_dir / "ssh"
+    identity = machines.new_key()
+    folder = state.run_dir / "ssh"
     keys = {name: machines.new_key() for name in names}
     addresses = management.addresses
     machines.write_client_files(
@@ -297,11 +395,30 @@ def prepare_rehearsal(
     for machine in list[Server | PacketSwitch]([*with_login, *switches]):
         disk = states.disk_dir(lab.name) / machine.name
         key = keys[machine.name]
-        machines.make_disk(disk, machine.name, key, identity, addresses, docker=docker)
+        machines.make_disk(
+            disk,
+            machine.name,
+            key,
+            identity,
+            addresses,
+            docker=docker,
+        )
         if isinstance(machine, PacketSwitch):
             if machine.driver == "sonic":
                 sonic.install(disk / "upper", machine)
         elif is_virtual:
             prefixes = lab.network.prefixlen, management.network.prefixlen
-            virtual.make_disk(disk, base, machine, prefixes, lab.workers.mounts)
-    return Rehearsal(runtime, kind, base, switch_base, management)
+            virtual.make_disk(
+                disk,
+                base,
+                machine,
+                prefixes,
+                lab.workers.mounts,
+            )
+    return Rehearsal(
+        runtime,
+        kind,
+        base,
+        switch_base,
+        management,
+    )

@@ -35,10 +35,17 @@ def service_name(server: str) -> str:
 def interface_of(server: Server) -> str:
     """A server's management interface: ``mgmt0``, or the first free name."""
     taken = {nic.name for nic in server.nics}
-    return next(name for name in (f"mgmt{n}" for n in range(len(taken) + 1)) if name not in taken)
+    return next(
+        name
+        for name in (f"mgmt{n}" for n in range(len(taken) + 1))
+        if name not in taken
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SshKey:
     """A key pair in OpenSSH's formats."""
 
@@ -68,7 +75,10 @@ def new_key() -> SshKey:
 
 
 def write_client_files(
-    folder: Path, user: str, identity: SshKey, servers: Mapping[str, tuple[IPv4Address, SshKey]]
+    folder: Path,
+    user: str,
+    identity: SshKey,
+    servers: Mapping[str, tuple[IPv4Address, SshKey]],
 ) -> None:
     """Write OpenSSH's ``identity`` (0600), ``known_hosts`` and ``config`` for servers by address
     and host key: ``ssh -F folder/config SERVER``."""
@@ -76,9 +86,15 @@ def write_client_files(
     private = folder / "identity"
     private.touch(mode=0o600)
     private.write_text(identity.private)
-    known = [f"{name},{address} {key.public}\n" for name, (address, key) in servers.items()]
+    known = [
+        f"{name},{address} {key.public}\n"
+        for name, (address, key) in servers.items()
+    ]
     (folder / "known_hosts").write_text("".join(known))
-    hosts = [f"Host {name}\n    HostName {address}\n" for name, (address, _) in servers.items()]
+    hosts = [
+        f"Host {name}\n    HostName {address}\n"
+        for name, (address, _) in servers.items()
+    ]
     everywhere = (
         f"Host {' '.join(servers)}\n    User {user}\n    IdentityFile {private}\n"
         f"    IdentitiesOnly yes\n    UserKnownHostsFile {folder / 'known_hosts'}\n"
@@ -98,31 +114,61 @@ def make_disk(
 ) -> None:
     """Make the folders of an overlay mount, and the server's own files in ``disk/upper``, where
     owners and modes override the base's. ``names``: the servers' addresses, for ``/etc/hosts``."""
-    upper, home = disk / "upper", disk / "upper/home" / USER
-    disk.mkdir(mode=0o700, parents=True)
-    for folder in (upper, disk / "root", upper / "etc", upper / "etc/ssh", upper / "home"):
+    upper = disk / "upper"
+    home = disk / "upper/home" / USER
+    disk.mkdir(
+        mode=0o700,
+        parents=True,
+    )
+    for folder in (
+        upper,
+        disk / "root",
+        upper / "etc",
+        upper / "etc/ssh",
+        upper / "home",
+    ):
         _folder(folder, 0o755)
     _folder(disk / "work", 0o700)
     if docker:
         _folder(disk / "docker", 0o710)
     for folder in (home, home / ".ssh"):
         _folder(folder, 0o700, _USER_ID)
-    _file(home / ".ssh/authorized_keys", f"{login_key.public} {USER}\n", 0o600, _USER_ID)
+    _file(
+        home / ".ssh/authorized_keys",
+        f"{login_key.public} {USER}\n",
+        0o600,
+        _USER_ID,
+    )
     _file(upper / "etc/hostname", f"{name}\n", 0o644)
     hosts = [f"{address}\t{other}\n" for other, address in names.items()]
-    _file(upper / "etc/hosts", "".join(["127.0.0.1\tlocalhost\n", *hosts]), 0o644)
+    _file(
+        upper / "etc/hosts", "".join(["127.0.0.1\tlocalhost\n", *hosts]), 0o644
+    )
     _file(upper / "etc/machine-id", f"{uuid.uuid4().hex}\n", 0o444)
     _file(upper / "etc/ssh/ssh_host_ed25519_key", host_key.private, 0o600)
-    _file(upper / "etc/ssh/ssh_host_ed25519_key.pub", f"{host_key.public} {name}\n", 0o644)
+    _file(
+        upper / "etc/ssh/ssh_host_ed25519_key.pub",
+        f"{host_key.public} {name}\n",
+        0o644,
+    )
 
 
-def _folder(path: Path, mode: int, owner: int = 0) -> None:
+def _folder(
+    path: Path,
+    mode: int,
+    owner: int = 0,
+) -> None:
     path.mkdir()
     path.chmod(mode)
     os.chown(path, owner, owner)
 
 
-def _file(path: Path, text: str, mode: int, owner: int = 0) -> None:
+def _file(
+    path: Path,
+    text: str,
+    mode: int,
+    owner: int = 0,
+) -> None:
     path.touch(mode=0o600)
     path.write_text(text)
     path.chmod(mode)
@@ -178,11 +224,35 @@ def check_overlay(base: Path, trial: Path) -> None:
     root = trial / "root"
     for folder in (*layers.values(), root):
         folder.mkdir(parents=True)
-    options = ",".join(f"{key}={folder}" for key, folder in {"lowerdir": base, **layers}.items())
-    own = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork"]
-    mount = ["mount", "-t", "overlay", "-o", options, "overlay", str(root)]
+    options = ",".join(
+        f"{key}={folder}"
+        for key, folder in {"lowerdir": base, **layers}.items()
+    )
+    own = [
+        "unshare",
+        "--mount",
+        "--pid",
+        "--uts",
+        "--ipc",
+        "--cgroup",
+        "--fork",
+    ]
+    mount = [
+        "mount",
+        "-t",
+        "overlay",
+        "-o",
+        options,
+        "overlay",
+        str(root),
+    ]
     try:
-        tried = subprocess.run([*own, *mount], capture_output=True, text=True, check=False)
+        tried = subprocess.run(
+            [*own, *mount],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except FileNotFoundError as error:
         raise NoRehearsalServers(
             "starting a server with its own root: the command unshare was not found",
@@ -211,7 +281,11 @@ def server_group(lab: str, server: str) -> str:
     return f"{OURS}/{lab}/{server}"
 
 
-def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
+def make_groups(
+    lab: str,
+    server: str,
+    root: Path = GROUPS,
+) -> None:
     """Make the missing groups of a server; ``CgroupError`` if that fails."""
     try:
         for hierarchy in _hierarchies(root):
@@ -219,17 +293,28 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
             for name in server_group(lab, server).split("/"):
                 # Version 2: subgroups can count and limit what this one can.
                 with suppress(FileNotFoundError):
-                    for controller in (group / "cgroup.controllers").read_text().split():
-                        with suppress(OSError):  # a controller that exists in the root group only
-                            (group / "cgroup.subtree_control").write_text(f"+{controller}")
+                    for controller in (
+                        (group / "cgroup.controllers").read_text().split()
+                    ):
+                        with suppress(
+                            OSError
+                        ):  # a controller that exists in the root group only
+                            (group / "cgroup.subtree_control").write_text(
+                                f"+{controller}"
+                            )
                 group /= name
                 group.mkdir(exist_ok=True)
                 for file in ("cpuset.cpus", "cpuset.mems"):
                     # Version 1: a new group has none, so it cannot have processes.
-                    if (group / file).exists() and not (group / file).read_text().strip():
-                        (group / file).write_text((group.parent / file).read_text())
+                    if (group / file).exists() and not (
+                        group / file
+                    ).read_text().strip():
+                        (group / file).write_text(
+                            (group.parent / file).read_text()
+                        )
                 most = dict.fromkeys(
-                    _MEMORY if name == OURS else (), processes.memory_for_workers()
+                    _MEMORY if name == OURS else (),
+                    processes.memory_for_workers(),
                 )
                 for file, value in {**_WEIGHTS, **most}.items():
                     if (group / file).exists():
@@ -242,7 +327,10 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
 
 
 def remove_groups(
-    lab: str, server: str = "", root: Path = GROUPS, deadline_s: float = 10.0
+    lab: str,
+    server: str = "",
+    root: Path = GROUPS,
+    deadline_s: float = 10.0,
 ) -> None:
     """Remove the groups of a lab, or of one server; ``CgroupError`` if they contain processes."""
     ends = time.monotonic() + deadline_s
@@ -250,7 +338,9 @@ def remove_groups(
         top = hierarchy / OURS / lab / server
         folders = [top, *top.rglob("*/")] if top.is_dir() else []
         for folder in sorted(folders, reverse=True):
-            processes.remove_group(folder, ends, "end the processes listed in its cgroup.procs")
+            processes.remove_group(
+                folder, ends, "end the processes listed in its cgroup.procs"
+            )
         for folder in (hierarchy / OURS / lab, hierarchy / OURS):
             with suppress(OSError):
                 folder.rmdir()  # if it was the last one

@@ -22,19 +22,30 @@ if TYPE_CHECKING:
     from patchlight.testbed.lab.model import PacketSwitch
 
 FOLDER = Path("/var/lib/sonic")
-_CONFIG, _FAULTS, _BRIDGE = "config_db.json", "faults.json", "bridge"
-_FLOODS = {"unknown_unicast_flood": "flood", "unknown_multicast_flood": "mcast_flood"}
+_CONFIG = "config_db.json"
+_FAULTS = "faults.json"
+_BRIDGE = "bridge"
+_FLOODS = {
+    "unknown_unicast_flood": "flood",
+    "unknown_multicast_flood": "mcast_flood",
+}
 _FLOODS["broadcast_flood"] = "bcast_flood"
 Database = dict[str, dict[str, dict[str, str]]]
 
 
 def install(root: Path, switch: "PacketSwitch") -> None:
     """Put the programs and the first configuration into a switch's file system."""
-    folder, programs = root / str(FOLDER)[1:], root / "usr/local/bin"
+    folder = root / str(FOLDER)[1:]
+    programs = root / "usr/local/bin"
     for each in (folder, programs):
-        each.mkdir(mode=0o755, parents=True)
+        each.mkdir(
+            mode=0o755,
+            parents=True,
+        )
     for program in ("config", "sonic-db-dump"):
-        (programs / program).write_text(f"#!/usr/bin/python3 -IS\n{Path(__file__).read_text()}")
+        (programs / program).write_text(
+            f"#!/usr/bin/python3 -IS\n{Path(__file__).read_text()}"
+        )
         (programs / program).chmod(0o755)
     (folder / _CONFIG).write_text(json.dumps(first_config(switch)))
     (folder / _BRIDGE).write_text(switch.bridge)
@@ -42,11 +53,14 @@ def install(root: Path, switch: "PacketSwitch") -> None:
 
 def first_config(switch: "PacketSwitch") -> Database:
     """CONFIG_DB of a switch whose ports are all members of its VLAN."""
-    vlan, names = f"Vlan{switch.vlan}", switch.interface_names
+    vlan = f"Vlan{switch.vlan}"
+    names = switch.interface_names
     return {
         "PORT": {name: {"index": str(n)} for n, name in enumerate(names, 1)},
         "VLAN": {vlan: {"vlanid": str(switch.vlan)}},
-        "VLAN_MEMBER": {f"{vlan}|{name}": {"tagging_mode": "untagged"} for name in names},
+        "VLAN_MEMBER": {
+            f"{vlan}|{name}": {"tagging_mode": "untagged"} for name in names
+        },
     }
 
 
@@ -58,16 +72,21 @@ def patched(database: Any, patch: list[dict[str, Any]]) -> Any:
     """CONFIG_DB after a patch (RFC 6902), which changes it in place; ``PatchRefused``."""
     for step in patch:
         *above, last = (
-            p.replace("~1", "/").replace("~0", "~") for p in step["path"].split("/")[1:]
+            p.replace("~1", "/").replace("~0", "~")
+            for p in step["path"].split("/")[1:]
         )
         at = database
         for name in above:
             if name not in at:
-                raise PatchRefused(f"JsonPatchConflict: member '{name}' not found")
+                raise PatchRefused(
+                    f"JsonPatchConflict: member '{name}' not found"
+                )
             at = at[name]
         if step["op"] == "remove":
             if last not in at:
-                raise PatchRefused(f"can't remove a non-existent object '{last}'")
+                raise PatchRefused(
+                    f"can't remove a non-existent object '{last}'"
+                )
             del at[last]
         else:
             at[last] = step["value"]
@@ -83,23 +102,41 @@ def check(database: Database, refused: list[str]) -> None:
             )
     for key, row in database.get("FDB", {}).items():
         vlan, _, mac = key.partition("|")
-        if not re.fullmatch("([0-9a-f]{2}:){5}[0-9a-f]{2}", mac) or set(row) != {"port"}:
+        if not re.fullmatch("([0-9a-f]{2}:){5}[0-9a-f]{2}", mac) or set(
+            row
+        ) != {"port"}:
             raise PatchRefused(f"data loading failed: FDB {key}")
-        if f"{vlan}|{row['port']}" not in database["VLAN_MEMBER"] or mac in refused:
+        if (
+            f"{vlan}|{row['port']}" not in database["VLAN_MEMBER"]
+            or mac in refused
+        ):
             raise PatchRefused(f"given config failed validation: FDB {key}")
 
 
 def _programs(database: Database, faults: dict[str, Any]) -> None:
     """Bring the bridge to what the configuration says, as far as the table has room."""
     bridge = (FOLDER / _BRIDGE).read_text()
-    wanted = {key.partition("|")[2]: row["port"] for key, row in database.get("FDB", {}).items()}
+    wanted = {
+        key.partition("|")[2]: row["port"]
+        for key, row in database.get("FDB", {}).items()
+    }
     present = _hardware(bridge)
-    fdb = [f"fdb del {m} dev {p} master" for m, p in present.items() if wanted.get(m) != p]
+    fdb = [
+        f"fdb del {m} dev {p} master"
+        for m, p in present.items()
+        if wanted.get(m) != p
+    ]
     kept = sum(wanted.get(mac) == port for mac, port in present.items())
-    new = [(mac, port) for mac, port in wanted.items() if present.get(mac) != port]
+    new = [
+        (mac, port) for mac, port in wanted.items() if present.get(mac) != port
+    ]
     room = faults.get("table_size", 1 << 20) - kept
-    fdb += [f"fdb replace {m} dev {p} master static" for m, p in new[: max(0, room)]]
-    ip, there = [], {port["ifname"] for port in _ports(bridge)}
+    fdb += [
+        f"fdb replace {m} dev {p} master static"
+        for m, p in new[: max(0, room)]
+    ]
+    ip = []
+    there = {port["ifname"] for port in _ports(bridge)}
     (row,) = database["VLAN"].values()
     for key in database["VLAN_MEMBER"]:
         said = f"learning {'off' if row.get('mac_learning') == 'disabled' else 'on'}"
@@ -108,27 +145,64 @@ def _programs(database: Database, faults: dict[str, Any]) -> None:
         if (port := key.partition("|")[2]) in there:
             ip.append(f"link set dev {port} type bridge_slave {said}")
     for program, lines in (("bridge", fdb), ("ip", ip)):
-        command = [f"/usr/sbin/{program}", "-force", "-batch", "-"]
-        subprocess.run(command, input="\n".join(lines), text=True, check=False)
+        command = [
+            f"/usr/sbin/{program}",
+            "-force",
+            "-batch",
+            "-",
+        ]
+        subprocess.run(
+            command,
+            input="\n".join(lines),
+            text=True,
+            check=False,
+        )
 
 
 def _json_of(*command: str) -> Any:
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(done.stdout or "[]")
 
 
 def _hardware(bridge: str) -> dict[str, str]:
-    rows = _json_of("/usr/sbin/bridge", "-json", "fdb", "show", "br", bridge)
-    return {row["mac"]: row["ifname"] for row in rows if row.get("state") == "static"}
+    rows = _json_of(
+        "/usr/sbin/bridge",
+        "-json",
+        "fdb",
+        "show",
+        "br",
+        bridge,
+    )
+    return {
+        row["mac"]: row["ifname"]
+        for row in rows
+        if row.get("state") == "static"
+    }
 
 
 def _ports(bridge: str) -> list[dict[str, Any]]:
-    rows = _json_of("/usr/sbin/ip", "-s", "-json", "link", "show", "master", bridge)
+    rows = _json_of(
+        "/usr/sbin/ip",
+        "-s",
+        "-json",
+        "link",
+        "show",
+        "master",
+        bridge,
+    )
     return [row for row in rows if row]
 
 
 def rows_of(
-    name: str, config: Database, hardware: Iterable[str], ports: Sequence[dict[str, Any]]
+    name: str,
+    config: Database,
+    hardware: Iterable[str],
+    ports: Sequence[dict[str, Any]],
 ) -> dict[str, dict[str, str]]:
     """The rows of one database by key: of CONFIG_DB, or of others what the driver reads.
 
@@ -136,20 +210,32 @@ def rows_of(
     """
     if name == "CONFIG_DB":
         return {
-            f"{table}|{key}": row for table, rows in config.items() for key, row in rows.items()
+            f"{table}|{key}": row
+            for table, rows in config.items()
+            for key, row in rows.items()
         }
     if name == "ASIC_DB":
-        head, ids = "ASIC_STATE:SAI_OBJECT_TYPE_FDB_ENTRY:", {"bvid": "oid:0x26", "switch_id": "0"}
-        return {head + json.dumps({**ids, "mac": m.upper()}): {} for m in hardware}
+        head = "ASIC_STATE:SAI_OBJECT_TYPE_FDB_ENTRY:"
+        ids = {"bvid": "oid:0x26", "switch_id": "0"}
+        return {
+            head + json.dumps({**ids, "mac": m.upper()}): {} for m in hardware
+        }
     if name == "APPL_DB":
         up = {port["ifname"]: port["operstate"].lower() for port in ports}
-        return {f"PORT_TABLE:{port}": {"oper_status": state} for port, state in up.items()}
-    oids = {port["ifname"]: f"oid:0x1000000{port['ifindex']:06x}" for port in ports}
+        return {
+            f"PORT_TABLE:{port}": {"oper_status": state}
+            for port, state in up.items()
+        }
+    oids = {
+        port["ifname"]: f"oid:0x1000000{port['ifindex']:06x}" for port in ports
+    }
     counted = {}
     for port in ports:
         sides = zip(("IN", "OUT"), ("rx", "tx"), strict=True)
         counted[f"COUNTERS:{oids[port['ifname']]}"] = {
-            f"SAI_PORT_STAT_IF_{there}_OCTETS": str(port["stats64"][here]["bytes"])
+            f"SAI_PORT_STAT_IF_{there}_OCTETS": str(
+                port["stats64"][here]["bytes"]
+            )
             for there, here in sides
         }
     return {"COUNTERS_PORT_NAME_MAP": oids, **counted}
@@ -171,8 +257,17 @@ def main(program: str, arguments: list[str]) -> str:
         said = parser.parse_args(arguments)
         bridge = (FOLDER / _BRIDGE).read_text()
         config = json.loads(path.read_text())
-        rows = rows_of(said.n, config, _hardware(bridge), _ports(bridge)).items()
-        shown = {k: {"type": "hash", "value": v} for k, v in rows if fnmatch.fnmatchcase(k, said.k)}
+        rows = rows_of(
+            said.n,
+            config,
+            _hardware(bridge),
+            _ports(bridge),
+        ).items()
+        shown = {
+            k: {"type": "hash", "value": v}
+            for k, v in rows
+            if fnmatch.fnmatchcase(k, said.k)
+        }
         return json.dumps(shown)
     if os.geteuid():
         sys.exit("Root privileges are required for this operation")
@@ -181,7 +276,9 @@ def main(program: str, arguments: list[str]) -> str:
         config = json.load(file)
         if arguments[:1] == ["apply-patch"]:
             try:
-                config = patched(config, json.loads(Path(arguments[1]).read_text()))
+                config = patched(
+                    config, json.loads(Path(arguments[1]).read_text())
+                )
                 check(config, faults.get("refused", []))
             except PatchRefused as refused:
                 sys.exit(f"Failed to apply patch due to: {refused}")

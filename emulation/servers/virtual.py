@@ -22,7 +22,11 @@ from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.emulation.fabric.processes import LabService
-from patchlight.emulation.servers.server import NoRehearsalServers, interface_of, service_name
+from patchlight.emulation.servers.server import (
+    NoRehearsalServers,
+    interface_of,
+    service_name,
+)
 from patchlight.testbed.lab.model import Server, default_mac
 from patchlight.testbed.lab.packet_sizes import USUAL_MTU
 from patchlight.testbed.lab.rules import WRITABLE
@@ -42,8 +46,10 @@ _UP_S = 6.5
 _MUCH_SLOWER = 1.5
 """The slowdown, compared with an idle machine, from which a user is warned."""
 _ASK_AGAIN_S = 1.0
-_TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
-_IFF_TAP, _IFF_NO_PI = 2, 0x1000
+_TUNSETIFF = 0x400454CA
+_TUNSETPERSIST = 0x400454CB
+_IFF_TAP = 2
+_IFF_NO_PI = 0x1000
 _FIRST_TABLE = 1000
 
 _LINK = """\
@@ -96,7 +102,9 @@ cd "$0"
 if mv memory restored 2>/dev/null; then set -- "$@" -incoming "exec:cat restored"; fi
 exec "$@"
 """
-_MOUNT_LAYER = "/dev/vdc /usr/lib/patchlight ext4 ro,nofail,X-mount.mkdir 0 0\n"
+_MOUNT_LAYER = (
+    "/dev/vdc /usr/lib/patchlight ext4 ro,nofail,X-mount.mkdir 0 0\n"
+)
 # The rule runs when the NIC has its name, at boot and when a worker gives it back.
 _SOFT_ROCE = (
     'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
@@ -132,19 +140,30 @@ def check_machine(servers: int, *, docker: bool = False) -> None:
 
 
 def _free_mb() -> int:
-    rows = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    rows = (
+        line.split() for line in Path("/proc/meminfo").read_text().splitlines()
+    )
     kb = {row[0]: int(row[1]) for row in rows}
     return (kb["MemAvailable:"] + kb["SwapFree:"]) // 1024
 
 
 def what_fits(
-    servers: int, processors: int, others: float, free_mb: int, *, docker: bool = False
+    servers: int,
+    processors: int,
+    others: float,
+    free_mb: int,
+    *,
+    docker: bool = False,
 ) -> list[str]:
     """What to tell a user before so many machines start beside ``others``, the busy threads."""
     each = max(1.0, (servers + others) / processors)
     alone = max(1.0, servers / processors)
     needed_mb = servers * (_MEMORY_MB * (1 + docker) + _BESIDE_MB)
-    beside = f"beside {others:.0f} other busy threads" if others >= 0.5 else "all idle"
+    beside = (
+        f"beside {others:.0f} other busy threads"
+        if others >= 0.5
+        else "all idle"
+    )
     said = [
         f"{servers} virtual machines on {processors} processors, {beside}: up in about "
         f"{_UP_S * each:.0f} s; they take {needed_mb:,} of {free_mb:,} MB of free memory"
@@ -155,37 +174,78 @@ def what_fits(
             "machine: end other programs first, or use --server-kind ssh"
         )
     if needed_mb > free_mb:
-        said.append("warning: memory may run short: use fewer servers, or --server-kind ssh")
+        said.append(
+            "warning: memory may run short: use fewer servers, or --server-kind ssh"
+        )
     return said
 
 
-def choose_accelerator(base: Path, servers: int, say: Callable[[str], None]) -> None:
+def choose_accelerator(
+    base: Path,
+    servers: int,
+    say: Callable[[str], None],
+) -> None:
     """Find out, once, whether a virtual machine boots with KVM here; else QEMU emulates it. Says
     how long so many will take."""
-    record, machine = base / "accelerator", platform.release()
+    record = base / "accelerator"
+    machine = platform.release()
     if not record.exists() or record.read_text().split()[0] != machine:
-        record.write_text(f"{machine} {'kvm' if _boots_with_kvm(base) else 'tcg'}\n")
+        record.write_text(
+            f"{machine} {'kvm' if _boots_with_kvm(base) else 'tcg'}\n"
+        )
     is_emulated = _accelerator(base) == "tcg"
     if is_emulated and not _template(base).exists():
         say("booting a machine that servers are copies of (once)")
         argv = [*_machine("template", "tcg", base), *_disk("disk.qcow2")]
-        make = ["sh", str(_TEMPLATE), str(base), str(_template(base)), str(_boot_s()), *argv]
-        if subprocess.run(make, check=False, stdin=subprocess.DEVNULL).returncode:
+        make = [
+            "sh",
+            str(_TEMPLATE),
+            str(base),
+            str(_template(base)),
+            str(_boot_s()),
+            *argv,
+        ]
+        if subprocess.run(
+            make,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        ).returncode:
             say("no such machine: each server boots by itself")
-    how = "emulated (TCG): none boots with KVM here" if is_emulated else "with KVM"
+    how = (
+        "emulated (TCG): none boots with KVM here"
+        if is_emulated
+        else "with KVM"
+    )
     say(f"servers are virtual machines, {how}")
     cores = len(os.sched_getaffinity(0))
     others = processes.busy_threads()
-    for line in what_fits(servers, cores, others, _free_mb(), docker="docker" in base.name):
+    for line in what_fits(
+        servers,
+        cores,
+        others,
+        _free_mb(),
+        docker="docker" in base.name,
+    ):
         say(line)
     # A disk with the packages of agents, so that pushes send and install only Patchlight.
-    layer = [sys.executable, "-m", "patchlight.deploy.layer_image", str(base)]
-    subprocess.run(layer, check=False, stdin=subprocess.DEVNULL)
+    layer = [
+        sys.executable,
+        "-m",
+        "patchlight.deploy.layer_image",
+        str(base),
+    ]
+    subprocess.run(
+        layer,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def _boot_s() -> float:
     """How long a machine may take to boot beside what runs here."""
-    return _BOOT_S * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    return _BOOT_S * max(
+        1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    )
 
 
 def _accelerator(base: Path) -> str:
@@ -204,7 +264,13 @@ def _boots_with_kvm(base: Path) -> bool:
     # Its initrd powers off where there is no disk.
     trial = [*_machine("trial", "kvm", base), "-no-reboot"]
     with suppress(subprocess.SubprocessError):
-        ended = subprocess.run(trial, input=b"", capture_output=True, timeout=_TRIAL_S, check=True)
+        ended = subprocess.run(
+            trial,
+            input=b"",
+            capture_output=True,
+            timeout=_TRIAL_S,
+            check=True,
+        )
         return b"Linux version" in ended.stdout
     return False
 
@@ -215,7 +281,8 @@ class _Sshd:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._asked, self._connection = 0.0, socket.socket()
+        self._asked = 0.0
+        self._connection = socket.socket()
 
     def __call__(self) -> bool:
         try:
@@ -228,85 +295,175 @@ class _Sshd:
             pass
         if time.monotonic() > self._asked + _ASK_AGAIN_S:
             self._connection.close()
-            self._asked, self._connection = time.monotonic(), socket.socket()
+            self._asked = time.monotonic()
+            self._connection = socket.socket()
             self._connection.setblocking(False)
             self._connection.connect_ex((self._address, 22))
         return False
 
 
-def _machine(name: str, accel: str, base: Path) -> list[str]:
-    processor = ["tcg,thread=multi,tb-size=64", "max"] if accel == "tcg" else ["kvm", "host"]
+def _machine(
+    name: str,
+    accel: str,
+    base: Path,
+) -> list[str]:
+    processor = (
+        ["tcg,thread=multi,tb-size=64", "max"]
+        if accel == "tcg"
+        else ["kvm", "host"]
+    )
     memory = str(_MEMORY_MB * (1 + ("docker" in base.name)))
     return [
-        *(_QEMU, "-name", name, "-accel", processor[0], "-cpu", processor[1]),
-        *("-m", memory, "-smp", "1", "-nodefaults", "-no-user-config"),
-        *("-display", "none", "-serial", "mon:stdio"),
-        *("-kernel", str(base / "vmlinuz"), "-initrd", str(base / "initrd")),
-        *(
-            "-append",
-            # Without no_timer_check a kernel panics that boots on a busy machine.
-            "console=ttyS0 TERM=dumb panic=1 no_timer_check mitigations=off loglevel=5 "
-            "ipv6.disable_ipv6=1",
-        ),
+        _QEMU,
+        "-name",
+        name,
+        "-accel",
+        processor[0],
+        "-cpu",
+        processor[1],
+        "-m",
+        memory,
+        "-smp",
+        "1",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-serial",
+        "mon:stdio",
+        "-kernel",
+        str(base / "vmlinuz"),
+        "-initrd",
+        str(base / "initrd"),
+        "-append",
+        # Without no_timer_check a kernel panics that boots on a busy machine.
+        "console=ttyS0 TERM=dumb panic=1 no_timer_check mitigations=off loglevel=5 "
+        "ipv6.disable_ipv6=1",
     ]
 
 
 def make_disk(
-    disk: Path, base: Path, server: Server, prefixes: tuple[int, int], mounts: Sequence[str]
+    disk: Path,
+    base: Path,
+    server: Server,
+    prefixes: tuple[int, int],
+    mounts: Sequence[str],
 ) -> None:
     """Make a server's disk over the base's, and an archive of its own files, those in
     ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network;
     ``mounts``: folders for workers, which it gets if this machine has them."""
-    network, rules = disk / "upper/etc/systemd/network", disk / "upper/etc/udev/rules.d"
+    network = disk / "upper/etc/systemd/network"
+    rules = disk / "upper/etc/udev/rules.d"
     for folder in (network, rules, disk / "upper/etc/sysctl.d"):
         folder.mkdir(parents=True)
     *lab_nics, management = _nics(server)
     for number, nic in enumerate((*lab_nics, management)):
         name, mac, address = nic
         at = IPv4Interface((address, prefixes[nic is management]))
-        settings = _NETWORK.format(name=name, address=at, online=nic is management)
+        settings = _NETWORK.format(
+            name=name,
+            address=at,
+            online=nic is management,
+        )
         if len(lab_nics) > 1 and nic is not management:
             table = _FIRST_TABLE + number
-            settings += _OWN_TABLE.format(network=at.network, ip=address, table=table)
-        (network / f"10-{name}.link").write_text(_LINK.format(mac=mac, name=name))
+            settings += _OWN_TABLE.format(
+                network=at.network,
+                ip=address,
+                table=table,
+            )
+        (network / f"10-{name}.link").write_text(
+            _LINK.format(
+                mac=mac,
+                name=name,
+            )
+        )
         (network / f"10-{name}.network").write_text(settings)
     if len(lab_nics) > 1:
         (disk / "upper/etc/sysctl.d/nics.conf").write_text(_SEVERAL_NICS)
     soft_roce = (_SOFT_ROCE.format(name=name) for name, _, _ in lab_nics)
     (rules / "90-soft-roce.rules").write_text("".join(soft_roce))
-    fstab, devices = "", list[str]()
+    fstab = ""
+    devices = list[str]()
     if (layer := base / "layer").exists():
-        fstab, devices = _MOUNT_LAYER, _drive("layer", str(layer.resolve()))
+        fstab = _MOUNT_LAYER
+        devices = _drive("layer", str(layer.resolve()))
     for number, mount in enumerate(mounts):
-        path, mode = mount.removesuffix(WRITABLE), "rw" if mount.endswith(WRITABLE) else "ro"
+        path = mount.removesuffix(WRITABLE)
+        mode = "rw" if mount.endswith(WRITABLE) else "ro"
         if Path(path).is_dir():
             fstab += _FOLDER.format(number, path.replace(" ", "\\040"), mode)
-            shared = f"local,id=folder{number},security_model=passthrough,path="
+            shared = (
+                f"local,id=folder{number},security_model=passthrough,path="
+            )
             shared += path.replace(",", ",,") + ",readonly=on" * (mode == "ro")
-            device = f"virtio-9p-pci,fsdev=folder{number},mount_tag=folder{number}"
-            devices += ["-fsdev", shared, "-device", device]
+            device = (
+                f"virtio-9p-pci,fsdev=folder{number},mount_tag=folder{number}"
+            )
+            devices += [
+                "-fsdev",
+                shared,
+                "-device",
+                device,
+            ]
     (disk / "upper/etc/fstab").write_text(fstab)
     (disk / "devices").write_text("\n".join(devices))
     (disk / "upper").rename(disk / "server")
     pack = f"find . | {base}/busybox cpio -o -H newc 2>/dev/null >../own && truncate -s %512 ../own"
-    subprocess.run(["sh", "-c", pack], cwd=disk / "server", check=True)
-    backing = ["-F", "raw", "-b", str(base / "disk.ext4")]
+    subprocess.run(
+        ["sh", "-c", pack],
+        cwd=disk / "server",
+        check=True,
+    )
+    backing = [
+        "-F",
+        "raw",
+        "-b",
+        str(base / "disk.ext4"),
+    ]
     if (template := _template(base)).exists():
         (disk / "memory").symlink_to(template / "memory")
-        backing = ["-F", "qcow2", "-b", str(template / "disk.qcow2")]
-    image = ["qemu-img", "create", "-q", "-f", "qcow2", *backing, str(disk / "disk.qcow2")]
+        backing = [
+            "-F",
+            "qcow2",
+            "-b",
+            str(template / "disk.qcow2"),
+        ]
+    image = [
+        "qemu-img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        *backing,
+        str(disk / "disk.qcow2"),
+    ]
     subprocess.run(image, check=True)
 
 
 def _disk(path: str) -> list[str]:
     """The devices that a machine has from its first boot on."""
     argv = [*_drive("disk", path, "cache=unsafe"), "-device", "virtio-rng-pci"]
-    return [*argv, "-device", "vmgenid,guid=auto"]  # the kernel's random numbers begin again
+    # The kernel's random numbers begin again.
+    return [
+        *argv,
+        "-device",
+        "vmgenid,guid=auto",
+    ]
 
 
-def _drive(name: str, path: str, options: str = "format=raw,readonly=on") -> list[str]:
+def _drive(
+    name: str,
+    path: str,
+    options: str = "format=raw,readonly=on",
+) -> list[str]:
     drive = f"file={path},if=none,id={name},{options}"
-    return ["-drive", drive, "-device", f"virtio-blk-pci,drive={name}"]
+    return [
+        "-drive",
+        drive,
+        "-device",
+        f"virtio-blk-pci,drive={name}",
+    ]
 
 
 def _nics(server: Server) -> list[tuple[str, str, IPv4Address]]:
@@ -325,38 +482,70 @@ def plug(lab: str, server: Server) -> None:
             with namespaces.entered(path):
                 _make_tap(tap := f"tap{number}")
             found = links.list_links(netlink)
-            a, b = found[tap].index, found[name].index
+            a = found[tap].index
+            b = found[name].index
             links.ready_ingress(netlink, [a, b])
-            ways = [*links.redirect(name, a, [b]), *links.redirect(name, b, [a])]
+            ways = [
+                *links.redirect(name, a, [b]),
+                *links.redirect(name, b, [a]),
+            ]
             sized = [links.set_mtu(a, _mtu_of(server, name), tap)]
-            netlink.run([*sized, *ways, links.set_up(a, tap), links.set_up(b, name)])
+            netlink.run(
+                [
+                    *sized,
+                    *ways,
+                    links.set_up(a, tap),
+                    links.set_up(b, name),
+                ]
+            )
 
 
 def _mtu_of(server: Server, name: str) -> int:
     """The MTU of a NIC of a server, or of its management interface."""
-    return next((n.mtu for n in server.nics if n.name == name and n.mtu), USUAL_MTU)
+    return next(
+        (n.mtu for n in server.nics if n.name == name and n.mtu), USUAL_MTU
+    )
 
 
 def _make_tap(name: str) -> None:
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
+        fcntl.ioctl(
+            fd,
+            _TUNSETIFF,
+            struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI),
+        )
         fcntl.ioctl(fd, _TUNSETPERSIST, 1)
     finally:
         os.close(fd)
 
 
-def virtual_service(lab: str, base: Path, server: Server) -> LabService:
+def virtual_service(
+    lab: str,
+    base: Path,
+    server: Server,
+) -> LabService:
     """The QEMU process of a server that has its disk and its taps."""
     disk = states.disk_dir(lab) / server.name
-    argv = ["sh", "-c", _START, str(disk), *_machine(server.name, _accelerator(base), base)]
+    argv = [
+        "sh",
+        "-c",
+        _START,
+        str(disk),
+        *_machine(server.name, _accelerator(base), base),
+    ]
     # What follows the template's devices is found once the memory is there.
     argv += [*_disk("disk.qcow2"), *_drive("own", "own")]
     argv += (disk / "devices").read_text().splitlines()
     for number, (name, mac, _) in enumerate(_nics(server)):
         tap = f"tap,id=nic{number},ifname=tap{number},script=no,downscript=no,vnet_hdr=off"
         nic = f"virtio-net-pci,netdev=nic{number},mac={mac},host_mtu={_mtu_of(server, name)}"
-        argv += ["-netdev", tap, "-device", f"{nic},romfile="]
+        argv += [
+            "-netdev",
+            tap,
+            "-device",
+            f"{nic},romfile=",
+        ]
     return LabService(
         name=service_name(server.name),
         argv=argv,

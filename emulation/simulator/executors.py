@@ -21,7 +21,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from patchlight.testbed.errors import BadInput, PackageMissing, PatchlightError, nearest, reason
+from patchlight.testbed.errors import (
+    BadInput,
+    PackageMissing,
+    PatchlightError,
+    nearest,
+    reason,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,7 +55,10 @@ class Interrupted(KeyboardInterrupt):
         self.results = results
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Engine:
     """How tasks are run. ``processes`` 0 is one for each core; Ray then uses all it has.
 
@@ -63,9 +72,13 @@ class Engine:
 
     def __post_init__(self) -> None:
         if self.name not in ENGINES:
-            raise BadInput(f"no engine {self.name!r}: {nearest(self.name, ENGINES)}")
+            raise BadInput(
+                f"no engine {self.name!r}: {nearest(self.name, ENGINES)}"
+            )
         if self.processes < 0:
-            raise BadInput(f"cannot run on {self.processes} processes: expected 1 or more")
+            raise BadInput(
+                f"cannot run on {self.processes} processes: expected 1 or more"
+            )
         if self.address is not None and self.name != "ray":
             raise BadInput(f"engine {self.name} has no address: only ray does")
 
@@ -94,12 +107,19 @@ def _do(task: Any) -> Any:
     return _worker(task)
 
 
-def run_on_processes(tasks: Sequence[T], worker: Worker[T, R], count: int, found: Found[R]) -> None:
+def run_on_processes(
+    tasks: Sequence[T],
+    worker: Worker[T, R],
+    count: int,
+    found: Found[R],
+) -> None:
     """Do all tasks on ``count`` processes; ``EngineFailure`` if they die ``ATTEMPTS`` times."""
     left = dict(enumerate(tasks))
     for _ in range(ATTEMPTS):
         try:
-            for number, result in _in_pool(left, worker, min(count, len(left))):
+            for number, result in _in_pool(
+                left, worker, min(count, len(left))
+            ):
                 del left[number]
                 found(number, result)
         except BrokenProcessPool:
@@ -111,12 +131,23 @@ def run_on_processes(tasks: Sequence[T], worker: Worker[T, R], count: int, found
     )
 
 
-def _in_pool(left: dict[int, T], worker: Callable[[T], R], count: int) -> Iterator[tuple[int, R]]:
+def _in_pool(
+    left: dict[int, T],
+    worker: Callable[[T], R],
+    count: int,
+) -> Iterator[tuple[int, R]]:
     # Spawned, not forked: a fork of a process with threads (a progress bar's) may hang.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(count, context, _enter, (worker,)) as pool:
-        futures = {pool.submit(_do, task): number for number, task in left.items()}
+    with ProcessPoolExecutor(
+        count,
+        context,
+        _enter,
+        (worker,),
+    ) as pool:
+        futures = {
+            pool.submit(_do, task): number for number, task in left.items()
+        }
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -127,7 +158,10 @@ def _in_pool(left: dict[int, T], worker: Callable[[T], R], count: int) -> Iterat
             raise
         finally:
             # Before the with block waits: what has not begun is not wanted any more.
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(
+                wait=True,
+                cancel_futures=True,
+            )
 
 
 def run_all(
@@ -158,12 +192,22 @@ def run_all(
 
     try:
         if engine.name == "ray" and tasks:
-            run_on_ray(tasks, worker, engine, found)
+            run_on_ray(
+                tasks,
+                worker,
+                engine,
+                found,
+            )
         elif engine.count == 1 or len(tasks) <= 1:
             for number, task in enumerate(tasks):
                 found(number, worker(task))
         else:
-            run_on_processes(tasks, worker, engine.count, found)
+            run_on_processes(
+                tasks,
+                worker,
+                engine.count,
+                found,
+            )
     except KeyboardInterrupt:
         raise Interrupted(results) from None
     return [results[number] for number in range(len(tasks))]
@@ -175,7 +219,11 @@ _KNOCK_S = 5.0
 _kept: tuple[str, Worker[Any, Any]] | None = None
 
 
-def _do_on_ray(run: str, boxed: list[Any], task: Any) -> Any:
+def _do_on_ray(
+    run: str,
+    boxed: list[Any],
+    task: Any,
+) -> Any:
     """Runs in a process of Ray. ``boxed`` holds a reference, which Ray would else unpack."""
     import ray
 
@@ -185,7 +233,12 @@ def _do_on_ray(run: str, boxed: list[Any], task: Any) -> Any:
     return _kept[1](task)
 
 
-def run_on_ray(tasks: Sequence[T], worker: Worker[T, R], engine: Engine, found: Found[R]) -> None:
+def run_on_ray(
+    tasks: Sequence[T],
+    worker: Worker[T, R],
+    engine: Engine,
+    found: Found[R],
+) -> None:
     """Do all tasks; Ray begins those of a process or machine that died again elsewhere.
 
     ``EngineFailure`` if Ray is not installed or cannot be reached, or a task's processes died
@@ -194,10 +247,17 @@ def run_on_ray(tasks: Sequence[T], worker: Worker[T, R], engine: Engine, found: 
     with connected(engine) as ray:
         # The rest of the project travels by name: the cluster needs the same version of it.
         remote = ray.remote(_do_on_ray).options(
-            num_cpus=1, max_retries=ATTEMPTS - 1, name="patchlight", retry_exceptions=False
+            num_cpus=1,
+            max_retries=ATTEMPTS - 1,
+            name="patchlight",
+            retry_exceptions=False,
         )
-        run, boxed = uuid.uuid4().hex, [ray.put(worker)]
-        numbers = {remote.remote(run, boxed, task): number for number, task in enumerate(tasks)}
+        run = uuid.uuid4().hex
+        boxed = [ray.put(worker)]
+        numbers = {
+            remote.remote(run, boxed, task): number
+            for number, task in enumerate(tasks)
+        }
         waiting = list(numbers)
         try:
             while waiting:
@@ -237,10 +297,17 @@ def connected(engine: Engine) -> Iterator[Any]:
         raise PackageMissing("engine ray", error) from error
     ours = not ray.is_initialized()
     if ours:
-        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        options: dict[str, Any] = {
+            "logging_level": logging.ERROR,
+            "log_to_driver": False,
+        }
         if engine.address is None:
             # Without an address Ray would join any cluster that it finds a trace of.
-            options |= {"address": "local", "num_cpus": engine.count, "include_dashboard": False}
+            options |= {
+                "address": "local",
+                "num_cpus": engine.count,
+                "include_dashboard": False,
+            }
         else:
             options["address"] = engine.address
         try:
@@ -264,7 +331,9 @@ def _knock(address: str | None) -> None:
     """``OSError`` if nobody answers there: Ray itself would try for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+        socket.create_connection(
+            (host.strip("[]"), int(port)), _KNOCK_S
+        ).close()
 
 
 _TAG = 0x504F4C49

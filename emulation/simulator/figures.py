@@ -13,18 +13,38 @@ from numpy.typing import NDArray
 FORMATS = ("png", "pdf", "svg")
 """One to look at, and two for papers, which stay sharp."""
 
-COLUMN_IN, PAGE_IN = 3.5, 7.0
+COLUMN_IN = 3.5
+PAGE_IN = 7.0
 """The widths of one and of both columns of a paper."""
 
 # Okabe and Ito's colours; their yellow cannot be read on white.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555"),
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#555555",
 )
-_LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+_LINES: tuple[Any, ...] = (
+    "-",
+    "--",
+    ":",
+    "-.",
+    (0, (8, 2)),
+    (0, (3, 1, 1, 1, 1, 1)),
+)
 _STYLE: Any = {
-    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize", "legend.fontsize"), 8),
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "figure.titlesize"), 8),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(
+        ("font.size", "axes.titlesize", "axes.labelsize", "legend.fontsize"), 8
+    ),
+    **dict.fromkeys(
+        ("xtick.labelsize", "ytick.labelsize", "figure.titlesize"), 8
+    ),
+    **dict.fromkeys(
+        ("axes.spines.top", "axes.spines.right", "legend.frameon"), False
+    ),
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.alpha": 0.3,
@@ -38,7 +58,11 @@ _STYLE: Any = {
 }
 
 
-def save(draw: Callable[[], Figure], plot: Path, note: str = "") -> list[Path]:
+def save(
+    draw: Callable[[], Figure],
+    plot: Path,
+    note: str = "",
+) -> list[Path]:
     """Draw in this style and write in all formats; ``plot`` is the path without its suffix.
 
     A ``note``, as of an interruption, stands above the figure.
@@ -47,7 +71,11 @@ def save(draw: Callable[[], Figure], plot: Path, note: str = "") -> list[Path]:
     with mpl.rc_context(_STYLE):
         figure = draw()
         if note:
-            figure.suptitle(note, color=VERMILION, weight="bold")
+            figure.suptitle(
+                note,
+                color=VERMILION,
+                weight="bold",
+            )
         for file in files:
             figure.savefig(file)
             # Laid out once, for all formats: doing it again costs as much as drawing.
@@ -57,23 +85,36 @@ def save(draw: Callable[[], Figure], plot: Path, note: str = "") -> list[Path]:
 
 def new(height_in: float, width_in: float = PAGE_IN) -> Figure:
     """An empty figure, both columns wide or one."""
-    return Figure(figsize=(width_in, height_in), layout="constrained")
+    return Figure(
+        figsize=(width_in, height_in),
+        layout="constrained",
+    )
 
 
 def look(number: int) -> dict[str, Any]:
     """Colour and line style of a curve; 42 differ, and without colours the first six."""
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": _LINES[number % len(_LINES)]}
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": _LINES[number % len(_LINES)],
+    }
 
 
 def legend(figure: Figure, columns: int = 4) -> None:
     """One legend under the figure with each label of its axes once."""
     found: dict[str, Any] = {}
     for axis in figure.axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+        for handle, label in zip(
+            *axis.get_legend_handles_labels(), strict=True
+        ):
             found.setdefault(label, handle)
     if found:
         columns = min(columns, len(found))
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
+        figure.legend(
+            found.values(),
+            found.keys(),
+            loc="outside lower center",
+            ncols=columns,
+        )
 
 
 Curve = Sequence[NDArray[np.float64]]
@@ -84,7 +125,9 @@ def merged(curves: Mapping[str, Curve]) -> list[tuple[list[str], Curve]]:
     groups: list[tuple[list[str], Curve]] = []
     for name, curve in curves.items():
         for names, other in groups:
-            if all(np.array_equal(a, b) for a, b in zip(curve, other, strict=True)):
+            if all(
+                np.array_equal(a, b) for a, b in zip(curve, other, strict=True)
+            ):
                 names.append(name)
                 break
         else:
@@ -94,12 +137,20 @@ def merged(curves: Mapping[str, Curve]) -> list[tuple[list[str], Curve]]:
 
 def label(names: Sequence[str], of: int) -> str:
     """The label of a curve that stands for all these, ``of`` so many."""
-    return f"all {of} runs are equal" if len(names) == of > 1 else "\n= ".join(names)
+    return (
+        f"all {of} runs are equal"
+        if len(names) == of > 1
+        else "\n= ".join(names)
+    )
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
     """The unit that suits times up to ``longest_s``: its length in seconds, and its name."""
-    for most_s, unit_s, name in ((180, 1, "s"), (10_800, 60, "min"), (345_600, 3600, "h")):
+    for most_s, unit_s, name in (
+        (180, 1, "s"),
+        (10_800, 60, "min"),
+        (345_600, 3600, "h"),
+    ):
         if longest_s <= most_s:
             return unit_s, name
     return 86_400, "days"
@@ -108,7 +159,14 @@ def time_unit(longest_s: float) -> tuple[float, str]:
 def log_time_axis(axis: Axes) -> None:
     """A logarithmic time axis from 0, with seconds, minutes, hours and days as ticks."""
     axis.set_xscale("symlog", linthresh=1.0)
-    ticks = {0: "0", 1: "1 s", 60: "1 min", 3600: "1 h", 86_400: "1 d", 2_592_000: "30 d"}
+    ticks = {
+        0: "0",
+        1: "1 s",
+        60: "1 min",
+        3600: "1 h",
+        86_400: "1 d",
+        2_592_000: "30 d",
+    }
     longest_s = axis.get_xlim()[1]
     shown = {at: text for at, text in ticks.items() if at <= longest_s}
     axis.set_xticks(list(shown), list(shown.values()))

@@ -27,7 +27,10 @@ class Outage(NamedTuple):
     link: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Outages:
     """Each server (or GPU) by itself works and is broken in turn, for exponential times."""
 
@@ -54,7 +57,9 @@ class Outages:
         for what in get_args(What):
             if what == parts[0]:
                 return cls(what, parse_time(parts[1]), parse_time(parts[2]))
-        raise BadInput(f"{parts[0]!r} cannot break: {nearest(parts[0], get_args(What))}")
+        raise BadInput(
+            f"{parts[0]!r} cannot break: {nearest(parts[0], get_args(What))}"
+        )
 
     def events(self, shape: ClusterShape, seed: int) -> Iterator[Outage]:
         """All that happens, in order, without end. Each part has random numbers of its own."""
@@ -71,19 +76,32 @@ class Outages:
             yield Outage(at_s, parts[part], broken)
 
     def events_until(
-        self, horizon_s: float, parts: int, rng: np.random.Generator
+        self,
+        horizon_s: float,
+        parts: int,
+        rng: np.random.Generator,
     ) -> tuple[Outage, ...]:
         """All that happens to ``parts`` single GPUs until ``horizon_s``, in order."""
         events = (
             event
             for part in range(parts)
-            for event in takewhile(lambda e: e[0] <= horizon_s, self._events_of(part, rng))
+            for event in takewhile(
+                lambda e: e[0] <= horizon_s, self._events_of(part, rng)
+            )
         )
-        return tuple(Outage(at_s, 1 << part, broken) for at_s, part, broken in sorted(events))
+        return tuple(
+            Outage(at_s, 1 << part, broken)
+            for at_s, part, broken in sorted(events)
+        )
 
-    def _events_of(self, part: int, rng: np.random.Generator) -> Iterator[tuple[float, int, bool]]:
-        at_s, broken = 0.0, False
+    def _events_of(
+        self, part: int, rng: np.random.Generator
+    ) -> Iterator[tuple[float, int, bool]]:
+        at_s = 0.0
+        broken = False
         while True:
-            at_s += rng.exponential(self.mean_down_s if broken else self.mean_up_s)
+            at_s += rng.exponential(
+                self.mean_down_s if broken else self.mean_up_s
+            )
             broken = not broken
             yield at_s, part, broken

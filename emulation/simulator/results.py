@@ -39,9 +39,17 @@ def write_report(
     """
     files = [folder / "result.json", *(folder / name for name in tables)]
     # NaN is not JSON.
-    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        result,
+        indent=2,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         files[0].write_text(text + "\n", encoding="utf-8")
         for name, write in tables.items():
             write(folder / name)
@@ -66,7 +74,10 @@ def results_folder(output: Path | None, name: str) -> Path:
     if not missing and not folder.is_dir():
         raise BadInput(f"results cannot go to {folder}: that is a file")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
@@ -81,9 +92,13 @@ def results_folder(output: Path | None, name: str) -> Path:
 
 def give_to_caller(paths: Sequence[Path]) -> None:
     """Under sudo, results belong to who called it, not to root."""
-    owner, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+    owner = os.environ.get("SUDO_UID")
+    group = os.environ.get("SUDO_GID")
     if os.geteuid() == 0 and owner and group:
-        for path in {*paths, *(p.parent for p in paths if p.parent.name == "results")}:
+        for path in {
+            *paths,
+            *(p.parent for p in paths if p.parent.name == "results"),
+        }:
             os.chown(path, int(owner), int(group))
 
 
@@ -95,7 +110,9 @@ def _cannot_write(folder: Path, error: OSError) -> PatchlightError:
 
 
 def provenance(
-    seeds: Iterable[int], files: Iterable[Path] = (), machine: dict[str, Any] | None = None
+    seeds: Iterable[int],
+    files: Iterable[Path] = (),
+    machine: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Version, commit (``None`` outside a checkout), whether it has other ``changed`` files,
     command, seeds, SHA-256 of input files, machine. Call it first: files change, and ``machine``
@@ -105,7 +122,11 @@ def provenance(
     except PackageNotFoundError:
         installed = "unknown"
     commit = _git("rev-parse", "HEAD")
-    status = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
+    status = (
+        None
+        if commit is None
+        else _git("status", "--porcelain", "--untracked-files=no")
+    )
     return {
         "version": installed,
         "commit": commit,
@@ -126,7 +147,11 @@ def policy_files(names: Iterable[str], kind: PolicyKind) -> list[Path]:
         path = find(name, kind).path
         if path is not None:
             card = path.with_suffix(".json")
-            found += [path, card] if path.suffix == ".onnx" and card.is_file() else [path]
+            found += (
+                [path, card]
+                if path.suffix == ".onnx" and card.is_file()
+                else [path]
+            )
     return found
 
 
@@ -134,11 +159,24 @@ def _git(*arguments: str) -> str | None:
     """What git prints in the checkout that this is part of; ``None`` outside of one."""
     root = Path(__file__).resolve().parents[2]
     # Another user's checkout, as under sudo, is read too.
-    command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments]
+    command = [
+        "git",
+        "-c",
+        f"safe.directory={root}",
+        "-C",
+        str(root),
+        *arguments,
+    ]
     if not (root / ".git").exists():
         return None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=5)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=5,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -152,7 +190,9 @@ def _hash_of(file: Path) -> str | None:
                 return hashlib.file_digest(opened, "sha256").hexdigest()
         found = hashlib.sha256()
         for each in sorted(path for path in file.rglob("*") if path.is_file()):
-            found.update(f"{each.relative_to(file)}\0{_hash_of(each)}\n".encode())
+            found.update(
+                f"{each.relative_to(file)}\0{_hash_of(each)}\n".encode()
+            )
         return found.hexdigest()
     except OSError:
         return None
@@ -183,10 +223,14 @@ def describe_machine() -> dict[str, Any]:
     """CPU, cores, memory, kernel, Python, and how busy the machine is."""
     models = [
         line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        for line in Path("/proc/cpuinfo")
+        .read_text(encoding="utf-8")
+        .splitlines()
         if line.startswith("model name")
     ]
-    memory_kib = int(Path("/proc/meminfo").read_text(encoding="utf-8").split()[1])
+    memory_kib = int(
+        Path("/proc/meminfo").read_text(encoding="utf-8").split()[1]
+    )
     return {
         "cpu": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),

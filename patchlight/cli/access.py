@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.connection import controller_options, running_lab, with_client
+from patchlight.console.connection import (
+    controller_options,
+    running_lab,
+    with_client,
+)
 from patchlight.console.options import Quantity
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import ROLES
@@ -28,7 +32,12 @@ _COLOURS: Mapping[str, out.Meaning] = {
     "failed": "caution",
     "unknown": "bad",
 }
-_VERBS = {"POST": "request", "PUT": "set", "PATCH": "change", "DELETE": "remove"}
+_VERBS = {
+    "POST": "request",
+    "PUT": "set",
+    "PATCH": "change",
+    "DELETE": "remove",
+}
 
 
 def _address(lab_name: str | None, address: str | None) -> str:
@@ -44,7 +53,11 @@ def _address(lab_name: str | None, address: str | None) -> str:
 @click.command()
 @click.option(
     "--ca",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(
+        path_type=Path,
+        exists=True,
+        dir_okay=False,
+    ),
     metavar="FILE",
     help="The certificate of the lab's authority: ca.pem, from 'deploy certificates'.",
 )
@@ -54,10 +67,18 @@ def _address(lab_name: str | None, address: str | None) -> str:
     metavar="FILE",
     help="A file with the token; - is standard input.  [default: ask for it]",
 )
-@click.option("--forget", is_flag=True, help="Forget the token; 'token revoke' makes it useless.")
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Forget the token; 'token revoke' makes it useless.",
+)
 @controller_options
 def login(
-    ca: Path | None, token_file: Any, forget: bool, lab_name: str | None, address: str | None
+    ca: Path | None,
+    token_file: Any,
+    forget: bool,
+    lab_name: str | None,
+    address: str | None,
 ) -> None:
     """Log in to a controller on another machine, with a token.
 
@@ -65,7 +86,11 @@ def login(
     command that talks to that controller uses it.
     """
     from patchlight.client.client import ControllerClient
-    from patchlight.client.connection import Login, controller_name_at, keep_login
+    from patchlight.client.connection import (
+        Login,
+        controller_name_at,
+        keep_login,
+    )
 
     where = _address(lab_name, address)
     if forget:
@@ -73,13 +98,19 @@ def login(
         out.say(f"no token is kept for {where}")
         return
     if ca is None:
-        raise BadInput("--ca is missing: expected the certificate of the lab's authority, ca.pem")
+        raise BadInput(
+            "--ca is missing: expected the certificate of the lab's authority, ca.pem"
+        )
     authority = ca.read_text()
     name = controller_name_at(where, authority)
     if token_file is not None:
         token = token_file.readline().strip()
     else:
-        token = click.prompt(f"token for {name}", hide_input=sys.stdin.isatty(), err=True).strip()
+        token = click.prompt(
+            f"token for {name}",
+            hide_input=sys.stdin.isatty(),
+            err=True,
+        ).strip()
     made = Login(token, authority, name)
     with ControllerClient(where, login=made) as client:
         who = client.whoami()
@@ -94,7 +125,12 @@ def token() -> None:
 
 @token.command()
 @click.argument("user")
-@click.option("--role", type=click.Choice(ROLES), default="viewer", help="What the user may do.")
+@click.option(
+    "--role",
+    type=click.Choice(ROLES),
+    default="viewer",
+    help="What the user may do.",
+)
 @click.option(
     "--lifetime",
     default="30d",
@@ -102,18 +138,33 @@ def token() -> None:
     metavar="TIME",
     help="How long the token is valid.",
 )
-@click.option("--why", default="", metavar="TEXT", help="The reason, kept with the token.")
+@click.option(
+    "--why",
+    default="",
+    metavar="TEXT",
+    help="The reason, kept with the token.",
+)
 @out.json_option
 @with_client
 def create(
-    client: ControllerClient, user: str, role: str, lifetime: float, why: str, as_json: bool
+    client: ControllerClient,
+    user: str,
+    role: str,
+    lifetime: float,
+    why: str,
+    as_json: bool,
 ) -> None:
     """Create a token for USER and print it; it is not shown again.
 
     A viewer can look; a user can also submit jobs and stop their own; an operator can also change
     circuits and all jobs; an admin can also create tokens.
     """
-    made = client.create_token(user, role, lifetime, why)
+    made = client.create_token(
+        user,
+        role,
+        lifetime,
+        why,
+    )
     out.print_answer(made, made["token"], as_json=as_json)
     if not as_json:
         out.say(
@@ -125,7 +176,10 @@ def create(
 
 def _state(row: TokenShape) -> out.Coloured:
     if row["revoked_at"] is not None:
-        return out.Coloured(f"revoked by {row['revoked_by']}, {out.when(row['revoked_at'])}", "bad")
+        return out.Coloured(
+            f"revoked by {row['revoked_by']}, {out.when(row['revoked_at'])}",
+            "bad",
+        )
     if row["expires_at"] < time.time():
         return out.Coloured(f"ended {out.when(row['expires_at'])}", "caution")
     return out.Coloured(f"good until {out.when(row['expires_at'])}", "good")
@@ -137,9 +191,23 @@ def _state(row: TokenShape) -> out.Coloured:
 def list_tokens(client: ControllerClient, as_json: bool) -> None:
     """List all tokens: for whom, by whom, and until when."""
     rows = client.tokens()
-    table = out.Table(out.Column("id", whole=True), "user", "role", "made by", "state", "why")
+    table = out.Table(
+        out.Column("id", whole=True),
+        "user",
+        "role",
+        "made by",
+        "state",
+        "why",
+    )
     for row in rows:
-        cells = (row["id"], row["user"], row["role"], row["created_by"], _state(row), row["why"])
+        cells = (
+            row["id"],
+            row["user"],
+            row["role"],
+            row["created_by"],
+            _state(row),
+            row["why"],
+        )
         table.add_row(*cells)
     out.print_answer({"tokens": rows}, table, as_json=as_json)
 
@@ -157,17 +225,46 @@ def revoke(client: ControllerClient, token_id: str) -> None:
 
 
 @click.command()
-@click.option("--last", type=click.IntRange(1, 1000), default=50, help="Number of requests.")
-@click.option("--user", default="", metavar="NAME", help="Only requests of this user.")
-@click.option("--outcome", type=click.Choice(list(_COLOURS)), help="Only this outcome.")
+@click.option(
+    "--last",
+    type=click.IntRange(1, 1000),
+    default=50,
+    help="Number of requests.",
+)
+@click.option(
+    "--user",
+    default="",
+    metavar="NAME",
+    help="Only requests of this user.",
+)
+@click.option(
+    "--outcome",
+    type=click.Choice(list(_COLOURS)),
+    help="Only this outcome.",
+)
 @out.listing_options
 @with_client
 def audit(
-    client: ControllerClient, last: int, user: str, outcome: str | None, as_json: bool
+    client: ControllerClient,
+    last: int,
+    user: str,
+    outcome: str | None,
+    as_json: bool,
 ) -> None:
     """List requests for changes: who, from where, what, the outcome and the reason."""
-    rows = client.audit(last, user=user, outcome=outcome or "")
-    table = out.Table("when", "who", "from", "what", "outcome", "why")
+    rows = client.audit(
+        last,
+        user=user,
+        outcome=outcome or "",
+    )
+    table = out.Table(
+        "when",
+        "who",
+        "from",
+        "what",
+        "outcome",
+        "why",
+    )
     for row in rows:
         words = f"{row['outcome']} {row['status']} {row['about']}".rstrip()
         if row["repeated"]:
@@ -176,6 +273,14 @@ def audit(
         who = row["by"] or "(nobody known)"
         method, _, path = row["what"].partition(" ")
         what = f"{_VERBS.get(method, method)} {path.removeprefix('/v1/')}"
-        origin = re.sub(r":\d+( |$)", r"\1", row["origin"])  # a client's port says nothing
-        table.add_row(out.when(row["at"]), who, origin, what, outcome_cell, row["why"])
+        # A client's port says nothing.
+        origin = re.sub(r":\d+( |$)", r"\1", row["origin"])
+        table.add_row(
+            out.when(row["at"]),
+            who,
+            origin,
+            what,
+            outcome_cell,
+            row["why"],
+        )
     out.print_answer({"attempts": rows}, table, as_json=as_json)

@@ -20,7 +20,11 @@ def agent() -> None:
 
 @agent.command()
 @lab_option("Lab file or built-in lab.", "lab", required=True)
-@click.option("--server", required=True, help="Which server of the lab this is.")
+@click.option(
+    "--server",
+    required=True,
+    help="Which server of the lab this is.",
+)
 @click.option(
     "--listen",
     required=True,
@@ -43,7 +47,10 @@ def agent() -> None:
 )
 @click.option(
     "--gpu-rate",
-    type=click.FloatRange(min=0.1, max=100),
+    type=click.FloatRange(
+        min=0.1,
+        max=100,
+    ),
     default=SAMPLES_PER_S,
     show_default=True,
     metavar="HZ",
@@ -68,7 +75,11 @@ def agent() -> None:
     help="User that worker processes run as, instead of the lab file's; dynamic: a separate user "
     "for each person who submits jobs.",
 )
-@click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
+@click.option(
+    "--image",
+    default=DEFAULT_IMAGE,
+    help="The container image of workers.",
+)
 @click.option(
     "--tls",
     type=click.Path(path_type=Path),

@@ -18,9 +18,18 @@ import click
 
 from patchlight.console import rendering as out
 from patchlight.console.connection import labs_up, with_client
-from patchlight.console.options import ANY, AT_LEAST_0, chosen_policies, policy_options
+from patchlight.console.options import (
+    ANY,
+    AT_LEAST_0,
+    chosen_policies,
+    policy_options,
+)
 from patchlight.console.shared import lab_option
-from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
+from patchlight.controller.changes.power import (
+    DEFAULT_TOLERANCES,
+    POWER_CEILING_DBM,
+    Tolerances,
+)
 from patchlight.controller.storage.state_folder import CHECK, DATABASE, SAMPLES
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
 
@@ -37,7 +46,10 @@ def controller() -> None:
 @lab_option("Lab file or built-in lab.", required=True)
 @click.option(
     "--state",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     metavar="DIR",
     help="Folder of the journal and jobs.  [default: /var/lib/patchlight/LAB]",
 )
@@ -65,10 +77,17 @@ def controller() -> None:
     metavar="HOST:PORT",
     help="Also run a dashboard here, in its own process, for this machine only.",
 )
-@click.option("--openflow", metavar="HOST:PORT", help="Address that packet switches connect to.")
+@click.option(
+    "--openflow",
+    metavar="HOST:PORT",
+    help="Address that packet switches connect to.",
+)
 @click.option(
     "--openflow-netns",
-    type=click.Path(path_type=Path, exists=True),
+    type=click.Path(
+        path_type=Path,
+        exists=True,
+    ),
     metavar="PATH",
     help="Network namespace that the OpenFlow speaker listens in.",
 )
@@ -79,7 +98,10 @@ def controller() -> None:
 )
 @click.option(
     "--tls",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     metavar="FOLDER",
     help="Certificates (ca.pem, cert.pem, key.pem) for agents on TCP, and for users from other "
     "machines, from 'deploy certificates'.",
@@ -142,12 +164,14 @@ def run(
         from patchlight.testbed.linux.namespaces import namespace_path
 
         marked = {**os.environ, MARK: str(lab_file.parent)}
-        if marked != os.environ:  # as one of the lab's processes it ends with the lab
+        if (
+            marked != os.environ
+        ):  # as one of the lab's processes it ends with the lab
             os.execve(sys.executable, sys.orig_argv, marked)
         state = state or lab_file.parent / "controller"
-        options["openflow_netns"] = options["openflow_netns"] or namespace_path(
-            fabric_namespace(lab.name)
-        )
+        options["openflow_netns"] = options[
+            "openflow_netns"
+        ] or namespace_path(fabric_namespace(lab.name))
     settings = ControllerSettings(
         state_dir=state or Path("/var/lib/patchlight") / lab.name,
         api=api or new_api_address(lab),
@@ -168,34 +192,65 @@ def run(
             if dashboard_at is not None:
                 from patchlight.console.commands import Dashboard
 
-                local = own_socket(lab.name) if is_beyond_this_machine(settings.api) else None
-                beside.callback(Dashboard(local or settings.api, dashboard_at).close)
+                local = (
+                    own_socket(lab.name)
+                    if is_beyond_this_machine(settings.api)
+                    else None
+                )
+                beside.callback(
+                    Dashboard(local or settings.api, dashboard_at).close
+                )
 
         serve(lab, settings, ready)
 
 
 @controller.command()
-@click.option("--release", is_flag=True, help="Remove Patchlight's entries from packet switches.")
+@click.option(
+    "--release",
+    is_flag=True,
+    help="Remove Patchlight's entries from packet switches.",
+)
 @out.json_option
 @with_client
-def stop(client: ControllerClient, release: bool, as_json: bool) -> None:
+def stop(
+    client: ControllerClient,
+    release: bool,
+    as_json: bool,
+) -> None:
     """Stop the controller; jobs, circuits and flows stay.
 
     Running jobs continue, and queued jobs stay queued: the next controller of the lab takes them
     over. To end jobs too, drain it first.
     """
     left = client.shut_down(release=release)
-    jobs = ", ".join(f"{count} {state}" for state, count in left.items()) or "none"
+    jobs = (
+        ", ".join(f"{count} {state}" for state, count in left.items())
+        or "none"
+    )
     text = f"the controller ends; jobs that stay as they are: {jobs}"
     out.print_answer({"jobs": left}, text, as_json=as_json)
 
 
 @controller.command()
-@click.option("--end", is_flag=True, help="Start jobs again.")
-@click.option("--why", default="", metavar="TEXT", help="The reason, for the history.")
+@click.option(
+    "--end",
+    is_flag=True,
+    help="Start jobs again.",
+)
+@click.option(
+    "--why",
+    default="",
+    metavar="TEXT",
+    help="The reason, for the history.",
+)
 @out.json_option
 @with_client
-def drain(client: ControllerClient, end: bool, why: str, as_json: bool) -> None:
+def drain(
+    client: ControllerClient,
+    end: bool,
+    why: str,
+    as_json: bool,
+) -> None:
     """End all running jobs; start none until --end.
 
     Queued jobs stay queued, also after a restart of the controller.
@@ -204,7 +259,9 @@ def drain(client: ControllerClient, end: bool, why: str, as_json: bool) -> None:
         if why:
             raise BadInput("--end takes no --why: leave it out")
         client.resume()
-        out.print_answer({"drained": False}, "jobs are started again", as_json=as_json)
+        out.print_answer(
+            {"drained": False}, "jobs are started again", as_json=as_json
+        )
         return
     ended = client.drain(why)
     text = f"no job is started any more; ended: {', '.join(ended) or 'none, none ran'}"
@@ -223,22 +280,37 @@ def _state_of(lab_name: str, state: Path | None) -> tuple[Path, Path]:
     lab_file = up or find_lab(lab_name)
     if state is None and up is not None:
         return lab_file, up.parent / "controller"
-    return lab_file, state or Path("/var/lib/patchlight") / read_lab(lab_file).name
+    return lab_file, state or Path("/var/lib/patchlight") / read_lab(
+        lab_file
+    ).name
 
 
 _state_option = click.option(
     "--state",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     metavar="DIR",
     help="Where the controller keeps its state [default: /var/lib/patchlight/LAB].",
 )
 
 
 @controller.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument(
+    "file",
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
+)
 @lab_option("Lab file or built-in lab.", required=True)
 @_state_option
-def backup(file: Path, lab_name: str, state: Path | None) -> None:
+def backup(
+    file: Path,
+    lab_name: str,
+    state: Path | None,
+) -> None:
     """Write the controller's state to FILE, a tar archive.
 
     It has the journal, jobs, tokens' hashes, samples and the lab file. The controller may run.
@@ -247,12 +319,17 @@ def backup(file: Path, lab_name: str, state: Path | None) -> None:
     lab_file, folder = _state_of(lab_name, state)
     if not (folder / _KEPT[0]).exists():
         raise BadInput(
-            f"no controller state found in {folder}", hint="name its folder with --state"
+            f"no controller state found in {folder}",
+            hint="name its folder with --state",
         )
     if file.exists():
-        raise BadInput(f"{file} exists already: name another file, or move it away")
+        raise BadInput(
+            f"{file} exists already: name another file, or move it away"
+        )
     with tempfile.TemporaryDirectory() as name:
-        snapshots = [Path(name) / kept for kept in _KEPT if (folder / kept).exists()]
+        snapshots = [
+            Path(name) / kept for kept in _KEPT if (folder / kept).exists()
+        ]
         part = file.with_name(f"{file.name}.part")
         try:
             for snapshot in snapshots:
@@ -262,23 +339,43 @@ def backup(file: Path, lab_name: str, state: Path | None) -> None:
                     closing(sqlite3.connect(snapshot)) as copy,
                 ):
                     live.backup(copy)
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as tar:
+            descriptor = os.open(
+                part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+            )
+            with (
+                os.fdopen(descriptor, "wb") as raw,
+                tarfile.open(
+                    fileobj=raw,
+                    mode="w:gz",
+                ) as tar,
+            ):
                 for snapshot in snapshots:
                     tar.add(snapshot, snapshot.name)
                 tar.add(lab_file.resolve(), _LAB_FILE)
             part.rename(file)
         except (OSError, sqlite3.Error) as error:
             part.unlink(missing_ok=True)
-            raise PatchlightError(f"backing up {folder} to {file}: {reason(error)}") from error
+            raise PatchlightError(
+                f"backing up {folder} to {file}: {reason(error)}"
+            ) from error
     out.say(f"{file}: the state of {folder} and the lab file {lab_file}")
 
 
 @controller.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument(
+    "file",
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+        exists=True,
+    ),
+)
 @click.option(
     "--state",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     metavar="DIR",
     required=True,
     help="A new or empty folder for the state.",
@@ -295,11 +392,20 @@ def restore(file: Path, state: Path) -> None:
         )
     try:
         with tarfile.open(file) as tar:
-            members = [m for m in tar.getmembers() if m.isfile() and m.name in (*_KEPT, _LAB_FILE)]
+            members = [
+                m
+                for m in tar.getmembers()
+                if m.isfile() and m.name in (*_KEPT, _LAB_FILE)
+            ]
             names = {member.name for member in members}
             if not {_KEPT[0], _LAB_FILE} <= names:
-                raise BadInput(f"{file} is not a backup of a controller: {_KEPT[0]} is not in it")
-            state.mkdir(parents=True, exist_ok=True)
+                raise BadInput(
+                    f"{file} is not a backup of a controller: {_KEPT[0]} is not in it"
+                )
+            state.mkdir(
+                parents=True,
+                exist_ok=True,
+            )
             state.chmod(0o750)
             for member in members:
                 found = tar.extractfile(member)
@@ -308,7 +414,11 @@ def restore(file: Path, state: Path) -> None:
                     shutil.copyfileobj(found or io.BytesIO(), target)
             (state / CHECK).touch(mode=0o600)  # the database is whole
     except (OSError, tarfile.TarError) as error:
-        raise PatchlightError(f"restoring {file} to {state}: {reason(error)}") from error
+        raise PatchlightError(
+            f"restoring {file} to {state}: {reason(error)}"
+        ) from error
     lab_file = state / _LAB_FILE
     out.say(f"restored to {state}")
-    out.say(f"run it with: patchlight controller run --lab {lab_file} --state {state}")
+    out.say(
+        f"run it with: patchlight controller run --lab {lab_file} --state {state}"
+    )

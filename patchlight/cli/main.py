@@ -10,40 +10,77 @@ from collections.abc import Mapping, Sequence
 import click
 
 from patchlight.console.commands import CrashReport, report
-from patchlight.console.shared import DAILY, OPERATE, RESEARCH, Command, LazyGroup, commands_in
+from patchlight.console.shared import (
+    DAILY,
+    OPERATE,
+    RESEARCH,
+    Command,
+    LazyGroup,
+    commands_in,
+)
 
 # Their lines in help are here too, so that help imports none of them.
 _HERE = "patchlight.cli"
 COMMANDS: Mapping[str, Command] = {
-    "lab": Command(f"{_HERE}.main", "Check, show and generate lab files.", DAILY),
-    "emulate": Command(f"{_HERE}.lab.emulate", "Run a lab in software on this machine.", DAILY),
+    "lab": Command(
+        f"{_HERE}.main", "Check, show and generate lab files.", DAILY
+    ),
+    "emulate": Command(
+        f"{_HERE}.lab.emulate", "Run a lab in software on this machine.", DAILY
+    ),
     "job": Command(f"{_HERE}.main", "Submit and follow training jobs.", DAILY),
-    "ocs": Command(f"{_HERE}.main", "Show and change optical circuits.", DAILY),
-    "status": Command(f"{_HERE}.status", "Show the state of a lab on one screen.", DAILY),
+    "ocs": Command(
+        f"{_HERE}.main", "Show and change optical circuits.", DAILY
+    ),
+    "status": Command(
+        f"{_HERE}.status", "Show the state of a lab on one screen.", DAILY
+    ),
     "top": Command(f"{_HERE}.top", "Watch jobs, GPUs and circuits.", DAILY),
-    "dashboard": Command(f"{_HERE}.dashboard", "Show a lab in a browser.", DAILY),
-    "controller": Command(f"{_HERE}.controller", "Run and manage a controller.", OPERATE),
+    "dashboard": Command(
+        f"{_HERE}.dashboard", "Show a lab in a browser.", DAILY
+    ),
+    "controller": Command(
+        f"{_HERE}.controller", "Run and manage a controller.", OPERATE
+    ),
     "agent": Command(f"{_HERE}.agent", "Run the agent of a server.", OPERATE),
     "login": Command(
-        f"{_HERE}.access", "Log in to a remote controller, or forget the token.", OPERATE
+        f"{_HERE}.access",
+        "Log in to a remote controller, or forget the token.",
+        OPERATE,
     ),
-    "token": Command(f"{_HERE}.access", "Create and revoke tokens for users.", OPERATE),
+    "token": Command(
+        f"{_HERE}.access", "Create and revoke tokens for users.", OPERATE
+    ),
     "audit": Command(f"{_HERE}.access", "Show the audit log.", OPERATE),
-    "report": Command(f"{_HERE}.report", "Write a report on a period.", OPERATE),
-    "policy": Command(f"{_HERE}.policy", "List, compare and train policies.", RESEARCH),
+    "report": Command(
+        f"{_HERE}.report", "Write a report on a period.", OPERATE
+    ),
+    "policy": Command(
+        f"{_HERE}.policy", "List, compare and train policies.", RESEARCH
+    ),
 }
 
 
 @click.group(
     cls=LazyGroup,
     built_in=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
+    },
     epilog="LAB is a lab file or the name of a built-in lab, like ofc2022. Commands, options and "
     'names complete in bash after  eval "$(_PATCHLIGHT_COMPLETE=bash_source patchlight)"; other '
     "shells: zsh_source, fish_source.",
 )
-@click.version_option(package_name="patchlight", message="%(prog)s %(version)s")
-@click.option("--debug", is_flag=True, help="Print the traceback of an error.")
+@click.version_option(
+    package_name="patchlight",
+    message="%(prog)s %(version)s",
+)
+@click.option(
+    "--debug",
+    is_flag=True,
+    help="Print the traceback of an error.",
+)
 @click.pass_obj
 def cli(settings: CrashReport | None, debug: bool) -> None:
     """Run a testbed for clusters with optical circuit switches (OCS)."""
@@ -55,7 +92,10 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
     cls=LazyGroup,
     prefix="lab ",
     built_in=commands_in(
-        "patchlight.cli.lab", files="check generate init", show="show", topology="discover"
+        "patchlight.cli.lab",
+        files="check generate init",
+        show="show",
+        topology="discover",
     ),
 )
 def lab() -> None:
@@ -104,7 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The process ends: Python need not look for garbage then.
     atexit.register(gc.freeze)
     try:
-        code = cli.main(arguments, "patchlight", standalone_mode=False, obj=settings)
+        code = cli.main(
+            arguments,
+            "patchlight",
+            standalone_mode=False,
+            obj=settings,
+        )
         sys.stdout.flush()
     except BaseException as error:
         code = report(error, settings)

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 _INSTALLED = "installed, patchlight."
 
 
-@click.group(cls=LazyGroup, prefix="policy ", context_settings={"show_default": True})
+@click.group(
+    cls=LazyGroup,
+    prefix="policy ",
+    context_settings={"show_default": True},
+)
 def policy() -> None:
     """Show, choose, compare and train policies.
 
@@ -39,7 +43,11 @@ def policy() -> None:
 )
 @out.listing_options
 @connection.with_client
-def use(client: "ControllerClient", as_json: bool, **chosen: str | None) -> None:
+def use(
+    client: "ControllerClient",
+    as_json: bool,
+    **chosen: str | None,
+) -> None:
     """Change the policies of a running lab; without options print the present ones.
 
     They decide from the next job on; running jobs stay as they are. The choice overrides the lab
@@ -47,7 +55,9 @@ def use(client: "ControllerClient", as_json: bool, **chosen: str | None) -> None
     program: only root or the user who runs the controller may choose it.
     """
     wanted: dict[str, Any] = {
-        kind: options.is_on(said) if kind in ABILITIES else options.absolute(said)
+        kind: options.is_on(said)
+        if kind in ABILITIES
+        else options.absolute(said)
         for kind, said in chosen.items()
         if said
     }
@@ -55,12 +65,21 @@ def use(client: "ControllerClient", as_json: bool, **chosen: str | None) -> None
     table = out.Table("kind", out.Column("policy", whole=True))
     for kind, name in words.items():
         is_on = "on" if name else "off"
-        table.add_row(kind, is_on if kind in ABILITIES else str(name or "(jobs have to say it)"))
+        table.add_row(
+            kind,
+            is_on
+            if kind in ABILITIES
+            else str(name or "(jobs have to say it)"),
+        )
     out.print_answer(words, table, as_json=as_json)
 
 
 @policy.command()
-@click.argument("job", metavar="JOB", shell_complete=connection.complete_job)
+@click.argument(
+    "job",
+    metavar="JOB",
+    shell_complete=connection.complete_job,
+)
 @click.option(
     "--with",
     "other",
@@ -70,7 +89,11 @@ def use(client: "ControllerClient", as_json: bool, **chosen: str | None) -> None
 @out.listing_options
 @connection.controller_options
 def replay(
-    job: str, other: str | None, as_json: bool, lab_name: str | None, address: str | None
+    job: str,
+    other: str | None,
+    as_json: bool,
+    lab_name: str | None,
+    address: str | None,
 ) -> None:
     """Repeat the decisions about JOB, with the inputs that the policies saw.
 
@@ -91,12 +114,21 @@ def replay(
     kind = None if other is None else find(other).kind
     rows: list[dict[str, Any]] = []
     for decision in decisions:
-        if decision["kind"] not in METHODS or kind not in (None, decision["kind"]):
+        if decision["kind"] not in METHODS or kind not in (
+            None,
+            decision["kind"],
+        ):
             continue
         of_kind = cast("PolicyKind", decision["kind"])
         policy: Any = load_policy(other or decision["policy"], of_kind)
-        saw = arguments(of_kind, decision["saw"], lab, own_graph)
-        again, fault = None, None
+        saw = arguments(
+            of_kind,
+            decision["saw"],
+            lab,
+            own_graph,
+        )
+        again = None
+        fault = None
         try:
             again = plain(guard.answer_of(policy, of_kind, *saw))
         except guard.PolicyFailed as failed:
@@ -114,11 +146,27 @@ def replay(
                 "same": fault is None and again == decision["answer"],
             }
         )
-    table = out.Table("kind", "policy", "decided", "asked again", out.Column("same", whole=True))
+    table = out.Table(
+        "kind",
+        "policy",
+        "decided",
+        "asked again",
+        out.Column("same", whole=True),
+    )
     for row in rows:
-        same = out.Coloured("yes", "good") if row["same"] else out.Coloured("no", "caution")
+        same = (
+            out.Coloured("yes", "good")
+            if row["same"]
+            else out.Coloured("no", "caution")
+        )
         answer = row["fault"] or _words(row["answer"])
-        table.add_row(row["kind"], row["asked"], _words(row["decided"]), answer, same)
+        table.add_row(
+            row["kind"],
+            row["asked"],
+            _words(row["decided"]),
+            answer,
+            same,
+        )
     out.print_answer(rows, table, as_json=as_json)
 
 
@@ -139,35 +187,76 @@ def _list(kind: Any, as_json: bool) -> None:
 
     ours = ("built in", "learned, shipped", _INSTALLED)
     everything = policies()
-    modules = [p.origin.split()[1] for p in everything if p.origin.startswith(_INSTALLED)]
-    packages = {"patchlight.controller.policies", *(m.rpartition(".")[0] for m in modules)}
+    modules = [
+        p.origin.split()[1]
+        for p in everything
+        if p.origin.startswith(_INSTALLED)
+    ]
+    packages = {
+        "patchlight.controller.policies",
+        *(m.rpartition(".")[0] for m in modules),
+    }
     known = kept(
         "policies",
         sorted(packages),
-        lambda: {f"{p.kind}.{p.name}": _row(p) for p in everything if p.origin.startswith(ours)},
+        lambda: {
+            f"{p.kind}.{p.name}": _row(p)
+            for p in everything
+            if p.origin.startswith(ours)
+        },
     )
     rows = []
     for found in everything if kind is None else policies(kind):
         row = known.get(f"{found.kind}.{found.name}") or _row(found)
         rows.append({**row, "default": DEFAULTS[found.kind] == found.name})
-    more = (out.Column("parameters", wide=True), out.Column("where from", wide=True))
-    table = out.Table("kind", out.Column("name", whole=True), "what it does", *more)
+    more = (
+        out.Column("parameters", wide=True),
+        out.Column("where from", wide=True),
+    )
+    table = out.Table(
+        "kind",
+        out.Column("name", whole=True),
+        "what it does",
+        *more,
+    )
     last = None
     for row in rows:
         if last not in (None, row["kind"]):
             table.end_section()
         last = row["kind"]
         name = f"{row['name']} (default)" if row["default"] else row["name"]
-        table.add_row(row["kind"], name, row["about"], ", ".join(row["parameters"]), row["origin"])
+        table.add_row(
+            row["kind"],
+            name,
+            row["about"],
+            ", ".join(row["parameters"]),
+            row["origin"],
+        )
     out.print_answer(rows, table, as_json=as_json)
 
 
 @policy.command()
-@click.argument("name", metavar="[POLICY]", required=False, shell_complete=options.complete_policy)
-@lab_option("Also show which inputs of a learned policy this lab lacks.", "lab")
-@click.option("--kind", type=click.Choice(KINDS), help="List only this kind.")
+@click.argument(
+    "name",
+    metavar="[POLICY]",
+    required=False,
+    shell_complete=options.complete_policy,
+)
+@lab_option(
+    "Also show which inputs of a learned policy this lab lacks.", "lab"
+)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    help="List only this kind.",
+)
 @out.listing_options
-def show(name: str | None, lab: str | None, kind: Any, as_json: bool) -> None:
+def show(
+    name: str | None,
+    lab: str | None,
+    kind: Any,
+    as_json: bool,
+) -> None:
     """Show what POLICY does, its parameters and origin; without POLICY list all.
 
     For a learned policy this includes its card and, with --lab, the inputs that the lab lacks and
@@ -197,15 +286,25 @@ def show(name: str | None, lab: str | None, kind: Any, as_json: bool) -> None:
         "card": as_data,
     }
     said_by = click.get_current_context().get_parameter_source("lab")
-    is_meant = card is not None or said_by is not click.core.ParameterSource.ENVIRONMENT
-    fit = fit_of(found, connection.offline_lab(lab)) if lab is not None and is_meant else None
+    is_meant = (
+        card is not None
+        or said_by is not click.core.ParameterSource.ENVIRONMENT
+    )
+    fit = (
+        fit_of(found, connection.offline_lab(lab))
+        if lab is not None and is_meant
+        else None
+    )
     if fit is not None:
         answer["lab"] = fit
     if as_json:
         out.print_json(answer)
         return
     out.say(f"{found.name}: {found.kind} policy, {found.origin}")
-    for what, shown in (("parameters", ", ".join(found.parameters_in_words)), ("source", source)):
+    for what, shown in (
+        ("parameters", ", ".join(found.parameters_in_words)),
+        ("source", source),
+    ):
         if shown:
             out.say(f"{what}: {shown}")
     if found.documentation:
@@ -220,10 +319,16 @@ def show(name: str | None, lab: str | None, kind: Any, as_json: bool) -> None:
 def _row(found: "PolicyRecipe") -> dict[str, Any]:
     row = {"kind": found.kind, "name": found.name, "origin": found.origin}
     try:
-        said = {"about": found.about.replace("``", ""), "parameters": found.parameters_in_words}
+        said = {
+            "about": found.about.replace("``", ""),
+            "parameters": found.parameters_in_words,
+        }
     except PatchlightError as error:
         # One that is broken must not hide the others.
-        said = {"about": f"cannot be loaded: {error.message}", "parameters": []}
+        said = {
+            "about": f"cannot be loaded: {error.message}",
+            "parameters": [],
+        }
     return {**row, **said}
 
 
@@ -239,20 +344,27 @@ def _source(factory: Any) -> str | None:
 def fit_of(found: "PolicyRecipe", lab_name: str) -> dict[str, Any]:
     """How a learned policy fits a lab; ``BadInput`` if it does not, or is not learned."""
     from patchlight.controller.jobs.cluster_view import WiredLab
-    from patchlight.controller.policies.files import FROM_JOBS, missing_inputs, outside_range
+    from patchlight.controller.policies.files import (
+        FROM_JOBS,
+        missing_inputs,
+        outside_range,
+    )
     from patchlight.testbed.labfile.reader import load_lab
 
     policy: Any = found.factory
     if getattr(policy, "card", None) is None:
         raise BadInput(
-            f"{found.name} is not a learned policy: --lab is only for those", hint="leave --lab out"
+            f"{found.name} is not a learned policy: --lab is only for those",
+            hint="leave --lab out",
         )
     lab = load_lab(lab_name)
     policy.check_fits(WiredLab(lab, lab.initial_maps).shape, lab)
     return {
         "lab": lab.name,
         "missing": missing_inputs(lab),
-        "outside": outside_range(getattr(policy.card, "tested_range", {}), lab),
+        "outside": outside_range(
+            getattr(policy.card, "tested_range", {}), lab
+        ),
         "from_jobs": list(FROM_JOBS),
     }
 
@@ -260,7 +372,10 @@ def fit_of(found: "PolicyRecipe", lab_name: str) -> dict[str, Any]:
 def say_fit(fit: dict[str, Any]) -> None:
     """The same for people."""
     out.say(f"\nin lab {fit['lab']}:")
-    for what, lines in (("missing", fit["missing"]), ("not tested", fit["outside"])):
+    for what, lines in (
+        ("missing", fit["missing"]),
+        ("not tested", fit["outside"]),
+    ):
         for line in lines or ["nothing"]:
             out.say(f"  {what}: {line}")
     out.say("\nwhat it sees of jobs there:")

@@ -19,7 +19,8 @@ from patchlight.testbed.units import format_rate, parse_time
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
 
-_LEAST_S, _LOOKS = 0.5, 5
+_LEAST_S = 0.5
+_LOOKS = 5
 # Headings, lines between tables, and the lines that count the rows left out.
 _LINES_AROUND = 14
 
@@ -49,27 +50,44 @@ class JobPace:
         """How much longer an iteration takes than predicted, in percent."""
         if not self.iterations_per_s or not self.predicted_s:
             return ""
-        return f"{1 / (self.iterations_per_s * self.predicted_s) - 1:+.0%}".replace("%", " %")
+        return f"{1 / (self.iterations_per_s * self.predicted_s) - 1:+.0%}".replace(
+            "%", " %"
+        )
 
 
 def job_paces(now: Scrape, before: Scrape | None) -> list[JobPace]:
     """The pace of each running job between two scrapes."""
     grown = {
         name: _growth(now, before, f"worker_{name}_total")
-        for name in ("iterations", "sent_bytes", "compute_seconds", "communication_seconds")
+        for name in (
+            "iterations",
+            "sent_bytes",
+            "compute_seconds",
+            "communication_seconds",
+        )
     }
     seconds = now.at - before.at if before is not None else 0.0
     workers = now.by("job_workers", "job_id")
-    paused, done = now.by("job_paused", "job_id"), now.by("job_iterations_done", "job_id")
-    wanted, busy = now.by("job_iterations_wanted", "job_id"), now.by("gpu_utilization_ratio", "gpu")
+    paused = now.by("job_paused", "job_id")
+    done = now.by("job_iterations_done", "job_id")
+    wanted = now.by("job_iterations_wanted", "job_id")
+    busy = now.by("gpu_utilization_ratio", "gpu")
     paces = []
     for labels, _ in now.of_metric("job_info"):
         job_id = labels["job_id"]
-        gpus = tuple(said["gpu"] for said, _ in now.of_metric("gpu_allocated", job_id=job_id))
+        gpus = tuple(
+            said["gpu"]
+            for said, _ in now.of_metric("gpu_allocated", job_id=job_id)
+        )
         told = [busy[gpu] for gpu in gpus if gpu in busy]
         iterations, sent, compute_s, communication_s = (
             grown[name].get(job_id)
-            for name in ("iterations", "sent_bytes", "compute_seconds", "communication_seconds")
+            for name in (
+                "iterations",
+                "sent_bytes",
+                "compute_seconds",
+                "communication_seconds",
+            )
         )
         both_s = (compute_s or 0.0) + (communication_s or 0.0)
         rates = seconds > 0 and iterations is not None
@@ -81,7 +99,9 @@ def job_paces(now: Scrape, before: Scrape | None) -> list[JobPace]:
                 bool(paused.get(job_id)),
                 round(done.get(job_id, 0)),
                 round(wanted.get(job_id, 0)),
-                (iterations or 0) / max(1, workers[job_id]) / seconds if rates else None,
+                (iterations or 0) / max(1, workers[job_id]) / seconds
+                if rates
+                else None,
                 (communication_s or 0.0) / both_s if both_s else None,
                 8 * (sent or 0.0) / seconds if rates else None,
                 sum(told) / len(told) if told else None,
@@ -90,11 +110,18 @@ def job_paces(now: Scrape, before: Scrape | None) -> list[JobPace]:
     return paces
 
 
-def _growth(now: Scrape, before: Scrape | None, name: str) -> dict[str, float]:
+def _growth(
+    now: Scrape,
+    before: Scrape | None,
+    name: str,
+) -> dict[str, float]:
     """By how much counters of workers grew, by job; of those that both scrapes have."""
     if before is None:
         return {}
-    had = {tuple(sorted(labels.items())): value for labels, value in before.of_metric(name)}
+    had = {
+        tuple(sorted(labels.items())): value
+        for labels, value in before.of_metric(name)
+    }
     grown: defaultdict[str, float] = defaultdict(float)
     for labels, value in now.of_metric(name):
         earlier = had.get(tuple(sorted(labels.items())))
@@ -104,11 +131,25 @@ def _growth(now: Scrape, before: Scrape | None, name: str) -> dict[str, float]:
 
 
 @click.command()
-@click.option("--every", default="2s", metavar="TIME", help="Time between two updates.")
-@click.option("--once", is_flag=True, help="Print it once, as without a terminal.")
+@click.option(
+    "--every",
+    default="2s",
+    metavar="TIME",
+    help="Time between two updates.",
+)
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Print it once, as without a terminal.",
+)
 @out.json_option
 @with_client
-def top(client: ControllerClient, every: str, once: bool, as_json: bool) -> None:
+def top(
+    client: ControllerClient,
+    every: str,
+    once: bool,
+    as_json: bool,
+) -> None:
     """Watch jobs, GPUs and circuits until Ctrl-C.
 
     Rates are means over the last four intervals; 'off' compares the time of an iteration with its
@@ -117,28 +158,43 @@ def top(client: ControllerClient, every: str, once: bool, as_json: bool) -> None
     """
     every_s = parse_time(every)
     if every_s < _LEAST_S:
-        raise BadInput(f"--every {every}: expected {_LEAST_S:g}s or more, like 2s")
+        raise BadInput(
+            f"--every {every}: expected {_LEAST_S:g}s or more, like 2s"
+        )
     # Workers are heard of some times a second: over a longer time, rates are steadier.
     looks = deque([patiently(lambda: Scrape.of(client))], maxlen=_LOOKS)
     time.sleep(every_s)
 
     def look() -> tuple[list[JobPace], Scrape]:
         running = patiently(lambda: client.jobs(state=JobState.RUNNING))
-        predicted = {job["id"]: job.get("predicted_iteration_s") for job in running}
+        predicted = {
+            job["id"]: job.get("predicted_iteration_s") for job in running
+        }
         looks.append(patiently(lambda: Scrape.of(client)))
         paces = job_paces(looks[-1], looks[0])
-        return [replace(pace, predicted_s=predicted.get(pace.job_id)) for pace in paces], looks[-1]
+        return [
+            replace(pace, predicted_s=predicted.get(pace.job_id))
+            for pace in paces
+        ], looks[-1]
 
     if not as_json:
-        out.live(lambda: screen(*look(), out.terminal_lines()), every_s, once=once)
+        out.live(
+            lambda: screen(*look(), out.terminal_lines()), every_s, once=once
+        )
         return
     paces, now = look()
-    switches = {ocs: ocs_words(now, ocs).text for ocs in now.by("ocs_up", "ocs")}
+    switches = {
+        ocs: ocs_words(now, ocs).text for ocs in now.by("ocs_up", "ocs")
+    }
     jobs = [asdict(pace) for pace in paces]
     out.print_json({"jobs": jobs, "circuit_switches": switches})
 
 
-def screen(paces: list[JobPace], now: Scrape, lines: int) -> out.Screen:
+def screen(
+    paces: list[JobPace],
+    now: Scrape,
+    lines: int,
+) -> out.Screen:
     """What is shown on a terminal of so many lines, 24 at least."""
     rows = max(24, lines) - _LINES_AROUND
     switches = sorted(now.by("ocs_up", "ocs"))
@@ -151,19 +207,35 @@ def screen(paces: list[JobPace], now: Scrape, lines: int) -> out.Screen:
     )
 
 
-def _jobs_table(paces: list[JobPace], most: int, now: Scrape) -> out.Table:
+def _jobs_table(
+    paces: list[JobPace],
+    most: int,
+    now: Scrape,
+) -> out.Table:
     waiting = round(now.total("queue_jobs"))
     table = out.Table(
         out.Column("job", cut=True),
-        *out.numbers("GPUs", "done", "iter/s", "off", "sends", "communicates", "busy"),
+        *out.numbers(
+            "GPUs",
+            "done",
+            "iter/s",
+            "off",
+            "sends",
+            "communicates",
+            "busy",
+        ),
         title=f"{time.strftime('%H:%M:%S')}  {len(paces)} running, {waiting} waiting",
     )
     for pace in paces[:most]:
         table.add_row(
-            out.Coloured(f"{pace.job_id} (paused)", "caution") if pace.paused else pace.job_id,
+            out.Coloured(f"{pace.job_id} (paused)", "caution")
+            if pace.paused
+            else pace.job_id,
             str(len(pace.gpus)),
             f"{pace.done}/{pace.wanted}" if pace.wanted else f"{pace.done}",
-            "" if pace.iterations_per_s is None else f"{pace.iterations_per_s:.3f}",
+            ""
+            if pace.iterations_per_s is None
+            else f"{pace.iterations_per_s:.3f}",
             pace.off,
             "" if pace.sent_bps is None else format_rate(round(pace.sent_bps)),
             _share(pace.communication),
@@ -173,13 +245,23 @@ def _jobs_table(paces: list[JobPace], most: int, now: Scrape) -> out.Table:
     return table
 
 
-def _gpus_table(paces: list[JobPace], now: Scrape, most: int) -> out.Table:
+def _gpus_table(
+    paces: list[JobPace],
+    now: Scrape,
+    most: int,
+) -> out.Table:
     job_of = {gpu: pace.job_id for pace in paces for gpu in pace.gpus}
-    host_of = {said["gpu"]: said["host"] for said, _ in now.of_metric("gpu_allocated")}
-    busy, power = now.by("gpu_utilization_ratio", "gpu"), now.by("gpu_power_watts", "gpu")
+    host_of = {
+        said["gpu"]: said["host"] for said, _ in now.of_metric("gpu_allocated")
+    }
+    busy = now.by("gpu_utilization_ratio", "gpu")
+    power = now.by("gpu_power_watts", "gpu")
     sends = now.by("host_transmit_bytes_per_second", "host")
     usable = now.by("gpu_up", "gpu")
-    names = sorted({*usable, *job_of}, key=lambda g: (g not in job_of, job_of.get(g, ""), g))
+    names = sorted(
+        {*usable, *job_of},
+        key=lambda g: (g not in job_of, job_of.get(g, ""), g),
+    )
     table = out.Table(
         out.Column("GPU", cut=True),
         out.Column("job", cut=True),
@@ -189,7 +271,9 @@ def _gpus_table(paces: list[JobPace], now: Scrape, most: int) -> out.Table:
     for gpu in names[:most]:
         host = host_of.get(gpu, gpu)
         table.add_row(
-            gpu if usable.get(gpu, 1) else out.Coloured(f"{gpu} cannot be used", "bad"),
+            gpu
+            if usable.get(gpu, 1)
+            else out.Coloured(f"{gpu} cannot be used", "bad"),
             job_of.get(gpu, out.Coloured("free", "quiet")),
             _share(busy.get(gpu)),
             f"{power[gpu]:.0f} W" if gpu in power else "",
@@ -199,12 +283,20 @@ def _gpus_table(paces: list[JobPace], now: Scrape, most: int) -> out.Table:
     return table
 
 
-def _light_table(switches: list[str], now: Scrape, most: int) -> out.Table:
+def _light_table(
+    switches: list[str],
+    now: Scrape,
+    most: int,
+) -> out.Table:
     # Those that are not well come first.
     rows = sorted(
-        ((ocs, ocs_words(now, ocs)) for ocs in switches), key=lambda row: row[1].meaning == "good"
+        ((ocs, ocs_words(now, ocs)) for ocs in switches),
+        key=lambda row: row[1].meaning == "good",
     )
-    columns = (out.Column("circuit switch", cut=True), out.Column("state", cut=True))
+    columns = (
+        out.Column("circuit switch", cut=True),
+        out.Column("state", cut=True),
+    )
     table = out.Table(*columns, rows=rows[:most])
     _note_left_out(table, len(switches) - most)
     return table

@@ -33,11 +33,19 @@ class CircuitCalls(ApiConnection):
     # or as it began. Beside each is what answers with what would change.
 
     def _change(
-        self, path: str, body: Mapping[str, Any], options: HowToChange
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        options: HowToChange,
     ) -> rest.ChangeAnswer:
         given: dict[str, Any] = {**body, **options}
         prefer = "respond-async" if given.pop("detach", False) else ""
-        return self._call("POST", path, given, prefer)
+        return self._call(
+            "POST",
+            path,
+            given,
+            prefer,
+        )
 
     def _planned(self, path: str, body: Mapping[str, Any]) -> rest.PlanAnswer:
         return self._call("POST", path, {**body, "dry_run": True})
@@ -55,7 +63,9 @@ class CircuitCalls(ApiConnection):
 
         Of a wavelength switch they name a channel: ``1-2@193.100``, and ``3@193.100`` frees one.
         """
-        return self._change("/reconfigurations", _wanted(maps, disconnect, only=only), options)
+        return self._change(
+            "/reconfigurations", _wanted(maps, disconnect, only=only), options
+        )
 
     def preview_reconfiguration(
         self,
@@ -66,37 +76,63 @@ class CircuitCalls(ApiConnection):
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
     ) -> rest.PlanAnswer:
         """What that would change, and the objections to it."""
-        return self._planned("/reconfigurations", _wanted(maps, disconnect, only=only))
+        return self._planned(
+            "/reconfigurations", _wanted(maps, disconnect, only=only)
+        )
 
-    def roll_back(self, /, number: int, **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
+    def roll_back(
+        self, /, number: int, **options: Unpack[HowToChange]
+    ) -> rest.ChangeAnswer:
         """Undo one change, and nothing that other changes did."""
-        return self._change(f"/reconfigurations/{number}/rollback", {}, options)
+        return self._change(
+            f"/reconfigurations/{number}/rollback", {}, options
+        )
 
     def preview_roll_back(self, /, number: int) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned(f"/reconfigurations/{number}/rollback", {})
 
     def together(
-        self, /, nodes: Sequence[str], *, force: bool = False, **options: Unpack[HowToChange]
+        self,
+        /,
+        nodes: Sequence[str],
+        *,
+        force: bool = False,
+        **options: Unpack[HowToChange],
     ) -> rest.ChangeAnswer:
         """Connect servers or hosts to one packet switch; ``force`` also moves jobs' circuits."""
-        return self._change("/together", {"nodes": list(nodes), "force": force}, options)
+        return self._change(
+            "/together", {"nodes": list(nodes), "force": force}, options
+        )
 
-    def preview_together(self, /, nodes: Sequence[str], *, force: bool = False) -> rest.PlanAnswer:
+    def preview_together(
+        self, /, nodes: Sequence[str], *, force: bool = False
+    ) -> rest.PlanAnswer:
         """What that would change."""
-        return self._planned("/together", {"nodes": list(nodes), "force": force})
+        return self._planned(
+            "/together", {"nodes": list(nodes), "force": force}
+        )
 
     def light_paths(
-        self, /, pairs: Sequence[tuple[str, str]], **options: Unpack[HowToChange]
+        self,
+        /,
+        pairs: Sequence[tuple[str, str]],
+        **options: Unpack[HowToChange],
     ) -> rest.ChangeAnswer:
         """Connect pairs of ends by optical paths over any number of circuit switches."""
-        return self._change("/light-paths", {"pairs": list(map(list, pairs))}, options)
+        return self._change(
+            "/light-paths", {"pairs": list(map(list, pairs))}, options
+        )
 
-    def preview_light_paths(self, /, pairs: Sequence[tuple[str, str]]) -> rest.PlanAnswer:
+    def preview_light_paths(
+        self, /, pairs: Sequence[tuple[str, str]]
+    ) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned("/light-paths", {"pairs": list(map(list, pairs))})
 
-    def restore(self, /, name: str, **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
+    def restore(
+        self, /, name: str, **options: Unpack[HowToChange]
+    ) -> rest.ChangeAnswer:
         """Restore the maps saved under a name."""
         return self._change(f"{_map_path(name)}/restore", {}, options)
 
@@ -104,7 +140,9 @@ class CircuitCalls(ApiConnection):
         """What that would change."""
         return self._planned(f"{_map_path(name)}/restore", {})
 
-    def repair(self, /, names: Sequence[str], **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
+    def repair(
+        self, /, names: Sequence[str], **options: Unpack[HowToChange]
+    ) -> rest.ChangeAnswer:
         """Bring the devices back to their last committed maps."""
         return self._change("/drift/repair", {"ocs": list(names)}, options)
 
@@ -114,38 +152,71 @@ class CircuitCalls(ApiConnection):
 
     def adopt(self, names: Sequence[str], why: str = "") -> rest.ChangeAnswer:
         """Commit the present maps of the devices."""
-        return self._call("POST", "/drift/adopt", {"ocs": list(names), "why": why})
+        return self._call(
+            "POST", "/drift/adopt", {"ocs": list(names), "why": why}
+        )
 
-    def reconfigurations(self, last: int | None = None) -> list[rest.ChangeAnswer]:
+    def reconfigurations(
+        self, last: int | None = None
+    ) -> list[rest.ChangeAnswer]:
         """Every change so far (or the ``last`` few), oldest first."""
         path = "/reconfigurations"
         if last is not None and last <= PAGE:
             return self._call("GET", path, last=last)["reconfigurations"]
 
-        def page_after(row: rest.ChangeAnswer | None) -> list[rest.ChangeAnswer]:
+        def page_after(
+            row: rest.ChangeAnswer | None,
+        ) -> list[rest.ChangeAnswer]:
             after = row["id"] if row else 0
-            return self._call("GET", path, last=PAGE, after=after)["reconfigurations"]
+            return self._call(
+                "GET",
+                path,
+                last=PAGE,
+                after=after,
+            )["reconfigurations"]
 
         return self._pages(page_after)[-(last or 0) :]
 
     def past_reconfigurations(
-        self, since: float, until: float, *, last: int = PAGE, before: int | None = None
+        self,
+        since: float,
+        until: float,
+        *,
+        last: int = PAGE,
+        before: int | None = None,
     ) -> list[rest.ChangeAnswer]:
         """The ``last`` changes of a period, oldest first; with ``before``, of lower numbers."""
         wanted: dict[str, Any] = {} if before is None else {"before": before}
         wanted |= {"since": since, "until": until}
-        return self._call("GET", "/reconfigurations", last=last, **wanted)["reconfigurations"]
+        return self._call(
+            "GET",
+            "/reconfigurations",
+            last=last,
+            **wanted,
+        )["reconfigurations"]
 
-    def reconfiguration(self, number: int, step: int = 0, wait_s: float = 0.0) -> rest.ChangeAnswer:
+    def reconfiguration(
+        self,
+        number: int,
+        step: int = 0,
+        wait_s: float = 0.0,
+    ) -> rest.ChangeAnswer:
         """One change; one under way with its ``progress``.
 
         With ``wait_s`` (30 at most), that is waited for until it is beyond this ``step``.
         """
-        return self._call("GET", f"/reconfigurations/{number}", step=step, wait_s=wait_s)
+        return self._call(
+            "GET",
+            f"/reconfigurations/{number}",
+            step=step,
+            wait_s=wait_s,
+        )
 
     def cancel_change(self, number: int, why: str = "") -> rest.ChangeAnswer:
         """Halt a change before its next step, and undo what it did; it ends a moment later."""
-        return self._call("POST", f"/reconfigurations/{number}/cancel", {"why": why})
+        return self._call(
+            "POST", f"/reconfigurations/{number}/cancel", {"why": why}
+        )
 
     # -- looking at circuits -------------------------------------------------------------------
 
@@ -159,7 +230,9 @@ class CircuitCalls(ApiConnection):
 
     def accept_light(self, names: Sequence[str]) -> dict[str, int]:
         """Take the present power as baselines; returns the number of circuits of each OCS."""
-        return self._call("POST", "/baselines", {"ocs": list(names)})["circuits"]
+        return self._call("POST", "/baselines", {"ocs": list(names)})[
+            "circuits"
+        ]
 
     def alarms(self, names: Sequence[str] = ()) -> list[rest.AlarmShape]:
         """The alarms of the devices since the start of the controller."""
@@ -176,13 +249,28 @@ class CircuitCalls(ApiConnection):
         return self._call("GET", "/locks")["locks"]
 
     def lock(
-        self, name: str, ports: Sequence[int | str], *, keep: bool = False, why: str = ""
+        self,
+        name: str,
+        ports: Sequence[int | str],
+        *,
+        keep: bool = False,
+        why: str = "",
     ) -> list[rest.Lock]:
         """Lock ports for everybody, or with ``keep`` for everybody else."""
-        body = {"ocs": name, "ports": list(ports), "keep": keep, "why": why}
+        body = {
+            "ocs": name,
+            "ports": list(ports),
+            "keep": keep,
+            "why": why,
+        }
         return self._call("POST", "/locks", body)["locks"]
 
-    def unlock(self, name: str, ports: Sequence[int | str], why: str = "") -> list[rest.Lock]:
+    def unlock(
+        self,
+        name: str,
+        ports: Sequence[int | str],
+        why: str = "",
+    ) -> list[rest.Lock]:
         """Remove locks, and return them."""
         body = {"ocs": name, "ports": list(ports), "why": why}
         return self._call("POST", "/locks/release", body)["locks"]
@@ -191,9 +279,16 @@ class CircuitCalls(ApiConnection):
         """The maps that were saved."""
         return self._call("GET", "/maps")["maps"]
 
-    def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> rest.SavedMaps:
+    def save_map(
+        self,
+        name: str,
+        names: Sequence[str] = (),
+        why: str = "",
+    ) -> rest.SavedMaps:
         """Keep the present maps under a name."""
-        return self._call("PUT", _map_path(name), {"ocs": list(names), "why": why})
+        return self._call(
+            "PUT", _map_path(name), {"ocs": list(names), "why": why}
+        )
 
     def forget_map(self, name: str) -> rest.Named:
         """Forget saved maps."""
@@ -225,6 +320,8 @@ def _wanted(
 ) -> Answer:
     return {
         "maps": {name: list(texts) for name, texts in maps.items()},
-        "disconnect": {name: list(ports) for name, ports in (disconnect or {}).items()},
+        "disconnect": {
+            name: list(ports) for name, ports in (disconnect or {}).items()
+        },
         "only": only,
     }

@@ -15,7 +15,13 @@ from urllib.parse import quote
 import httpx
 
 from patchlight.client.circuit_calls import CircuitCalls
-from patchlight.client.connection import PAGE, Answer, ControllerError, NoAnswer, OtherLab
+from patchlight.client.connection import (
+    PAGE,
+    Answer,
+    ControllerError,
+    NoAnswer,
+    OtherLab,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobBatch, JobGiven, jobs_meant
 
@@ -106,7 +112,10 @@ class ControllerClient(CircuitCalls):
         return self._submit(jobs, topology, dry_run=True)
 
     def _submit(
-        self, given: Sequence[JobGiven] | JobBatch, topology: str | None, **how: bool
+        self,
+        given: Sequence[JobGiven] | JobBatch,
+        topology: str | None,
+        **how: bool,
     ) -> list[Any]:
         jobs = given if isinstance(given, JobBatch) else jobs_meant(given)
         body = {
@@ -117,19 +126,36 @@ class ControllerClient(CircuitCalls):
         }
         return self._call("POST", "/jobs", body)["jobs"]
 
-    def jobs(self, /, last: int | None = None, **which: str | float) -> list[rest_jobs.JobInList]:
+    def jobs(
+        self, /, last: int | None = None, **which: str | float
+    ) -> list[rest_jobs.JobInList]:
         """Every job's status, or that of the ``last`` few, oldest first.
 
         ``which``: only those of a ``state``, ``user`` or ``name``, and those that waited or ran
         between ``since`` and ``until`` (Unix times).
         """
-        wanted: dict[str, Any] = {key: value for key, value in which.items() if value}
+        wanted: dict[str, Any] = {
+            key: value for key, value in which.items() if value
+        }
         if last is not None and last <= _AT_ONCE:
-            return self._call("GET", "/jobs", last=last, **wanted)["jobs"]
+            return self._call(
+                "GET",
+                "/jobs",
+                last=last,
+                **wanted,
+            )["jobs"]
 
-        def page_after(job: rest_jobs.JobInList | None) -> list[rest_jobs.JobInList]:
+        def page_after(
+            job: rest_jobs.JobInList | None,
+        ) -> list[rest_jobs.JobInList]:
             after = job["id"] if job else ""
-            return self._call("GET", "/jobs", last=PAGE, after=after, **wanted)["jobs"]
+            return self._call(
+                "GET",
+                "/jobs",
+                last=PAGE,
+                after=after,
+                **wanted,
+            )["jobs"]
 
         return self._pages(page_after)[-(last or 0) :]
 
@@ -145,7 +171,9 @@ class ControllerClient(CircuitCalls):
         """End a job's gang; with ``force`` also one that another user submitted."""
         return self._call("DELETE", _job_path(job_id), force=force)
 
-    def restart(self, job_id: str, *, force: bool = False) -> rest_jobs.JobInList:
+    def restart(
+        self, job_id: str, *, force: bool = False
+    ) -> rest_jobs.JobInList:
         """Begin a job again: one that has ended as a new job, one that runs as its next attempt."""
         return self._call("POST", f"{_job_path(job_id)}/restart", force=force)
 
@@ -157,15 +185,27 @@ class ControllerClient(CircuitCalls):
         """What policies decided of a job, oldest first."""
         return self._call("GET", f"{_job_path(job_id)}/decisions")["decisions"]
 
-    def log(self, job_id: str, worker: int = 0, after: int = 0) -> rest_jobs.LogPartShape:
+    def log(
+        self,
+        job_id: str,
+        worker: int = 0,
+        after: int = 0,
+    ) -> rest_jobs.LogPartShape:
         """What a worker printed from byte ``after`` on; the last MiB is kept of ended jobs."""
-        return self._call("GET", f"{_job_path(job_id)}/log", worker=worker, after=after)
+        return self._call(
+            "GET",
+            f"{_job_path(job_id)}/log",
+            worker=worker,
+            after=after,
+        )
 
     def recent_iterations(
         self, job_id: str, most: int
     ) -> tuple[list[rest_jobs.IterationReport], int]:
         """The latest reports of its workers, oldest first; the ``after`` to go on with."""
-        answer = self._call("GET", f"{_job_path(job_id)}/iterations", latest=most)
+        answer = self._call(
+            "GET", f"{_job_path(job_id)}/iterations", latest=most
+        )
         return list(answer["iterations"]), int(answer["next"])
 
     def iterations(
@@ -174,7 +214,9 @@ class ControllerClient(CircuitCalls):
         """What the job's workers reported after number ``after``, and the next ``after``."""
         reports: list[rest_jobs.IterationReport] = []
         while True:
-            answer = self._call("GET", f"{_job_path(job_id)}/iterations", after=after)
+            answer = self._call(
+                "GET", f"{_job_path(job_id)}/iterations", after=after
+            )
             reports += answer["iterations"]
             if answer["next"] == after:
                 return reports, after
@@ -185,17 +227,26 @@ class ControllerClient(CircuitCalls):
     ) -> rest_circuits.ChangeAnswer:
         """Bring running jobs under one packet switch each; with ``detach``, do not wait for it."""
         prefer = "respond-async" if detach else ""
-        return self._call("POST", "/regroup", {"jobs": list(job_ids)}, prefer)
+        return self._call(
+            "POST",
+            "/regroup",
+            {"jobs": list(job_ids)},
+            prefer,
+        )
 
     def preview_regroup(self, job_ids: Sequence[str]) -> rest_jobs.RegroupPlan:
         """What ``regroup`` would make (cross-connects by OCS), and what speaks against it."""
-        return self._call("POST", "/regroup", {"jobs": list(job_ids), "dry_run": True})
+        return self._call(
+            "POST", "/regroup", {"jobs": list(job_ids), "dry_run": True}
+        )
 
     def defragmentation(self) -> rest_jobs.ProposalShape | None:
         """The rewiring under running jobs that gains most; ``None`` if none pays."""
         return self._call("GET", "/defragmentation")["proposal"]
 
-    def defragment(self, *, detach: bool = False) -> rest_circuits.ChangeAnswer | None:
+    def defragment(
+        self, *, detach: bool = False
+    ) -> rest_circuits.ChangeAnswer | None:
         """Carry that change out; returns its record as ``regroup`` does, or ``None``."""
         prefer = "respond-async" if detach else ""
         return self._call("POST", "/defragmentation", prefer=prefer)["change"]
@@ -204,7 +255,9 @@ class ControllerClient(CircuitCalls):
         """The policies that decide now, by kind, and whether the lab defragments, interleaves."""
         return self._call("GET", "/policies")["policies"]
 
-    def use_policies(self, chosen: Mapping[str, str | bool | None]) -> rest_lab.PoliciesInUse:
+    def use_policies(
+        self, chosen: Mapping[str, str | bool | None]
+    ) -> rest_lab.PoliciesInUse:
         """Set policies as in ``policies``, the others stay; returns all of them."""
         return self._call("PUT", "/policies", dict(chosen))["policies"]
 
@@ -223,7 +276,11 @@ class ControllerClient(CircuitCalls):
         return self._call("GET", "/whoami")
 
     def create_token(
-        self, user: str, role: str = "viewer", lifetime_s: float | None = None, why: str = ""
+        self,
+        user: str,
+        role: str = "viewer",
+        lifetime_s: float | None = None,
+        why: str = "",
     ) -> rest_lab.NewToken:
         """Make a token; its text, ``token``, is answered only now."""
         body = {"user": user, "role": role, "why": why}
@@ -239,12 +296,21 @@ class ControllerClient(CircuitCalls):
         return self._call("DELETE", f"/tokens/{quote(token_id, safe='')}")
 
     def audit(
-        self, last: int = 100, *, user: str = "", outcome: str = ""
+        self,
+        last: int = 100,
+        *,
+        user: str = "",
+        outcome: str = "",
     ) -> list[rest_lab.AttemptRow]:
         """The last attempts to change something, the oldest first."""
         which = {"user": user, "outcome": outcome}
         wanted = {key: value for key, value in which.items() if value}
-        return self._call("GET", "/audit", last=last, **wanted)["attempts"]
+        return self._call(
+            "GET",
+            "/audit",
+            last=last,
+            **wanted,
+        )["attempts"]
 
     # -- the search for the wiring ---------------------------------------------------------
 
@@ -256,7 +322,12 @@ class ControllerClient(CircuitCalls):
         every_port: bool = False,
     ) -> rest_lab.Search:
         """Begin to search the wiring of ports by OCS, or of all; ``listen_s`` is for each round."""
-        return self._discover(ports, listen_s, every_port, dry_run=False)
+        return self._discover(
+            ports,
+            listen_s,
+            every_port,
+            dry_run=False,
+        )
 
     def preview_discovery(
         self,
@@ -266,7 +337,12 @@ class ControllerClient(CircuitCalls):
         every_port: bool = False,
     ) -> rest_lab.SearchPlan:
         """What that would look at, which circuits go dark meanwhile, and for how long."""
-        return self._discover(ports, listen_s, every_port, dry_run=True)
+        return self._discover(
+            ports,
+            listen_s,
+            every_port,
+            dry_run=True,
+        )
 
     def _discover(
         self,
@@ -285,7 +361,12 @@ class ControllerClient(CircuitCalls):
 
         With ``wait_s`` (30 at most), one under way is waited for until it is beyond this ``step``.
         """
-        return self._call("GET", "/discovery", step=step, wait_s=wait_s)
+        return self._call(
+            "GET",
+            "/discovery",
+            step=step,
+            wait_s=wait_s,
+        )
 
     def stop_discovery(self) -> rest_lab.Search:
         """Break the search off, and put all circuits back."""
@@ -298,13 +379,20 @@ class ControllerClient(CircuitCalls):
         return self._call("GET", "/paths")
 
     def want_path(
-        self, /, source: str, destination: str, nbytes: float, **options: Any
+        self,
+        /,
+        source: str,
+        destination: str,
+        nbytes: float,
+        **options: Any,
     ) -> rest_circuits.PathShape:
         """Request a path for a flow of so many bytes, with the options of the API."""
         body = {"source": source, "destination": destination, "bytes": nbytes}
         return self._call("POST", "/paths", body | options)
 
-    def path(self, number: int, wait_s: float = 0.0) -> rest_circuits.PathShape:
+    def path(
+        self, number: int, wait_s: float = 0.0
+    ) -> rest_circuits.PathShape:
         """One path; a waiting one once it is granted, or after ``wait_s`` (30 at most)."""
         return self._call("GET", f"/paths/{number}", wait_s=wait_s)
 
@@ -329,7 +417,13 @@ class ControllerClient(CircuitCalls):
         wanted: dict[str, Any] = {} if until is None else {"until": until}
         if jobs is not None:
             wanted["job"] = list(jobs) or [""]
-        return self._call("GET", "/samples", points=points, since=since, **wanted)
+        return self._call(
+            "GET",
+            "/samples",
+            points=points,
+            since=since,
+            **wanted,
+        )
 
     def gpus(self, since: float = 0.0) -> list[rest_lab.GpuSample]:
         """Samples of each GPU's utilisation after Unix time ``since``."""
@@ -353,7 +447,14 @@ class ControllerClient(CircuitCalls):
         """The ``last`` events of a period, oldest first; with ``before``, of lower numbers."""
         wanted: dict[str, Any] = {"kind": list(kinds)} if kinds else {}
         wanted |= {} if before is None else {"before": before}
-        return self._call("GET", "/events", last=last, since=since, until=until, **wanted)["events"]
+        return self._call(
+            "GET",
+            "/events",
+            last=last,
+            since=since,
+            until=until,
+            **wanted,
+        )["events"]
 
     def last_event(self) -> int:
         """The number of the latest event."""
@@ -373,7 +474,9 @@ class ControllerClient(CircuitCalls):
                     for line in lines:
                         answered_at = time.monotonic()
                         if line.startswith("data: "):
-                            event: Answer = json.loads(line.removeprefix("data: "))
+                            event: Answer = json.loads(
+                                line.removeprefix("data: ")
+                            )
                             seen = event.get("number", seen)
                             yield event
             except httpx.HTTPError:
@@ -384,5 +487,7 @@ class ControllerClient(CircuitCalls):
 
 def _job_path(job_id: str) -> str:
     if not job_id.isprintable() or job_id in ("", ".", ".."):
-        raise BadInput(f"{job_id!r} is not a job's id: 'patchlight job list' shows them")
+        raise BadInput(
+            f"{job_id!r} is not a job's id: 'patchlight job list' shows them"
+        )
     return f"/jobs/{quote(job_id, safe='')}"

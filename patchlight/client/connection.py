@@ -15,10 +15,19 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic_core import from_json
 
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError, reason
+from patchlight.testbed.errors import (
+    BadInput,
+    OutcomeUnknown,
+    PatchlightError,
+    reason,
+)
 from patchlight.testbed.linux.credentials import new_context
 from patchlight.testbed.linux.files import NoHome, private_folder, user_folder
-from patchlight.testbed.linux.sockets import UNIX, is_beyond_this_machine, split_address
+from patchlight.testbed.linux.sockets import (
+    UNIX,
+    is_beyond_this_machine,
+    split_address,
+)
 from patchlight.testbed.wire import lab_api
 
 Answer = dict[str, Any]
@@ -28,7 +37,13 @@ PAGE = 200
 """Rows of a list per request."""
 
 # Requests that stop something need only the lab's name to match, not the version of its file.
-_STOPS = ("DELETE /jobs/", "DELETE /discovery", "POST /stop", "POST /drain", "POST /shutdown")
+_STOPS = (
+    "DELETE /jobs/",
+    "DELETE /discovery",
+    "POST /stop",
+    "POST /drain",
+    "POST /shutdown",
+)
 
 
 class ControllerError(PatchlightError):
@@ -61,24 +76,38 @@ class ApiConnection:
 
         With ``uid``, root calls for that user of the machine, and in their role.
         """
-        self.address, self.is_logged_in = address, login is not None
-        self._lab, self._known = lab, transport is not None
-        socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
-        if socket and os.access(own := lab_api.keepers_socket(Path(socket)), os.W_OK):
+        self.address = address
+        self.is_logged_in = login is not None
+        self._lab = lab
+        self._known = transport is not None
+        socket = (
+            address.removeprefix(UNIX) if address.startswith(UNIX) else None
+        )
+        if socket and os.access(
+            own := lab_api.keepers_socket(Path(socket)), os.W_OK
+        ):
             socket = str(own)
-        if transport is None and login is None and is_beyond_this_machine(address):
+        if (
+            transport is None
+            and login is None
+            and is_beyond_this_machine(address)
+        ):
             raise BadInput(
                 f"{address} is not on this machine, and you have not logged in to it",
                 hint=f"patchlight login --controller {address} --ca ca.pem",
             )
         # Headers are ASCII; names need not be.
-        headers = {lab_api.USER_HEADER: user.encode("ascii", "replace").decode()}
+        headers = {
+            lab_api.USER_HEADER: user.encode("ascii", "replace").decode()
+        }
         if uid is not None:
             headers[lab_api.UID_HEADER] = str(uid)
         if login is not None:
             headers["Authorization"] = f"Bearer {login.token}"
         # Whom a certificate has to be for.
-        self._extensions = {} if login is None else {"sni_hostname": login.name}
+        self._extensions = (
+            {} if login is None else {"sni_hostname": login.name}
+        )
         scheme = "http" if login is None else "https"
         self._root = f"{scheme}://{'localhost' if socket else address}"
         wire = transport or httpx.HTTPTransport(
@@ -113,16 +142,33 @@ class ApiConnection:
         try:
             return lab_api.LabIdentity(**response.json())
         except (ValueError, TypeError) as error:
-            raise self._no_controller("it does not say which lab it has") from error
+            raise self._no_controller(
+                "it does not say which lab it has"
+            ) from error
 
     def _call(
-        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        prefer: str = "",
+        **query: Any,
     ) -> Any:
         """The JSON that a request is answered with."""
         if not self._known or (self._lab is not None and method != "GET"):
-            self._find_out(any_file=method == "GET" or f"{method} {path}".startswith(_STOPS))
-        answer = self._answer(method, path, body, prefer, **query)
-        return from_json(answer.content)  # of long lists, in two thirds of the time
+            self._find_out(
+                any_file=method == "GET"
+                or f"{method} {path}".startswith(_STOPS)
+            )
+        answer = self._answer(
+            method,
+            path,
+            body,
+            prefer,
+            **query,
+        )
+        # Of long lists, in two thirds of the time.
+        return from_json(answer.content)
 
     def _find_out(self, *, any_file: bool) -> None:
         """Check that it is a controller, and of this lab."""
@@ -145,12 +191,22 @@ class ApiConnection:
         self._known = True
 
     def _answer(
-        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        prefer: str = "",
+        **query: Any,
     ) -> httpx.Response:
         try:
             headers = {"Prefer": prefer} if prefer else {}
             response = self._http.request(
-                method, path, json=body, params=query, headers=headers, extensions=self._extensions
+                method,
+                path,
+                json=body,
+                params=query,
+                headers=headers,
+                extensions=self._extensions,
             )
         except UnicodeError as error:
             raise BadInput(
@@ -159,8 +215,14 @@ class ApiConnection:
             ) from error
         except httpx.HTTPError as error:
             why = reason(error)
-            never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            if method != "GET" and not never_sent and not (body or {}).get("dry_run"):
+            never_sent = isinstance(
+                error, httpx.ConnectError | httpx.ConnectTimeout
+            )
+            if (
+                method != "GET"
+                and not never_sent
+                and not (body or {}).get("dry_run")
+            ):
                 raise OutcomeUnknown(
                     f"the controller at {self.address} got the request, but its result is unknown "
                     f"({why})",
@@ -187,16 +249,23 @@ class ApiConnection:
         """The error for a request that the controller did not carry out."""
         try:
             answer = dict(response.json())
-            words, outcome = str(answer["detail"]), answer["outcome"]
+            words = str(answer["detail"])
+            outcome = answer["outcome"]
         except (ValueError, TypeError, KeyError) as error:
             if self._known and response.status_code >= 500:
-                failed = ControllerError if response.request.method == "GET" else OutcomeUnknown
+                failed = (
+                    ControllerError
+                    if response.request.method == "GET"
+                    else OutcomeUnknown
+                )
                 return failed(
                     f"the controller at {self.address} failed at this request: it answered with "
                     f"HTTP {response.status_code} and nothing else",
                     hint="its log says why; see what was done before you ask again",
                 )
-            no_controller = self._no_controller(f"it answered with HTTP {response.status_code}")
+            no_controller = self._no_controller(
+                f"it answered with HTTP {response.status_code}"
+            )
             no_controller.__cause__ = error
             return no_controller
         kind: type[PatchlightError] = ControllerError
@@ -218,7 +287,11 @@ class ApiConnection:
         """The lines of server-sent events; an ``httpx.HTTPError`` where the connection breaks."""
         accept = {"Accept": "text/event-stream"}
         with self._http.stream(
-            "GET", path, params=query, headers=accept, extensions=self._extensions
+            "GET",
+            path,
+            params=query,
+            headers=accept,
+            extensions=self._extensions,
         ) as response:
             if not response.is_success:
                 response.read()
@@ -269,12 +342,18 @@ def controller_name_at(address: str, ca: str) -> str:
         ) from error
     try:
         with (
-            socket.create_connection(split_address(address), timeout=_DEADLINE_S) as plain,
+            socket.create_connection(
+                split_address(address), timeout=_DEADLINE_S
+            ) as plain,
             context.wrap_socket(plain) as tls,
         ):
             shown = tls.getpeercert() or {}
     except OSError as error:
-        why = getattr(error, "verify_message", "") or error.strerror or reason(error)
+        why = (
+            getattr(error, "verify_message", "")
+            or error.strerror
+            or reason(error)
+        )
         raise PatchlightError(
             f"no controller of that authority's lab answers at {address}: {why}",
             hint="is the address right, and ca.pem of the same lab?",
@@ -283,7 +362,9 @@ def controller_name_at(address: str, ca: str) -> str:
     name = next((value for kind, value in alternatives if kind == "DNS"), "")
     # Agents have certificates of the same authority.
     if not name.startswith("controller."):
-        raise PatchlightError(f"{address} is {name or 'a server without a name'}, not a controller")
+        raise PatchlightError(
+            f"{address} is {name or 'a server without a name'}, not a controller"
+        )
     return name
 
 
@@ -314,11 +395,16 @@ def keep_login(address: str, login: Login | None) -> None:
     path = _file()
     new = path.with_suffix(".new")
     try:
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.parent.mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         private_folder(path.parent, 0o700)
         new.unlink(missing_ok=True)
         new.touch(mode=0o600)
-        new.write_text(json.dumps({where: asdict(each) for where, each in kept.items()}))
+        new.write_text(
+            json.dumps({where: asdict(each) for where, each in kept.items()})
+        )
         new.replace(path)
     except OSError as error:
         raise PatchlightError(f"writing {path}: {error.strerror}") from error

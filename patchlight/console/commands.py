@@ -16,8 +16,16 @@ from typing import Any
 import click
 
 from patchlight.console.rendering import listing_options, say
-from patchlight.console.shared import address_option, lab_option, let_go_of_output
-from patchlight.testbed.errors import FileError, PackageMissing, PatchlightError
+from patchlight.console.shared import (
+    address_option,
+    lab_option,
+    let_go_of_output,
+)
+from patchlight.testbed.errors import (
+    FileError,
+    PackageMissing,
+    PatchlightError,
+)
 from patchlight.testbed.linux.processes import own_program
 
 INTERRUPTED = 130
@@ -33,7 +41,11 @@ _RUN_OUT = {
 _DASHBOARD_ENDS_S = 10.0
 
 
-def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
+def kept(
+    name: str,
+    packages: Sequence[str],
+    make: Callable[[], Any],
+) -> Any:
     """The JSON value that ``make`` returns, kept in the user's cache as ``name``.
 
     It is made again once a file of these packages changes. Under sudo nothing is kept: the cache
@@ -45,25 +57,46 @@ def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
     from patchlight.testbed.linux.files import NoHome, user_folder
 
     read = (".py", ".json", ".onnx", ".yaml")
-    folders = [Path(f) for p in packages for f in importlib.import_module(p).__path__]
-    files = sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in read)
-    stats = [(str(file), (at := file.stat()).st_mtime_ns, at.st_size) for file in files]
+    folders = [
+        Path(f) for p in packages for f in importlib.import_module(p).__path__
+    ]
+    files = sorted(
+        f for folder in folders for f in folder.rglob("*") if f.suffix in read
+    )
+    stats = [
+        (str(file), (at := file.stat()).st_mtime_ns, at.st_size)
+        for file in files
+    ]
     state = hashlib.sha256(repr((sys.version, stats)).encode()).hexdigest()
     try:
-        path = user_folder("XDG_CACHE_HOME", ".cache") / "patchlight" / f"{name}.json"
+        path = (
+            user_folder("XDG_CACHE_HOME", ".cache")
+            / "patchlight"
+            / f"{name}.json"
+        )
     except NoHome:
         return make()
     mine = "SUDO_UID" not in os.environ
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):
         found = json.loads(path.read_text(encoding="utf-8")) if mine else {}
         if found["state"] == state:
             return found["value"]
     value = make()
     if mine:
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(
+                parents=True,
+                exist_ok=True,
+            )
             part = path.with_name(f".{path.name}.{os.getpid()}")
-            part.write_text(json.dumps({"state": state, "value": value}), encoding="utf-8")
+            part.write_text(
+                json.dumps({"state": state, "value": value}), encoding="utf-8"
+            )
             part.replace(path)
     return value
 
@@ -111,13 +144,22 @@ def report(error: BaseException, settings: CrashReport) -> int:
         return error.exit_code
     if settings.traceback:
         say("".join(traceback.format_exception(error)), err=True)
-    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("patchlight"):
+    if isinstance(error, ModuleNotFoundError) and not (
+        error.name or ""
+    ).startswith("patchlight"):
         error = PackageMissing("this command", error)
     if isinstance(error, PatchlightError):
         # Mistakes in a file have one line each and nothing before it: editors jump to the place.
-        say(str(error) if isinstance(error, FileError) else f"patchlight: {error}", err=True)
+        say(
+            str(error)
+            if isinstance(error, FileError)
+            else f"patchlight: {error}",
+            err=True,
+        )
         return error.exit_code
-    if isinstance(error, OSError) and (what_to_do := _RUN_OUT.get(error.errno or 0)):
+    if isinstance(error, OSError) and (
+        what_to_do := _RUN_OUT.get(error.errno or 0)
+    ):
         where = f" ({error.filename})" if error.filename else ""
         say(f"patchlight: could not go on: {error.strerror}{where}", err=True)
         say(f"  {what_to_do}, and run the command again", err=True)
@@ -126,7 +168,10 @@ def report(error: BaseException, settings: CrashReport) -> int:
     said = str(error).strip() or "no message"
     say(f"patchlight: unexpected {type(error).__name__}: {said}", err=True)
     if not settings.traceback:
-        say("  this is a bug in Patchlight; its traceback: patchlight --debug …", err=True)
+        say(
+            "  this is a bug in Patchlight; its traceback: patchlight --debug …",
+            err=True,
+        )
     return 1
 
 
@@ -134,19 +179,36 @@ def require_root(doing: str) -> None:
     """Raise ``PatchlightError`` with this command under sudo, unless this process is root."""
     if os.geteuid() != 0:
         words = shlex.join(sys.argv[1:])
-        raise PatchlightError(f"{doing} needs root", hint=f"run: sudo {own_program()} {words}")
+        raise PatchlightError(
+            f"{doing} needs root", hint=f"run: sudo {own_program()} {words}"
+        )
 
 
 class Dashboard:
     """``patchlight dashboard`` as a child, which also ends when its parent is killed."""
 
     def __init__(
-        self, controller: str, listen_at: str | None = None, *, stdout: int | None = None
+        self,
+        controller: str,
+        listen_at: str | None = None,
+        *,
+        stdout: int | None = None,
     ) -> None:
-        command = [sys.executable, "-m", "patchlight", "dashboard", "--while-stdin"]
+        command = [
+            sys.executable,
+            "-m",
+            "patchlight",
+            "dashboard",
+            "--while-stdin",
+        ]
         command += ["--controller", controller]
         command += ["--listen", listen_at] if listen_at is not None else []
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, text=True)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            text=True,
+        )
 
     def close(self) -> None:
         """End it, and wait until it has ended."""

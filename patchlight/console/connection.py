@@ -14,10 +14,20 @@ import click
 from click.shell_completion import CompletionItem
 
 from patchlight.console.rendering import say
-from patchlight.console.shared import LAB_VARIABLE, address_option, complete_lab, lab_option
+from patchlight.console.shared import (
+    LAB_VARIABLE,
+    address_option,
+    complete_lab,
+    lab_option,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
+from patchlight.testbed.labfile.reader import (
+    builtin_labs,
+    find_lab,
+    parse_lab,
+    read_lab,
+)
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.sockets import UNIX, unix_socket_answers
 from patchlight.testbed.wire.lab_api import RUN_ROOT, LabIdentity, api_address
@@ -31,9 +41,12 @@ class NoLabUp(BadInput):
 
 
 T = TypeVar("T")
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+Complete = Callable[
+    [click.Context, click.Parameter, str], list[CompletionItem]
+]
 
-_ANSWERS_WITHIN_S, _ASK_AGAIN_S = 2.0, 0.5
+_ANSWERS_WITHIN_S = 2.0
+_ASK_AGAIN_S = 0.5
 
 NEWS_WITHIN_S = 20.0
 """The longest that a request waits for something new before it is repeated."""
@@ -43,18 +56,37 @@ _SAID = "patchlight.only-lab"
 def which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``lab``: its argument, ``--lab`` or ``PATCHLIGHT_LAB``."""
 
-    @click.argument("named", metavar="[LAB]", required=False, shell_complete=complete_lab)
+    @click.argument(
+        "named",
+        metavar="[LAB]",
+        required=False,
+        shell_complete=complete_lab,
+    )
     @lab_option()
     @functools.wraps(command)
-    def with_lab(named: str | None, lab_name: str | None, **options: Any) -> Any:
+    def with_lab(
+        named: str | None,
+        lab_name: str | None,
+        **options: Any,
+    ) -> Any:
         source = click.get_current_context().get_parameter_source("lab_name")
-        if source is click.core.ParameterSource.COMMANDLINE and named not in (None, lab_name):
-            raise BadInput(f"which lab, {named} or {lab_name}? expected one of them")
+        if source is click.core.ParameterSource.COMMANDLINE and named not in (
+            None,
+            lab_name,
+        ):
+            raise BadInput(
+                f"which lab, {named} or {lab_name}? expected one of them"
+            )
         if named and options.get("address"):
             raise BadInput("LAB and --controller exclude each other: give one")
-        if source is click.core.ParameterSource.ENVIRONMENT and options.get("every"):
+        if source is click.core.ParameterSource.ENVIRONMENT and options.get(
+            "every"
+        ):
             lab_name = None
-        return command(lab=named or lab_name, **options)
+        return command(
+            lab=named or lab_name,
+            **options,
+        )
 
     return with_lab
 
@@ -66,7 +98,9 @@ def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def labs_up() -> dict[str, Path]:
     """The emulated labs that are up on this machine: their lab files, by name."""
-    return {path.parent.name: path for path in sorted(RUN_ROOT.glob("*/lab.yaml"))}
+    return {
+        path.parent.name: path for path in sorted(RUN_ROOT.glob("*/lab.yaml"))
+    }
 
 
 def only_lab(names: Iterable[str]) -> str:
@@ -99,7 +133,9 @@ def lab_meant(lab_name: str | None, address: str | None) -> Lab:
     if address is None:
         return running_lab(lab_name)
     with connect(None, address) as client:
-        return parse_lab(client.lab_file(), f"the lab of the controller at {address}")
+        return parse_lab(
+            client.lab_file(), f"the lab of the controller at {address}"
+        )
 
 
 def running_lab_file(lab_name: str | None) -> Path:
@@ -109,7 +145,9 @@ def running_lab_file(lab_name: str | None) -> Path:
     """
     # Where `deploy push` puts a lab's controller: only root sees it.
     deployed = Path("/opt/patchlight").glob("*/configuration/controller-tls")
-    up = {path.parents[1].name: path.with_name("lab.yaml") for path in deployed} | labs_up()
+    up = {
+        path.parents[1].name: path.with_name("lab.yaml") for path in deployed
+    } | labs_up()
     if lab_name is None:
         lab_name = only_lab(up)
     return up[lab_name] if lab_name in up else find_lab(lab_name)
@@ -121,26 +159,43 @@ def offline_lab(lab_name: str) -> str:
     return lab_name if is_file else str(labs_up().get(lab_name, lab_name))
 
 
-def connect(lab_name: str | None, address: str | None, uid: int | None = None) -> ControllerClient:
+def connect(
+    lab_name: str | None,
+    address: str | None,
+    uid: int | None = None,
+) -> ControllerClient:
     """A client of the lab's controller; with ``uid``, root sends requests for that user."""
     from patchlight.client.client import ControllerClient
     from patchlight.client.connection import logins
 
     if address is not None:
-        return ControllerClient(address, user=user_name(), uid=uid, login=logins().get(address))
+        return ControllerClient(
+            address,
+            user=user_name(),
+            uid=uid,
+            login=logins().get(address),
+        )
     file = running_lab_file(lab_name)
     lab = read_lab(file)
     identity = LabIdentity.of(lab, file)
     address = api_address(lab)
     emulated = RUN_ROOT / lab.name / "lab.yaml"
-    silent = address.startswith(UNIX) and not unix_socket_answers(Path(address.removeprefix(UNIX)))
+    silent = address.startswith(UNIX) and not unix_socket_answers(
+        Path(address.removeprefix(UNIX))
+    )
     if silent and file != emulated and emulated.exists():
         raise BadInput(
             f"no controller of {file} runs, but an emulated lab of that name is up",
             hint=f"if you mean that one: --lab {lab.name}",
         )
     login = logins().get(address)
-    return ControllerClient(address, lab=identity, user=user_name(), uid=uid, login=login)
+    return ControllerClient(
+        address,
+        lab=identity,
+        user=user_name(),
+        uid=uid,
+        login=login,
+    )
 
 
 def with_client(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,9 +203,16 @@ def with_client(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @controller_options
     @functools.wraps(command)
-    def connected(lab_name: str | None, address: str | None, **options: Any) -> Any:
+    def connected(
+        lab_name: str | None,
+        address: str | None,
+        **options: Any,
+    ) -> Any:
         with connect(lab_name, address) as client:
-            return command(client=client, **options)
+            return command(
+                client=client,
+                **options,
+            )
 
     return connected
 
@@ -159,7 +221,8 @@ def patiently(call: Callable[[], T], *, also_refused: bool = False) -> T:
     """The answer of a call, however long the controller is away (or refuses) meanwhile."""
     from patchlight.client.connection import ControllerError, NoAnswer
 
-    away, waits_for = False, ControllerError if also_refused else NoAnswer
+    away = False
+    waits_for = ControllerError if also_refused else NoAnswer
     while True:
         try:
             answer = call()
@@ -185,25 +248,39 @@ def user_name() -> str:
 
 
 def completer(
-    candidates: Callable[[Lab, click.Context, str], Iterable[str]], *, several: bool = False
+    candidates: Callable[[Lab, click.Context, str], Iterable[str]],
+    *,
+    several: bool = False,
 ) -> Complete:
     """Complete names of the lab that a command is about; ``several`` are joined by commas."""
 
     def complete(
-        context: click.Context, parameter: click.Parameter, incomplete: str
+        context: click.Context,
+        parameter: click.Parameter,
+        incomplete: str,
     ) -> list[CompletionItem]:
-        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        before, comma, last = (
+            incomplete.rpartition(",") if several else ("", "", incomplete)
+        )
         try:
             lab = running_lab(context.params.get("lab_name"))
             names = dict.fromkeys(candidates(lab, context, last))
         except PatchlightError:
             return []  # no lab, no names; an error would land in the user's prompt
-        return [CompletionItem(before + comma + n) for n in names if n.startswith(last)]
+        return [
+            CompletionItem(before + comma + n)
+            for n in names
+            if n.startswith(last)
+        ]
 
     return complete
 
 
-def _jobs(lab: Lab, context: click.Context, incomplete: str) -> Iterable[str]:
+def _jobs(
+    lab: Lab,
+    context: click.Context,
+    incomplete: str,
+) -> Iterable[str]:
     from patchlight.client.client import ControllerClient
 
     address = context.params.get("address") or api_address(lab)

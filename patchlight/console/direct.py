@@ -19,7 +19,10 @@ from urllib.parse import unquote
 from pydantic import ValidationError
 
 from patchlight.client.client import ControllerClient, ControllerError
-from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor
+from patchlight.controller.changes.device_maps import (
+    CommittedMaps,
+    DeviceMonitor,
+)
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import ChangeOptions, change_as_texts
 from patchlight.controller.changes.service import CircuitService
@@ -44,7 +47,9 @@ from patchlight.testbed.wire.rest import requests
 
 class _Direct(NoHooks):
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        return ["direct: no job paused, and no flow table follows the circuits"]
+        return [
+            "direct: no job paused, and no flow table follows the circuits"
+        ]
 
 
 # The service's method and the body's type for each request. In the path, ``*`` is an argument and
@@ -70,8 +75,14 @@ _CALLS: Mapping[tuple[str, str], tuple[str, type[requests.Strict] | None]] = {
     ("POST", "/locks"): ("lock", requests.LockRequest),
     ("POST", "/locks/release"): ("unlock", requests.UnlockRequest),
     ("POST", "/maps/*/restore"): ("restore", requests.ChangeRequest),
-    ("POST", "/reconfigurations"): ("reconfigure", requests.ReconfigurationRequest),
-    ("POST", "/reconfigurations/#/rollback"): ("roll_back", requests.ChangeRequest),
+    ("POST", "/reconfigurations"): (
+        "reconfigure",
+        requests.ReconfigurationRequest,
+    ),
+    ("POST", "/reconfigurations/#/rollback"): (
+        "roll_back",
+        requests.ChangeRequest,
+    ),
     ("POST", "/stop"): ("press_stop", requests.StopRequest),
     ("POST", "/stop/clear"): ("clear_stop", requests.StopRequest),
     ("POST", "/together"): ("together", requests.TogetherRequest),
@@ -82,41 +93,70 @@ class DirectClient(ControllerClient):
     """A client whose calls run in this process, on the given loop."""
 
     def __init__(
-        self, service: CircuitService, loop: asyncio.AbstractEventLoop, user: str = ""
+        self,
+        service: CircuitService,
+        loop: asyncio.AbstractEventLoop,
+        user: str = "",
     ) -> None:
-        self.address, self.is_logged_in = "direct", False
-        self._service, self._loop = service, loop
+        self.address = "direct"
+        self.is_logged_in = False
+        self._service = service
+        self._loop = loop
         shown = user.encode("ascii", "replace").decode()[:80]
         by = "".join(c if c.isprintable() else "?" for c in shown)
-        self._who = ChangeOptions(by=by, origin=self.address)
+        self._who = ChangeOptions(
+            by=by,
+            origin=self.address,
+        )
 
     def close(self) -> None:
         """Nothing is open."""
 
     def _call(
-        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        prefer: str = "",
+        **query: Any,
     ) -> Any:
         for (verb, pattern), (name, kind) in _CALLS.items():
             part = "([0-9]+)" if "#" in pattern else "([^/]+)"
-            at = re.fullmatch(re.sub("[*#]", part, pattern), path) if verb == method else None
+            at = (
+                re.fullmatch(re.sub("[*#]", part, pattern), path)
+                if verb == method
+                else None
+            )
             if at is None:
                 continue
-            places = [int(text) if "#" in pattern else unquote(text) for text in at.groups()]
+            places = [
+                int(text) if "#" in pattern else unquote(text)
+                for text in at.groups()
+            ]
             given: tuple[Any, ...] = ()
             if kind is not None:
                 try:
                     given = (kind.model_validate(body), self._who)
                 except ValidationError as error:
-                    mistakes = (mistake_in_words(e, e["loc"], "request") for e in error.errors())
+                    mistakes = (
+                        mistake_in_words(e, e["loc"], "request")
+                        for e in error.errors()
+                    )
                     words = joined(mistakes)
-                    raise BadInput(f"the controller does not take that: {words}") from error
+                    raise BadInput(
+                        f"the controller does not take that: {words}"
+                    ) from error
             try:
                 answer = getattr(self._service, name)(*places, *given, **query)
-                return json.loads(requests.as_json(self._loop.run_until_complete(answer)))
+                return json.loads(
+                    requests.as_json(self._loop.run_until_complete(answer))
+                )
             except (BadInput, OutcomeUnknown):
                 raise
             except PatchlightError as error:
-                raise ControllerError(error.message, hint=error.hint) from error
+                raise ControllerError(
+                    error.message, hint=error.hint
+                ) from error
         raise ControllerError(f"{method} {path} needs a controller")
 
 
@@ -129,7 +169,12 @@ Needs = Callable[[Store], Collection[str]]
 
 @contextlib.contextmanager
 def direct_client(
-    lab: Lab, state_dir: Path, user: str = "", needs: Needs | None = None, *, talks: bool = True
+    lab: Lab,
+    state_dir: Path,
+    user: str = "",
+    needs: Needs | None = None,
+    *,
+    talks: bool = True,
 ) -> Iterator[ControllerClient]:
     """A client whose requests go directly to the lab's optical switches.
 
@@ -143,12 +188,22 @@ def direct_client(
         store = open_store(state_dir)
         stack.callback(store.close)
         driven = [switch for switch in lab.optical_switches if switch.driver]
-        names = {s.name for s in driven} if needs is None else set(needs(store))
+        names = (
+            {s.name for s in driven} if needs is None else set(needs(store))
+        )
         switches = [switch for switch in driven if switch.name in names]
         stack.enter_context(registry.device_lock(switches, registry.DIRECT))
-        loop, drivers = stack.enter_context(drivers_on_loop(switches if talks else ()))
+        loop, drivers = stack.enter_context(
+            drivers_on_loop(switches if talks else ())
+        )
         hooks = _Direct()
-        parts = CircuitParts(lab, drivers, store, hooks, hooks)
+        parts = CircuitParts(
+            lab,
+            drivers,
+            store,
+            hooks,
+            hooks,
+        )
         transactions = Transactions(parts)
         # After Ctrl-C, a change that has begun is finished.
         stack.callback(lambda: loop.run_until_complete(transactions.close()))
@@ -165,9 +220,14 @@ def drivers_on_loop(
     """A loop to run, and a driver on it for each of these switches, closed at the end."""
     with contextlib.ExitStack() as stack:
         loop = stack.enter_context(asyncio.Runner()).get_loop()
-        drivers: dict[str, AnyDriver] = {s.name: open_driver(s, password_of(s)) for s in switches}
+        drivers: dict[str, AnyDriver] = {
+            s.name: open_driver(s, password_of(s)) for s in switches
+        }
         for driver in drivers.values():
-            stack.callback(lambda closing: loop.run_until_complete(closing()), driver.close)
+            stack.callback(
+                lambda closing: loop.run_until_complete(closing()),
+                driver.close,
+            )
         yield loop, drivers
 
 
@@ -193,7 +253,9 @@ _READ_EVERY_S = 2.0
 
 @contextlib.contextmanager
 def watching(
-    lab: Lab, names: Collection[str], state_dir: Path
+    lab: Lab,
+    names: Collection[str],
+    state_dir: Path,
 ) -> Iterator[Callable[[float], list[Event]]]:
     """A function that waits so many seconds, then returns the events of that time, in order.
 
@@ -202,7 +264,9 @@ def watching(
     with ``--direct`` on the same journal. ``DeviceLocked`` if a controller runs.
     """
     driven = [switch for switch in lab.optical_switches if switch.driver]
-    switches = [switch for switch in driven if not names or switch.name in names]
+    switches = [
+        switch for switch in driven if not names or switch.name in names
+    ]
     refuse_beside_a_controller(lab)
     registry.refuse_beside(switches, registry.CONTROLLER)
     with contextlib.ExitStack() as stack:
@@ -215,11 +279,22 @@ def watching(
 
 
 class _Watch:
-    def __init__(self, lab: Lab, drivers: Drivers, store: Store) -> None:
-        self._drivers, self._journal = drivers, store
+    def __init__(
+        self,
+        lab: Lab,
+        drivers: Drivers,
+        store: Store,
+    ) -> None:
+        self._drivers = drivers
+        self._journal = store
         # Switches that do not answer: the journal gets no events of what we see.
         self._events = Store(":memory:")
-        self._devices = DeviceMonitor(lab, drivers, CommittedMaps(store, lab), self._events)
+        self._devices = DeviceMonitor(
+            lab,
+            drivers,
+            CommittedMaps(store, lab),
+            self._events,
+        )
         self._maps: dict[str, AnyMap] = {}
         self._last_in = {self._journal: store.last_event(), self._events: 0}
         self._read_at = 0.0
@@ -236,11 +311,16 @@ class _Watch:
         events: list[Event] = []
         for name in self._drivers.keys() - self._devices.unread.keys():
             alarms = await self._devices.new_alarms(name)
-            events += [{"kind": "alarm", "ocs": name, **asdict(alarm)} for alarm in alarms]
+            events += [
+                {"kind": "alarm", "ocs": name, **asdict(alarm)}
+                for alarm in alarms
+            ]
         if time.monotonic() - self._read_at >= _READ_EVERY_S:
             self._read_at = time.monotonic()
             # Meanwhile, because some devices take 15 s to be known as silent.
-            if self._devices.unread and (self._returning is None or self._returning.done()):
+            if self._devices.unread and (
+                self._returning is None or self._returning.done()
+            ):
                 self._returning = asyncio.create_task(self._devices.open())
             events += self._differences(await self._devices.read_maps())
         for store, last in self._last_in.items():
@@ -254,6 +334,13 @@ class _Watch:
         for name, port_map in maps.items():
             if change := self._maps.get(name, port_map).diff(port_map):
                 changes = {name: change_as_texts(change)}
-                events.append({"at": time.time(), "kind": "map", "ocs": name, "changes": changes})
+                events.append(
+                    {
+                        "at": time.time(),
+                        "kind": "map",
+                        "ocs": name,
+                        "changes": changes,
+                    }
+                )
             self._maps[name] = port_map
         return events

@@ -41,26 +41,39 @@ _MOST_VALUES = 6
 
 def event_words(event: Mapping[str, Any]) -> str:
     """An event as a sentence; one of another kind as its kind and its message, or its fields."""
-    kind, told = str(event["kind"]), {k: _plain(v) for k, v in event.items()}
+    kind = str(event["kind"])
+    told = {k: _plain(v) for k, v in event.items()}
     if kind == "drift" and not event["missing"] and not event["unknown"]:
         words = f"{told['ocs']} drifts no longer"
     elif kind in _SENTENCES:
         words = _SENTENCES[kind].format_map(defaultdict(str, told))
     elif kind.startswith("job-"):
-        state, message = kind.removeprefix("job-"), told.get("message", "")
+        state = kind.removeprefix("job-")
+        message = told.get("message", "")
         is_said = message.startswith(state)
         words = f"job {told['job']} {message if is_said else f'{state}: {message}'}"
     elif kind == "circuits":
-        message = "" if told.get("message") == "done" else told.get("message", "")
+        message = (
+            "" if told.get("message") == "done" else told.get("message", "")
+        )
         words = f"change {told['id']} {told['state']}, {told.get('why', '')}: {message}"
     elif kind == "light-measured":
-        times = [event[key] for key in ("measured_before_s", "measured_after_s")]
-        pace = " before, ".join("not measured" if s is None else f"{s:.3g} s" for s in times)
+        times = [
+            event[key] for key in ("measured_before_s", "measured_after_s")
+        ]
+        pace = " before, ".join(
+            "not measured" if s is None else f"{s:.3g} s" for s in times
+        )
         words = (
-            f"job {told['job']}, change {told['reconfiguration']}: an iteration took {pace} after"
+            f"job {told['job']}, change {told['reconfiguration']}: "
+            f"an iteration took {pace} after"
         )
     else:
-        rest = {k: v for k, v in told.items() if k not in ("kind", "at", "number", "event") and v}
+        rest = {
+            k: v
+            for k, v in told.items()
+            if k not in ("kind", "at", "number", "event") and v
+        }
         about = told.get("message") or told.get("words")
         words = f"{kind}: {about or ', '.join(f'{k} {v}' for k, v in rest.items())}"
     return words.strip(" :,;")
@@ -73,8 +86,13 @@ def _plain(value: Any) -> str:
         return ", ".join(f"{key} {_plain(its)}" for key, its in value.items())
     if isinstance(value, list | tuple):
         if all(isinstance(each, int) for each in value):  # ports: 1-3, 7
-            runs = groupby(enumerate(sorted(value)), lambda pair: pair[1] - pair[0])
+            runs = groupby(
+                enumerate(sorted(value)), lambda pair: pair[1] - pair[0]
+            )
             ports = [[port for _, port in run] for _, run in runs]
-            value = [f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in ports]
+            value = [
+                f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}"
+                for run in ports
+            ]
         return ", ".join(map(_plain, value)) or "none"
     return value if isinstance(value, str) else json.dumps(value)

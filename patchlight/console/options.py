@@ -17,7 +17,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def complete_policy(
-    context: click.Context, parameter: click.Parameter, incomplete: str
+    context: click.Context,
+    parameter: click.Parameter,
+    incomplete: str,
 ) -> list[CompletionItem]:
     """Policies by name, of one kind if the parameter is called like it; and files."""
     from patchlight.controller.policies.registry import policies
@@ -25,7 +27,9 @@ def complete_policy(
     before, comma, last = incomplete.rpartition(",")
     kind: Any = parameter.name if parameter.name in KINDS else None
     names = dict.fromkeys(found.name for found in policies(kind))
-    items = [CompletionItem(before + comma + n) for n in names if n.startswith(last)]
+    items = [
+        CompletionItem(before + comma + n) for n in names if n.startswith(last)
+    ]
     return [*items, CompletionItem(incomplete, type="file")]
 
 
@@ -35,9 +39,18 @@ class FiniteFloat(click.FloatRange):
     name = "number"
 
     def _describe_range(self) -> str:
-        return "" if self.min is None and self.max is None else super()._describe_range()
+        return (
+            ""
+            if self.min is None and self.max is None
+            else super()._describe_range()
+        )
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
         """The number; a usage error for anything else."""
         if isinstance(value, str) and not value.isascii():
             self.fail(f"{value!r} is not a number", param, ctx)
@@ -55,7 +68,12 @@ class Quantity(click.ParamType[Any]):
     def __init__(self, parse: Callable[[object], float]) -> None:
         self._parse = parse
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+    def convert(
+        self,
+        value: Any,
+        param: Any,
+        ctx: Any,
+    ) -> Any:
         """The value that ``parse`` returns; a usage error where it refuses the text."""
         try:
             return self._parse(value) if isinstance(value, str) else value
@@ -70,7 +88,10 @@ ANY = FiniteFloat()
 POLICIES = {
     "--placement": ("Which GPUs a job gets.", "consolidated"),
     "--order": ("Which waiting job is next.", "fifo"),
-    "--topology": ("Which circuits a job gets that names no topology.", "keep"),
+    "--topology": (
+        "Which circuits a job gets that names no topology.",
+        "keep",
+    ),
     "--partition": (
         "How many workers a job gets that names no number.",
         "none, such jobs are refused",
@@ -79,12 +100,20 @@ POLICIES = {
 }
 
 
-def kinds_of_policies(command: Command, *others: Any, defaults: bool = False) -> Command:
+def kinds_of_policies(
+    command: Command,
+    *others: Any,
+    defaults: bool = False,
+) -> Command:
     """Add the options of the kinds, these ``others`` and ``--defragment``.
 
     With ``defaults`` they are those that ``patchlight policy use --help`` describes.
     """
-    declare = partial(click.option, cls=SharedOption, of="policy use" if defaults else None)
+    declare = partial(
+        click.option,
+        cls=SharedOption,
+        of="policy use" if defaults else None,
+    )
     options = [
         declare(
             name,
@@ -119,7 +148,9 @@ def policy_options(command: Command) -> Command:
     return kinds_of_policies(command, deadline, defaults=True)
 
 
-def chosen_policies(options: dict[str, Any], lab_name: str | None = None) -> PolicyChoice:
+def chosen_policies(
+    options: dict[str, Any], lab_name: str | None = None
+) -> PolicyChoice:
     """Take these options out, and return the choice; files by full path.
 
     ``BadInput`` if a policy that they or the file of the lab of that name want cannot be had, or
@@ -129,7 +160,9 @@ def chosen_policies(options: dict[str, Any], lab_name: str | None = None) -> Pol
     from patchlight.controller.jobs.policy_set import PolicySet
     from patchlight.testbed.labfile.reader import load_lab
 
-    given: dict[str, Any] = {kind: absolute(said) for kind in KINDS if (said := options.pop(kind))}
+    given: dict[str, Any] = {
+        kind: absolute(said) for kind in KINDS if (said := options.pop(kind))
+    }
     choice = PolicyChoice(
         deadline_s=options.pop("policy_deadline"),
         defragment=is_on(options.pop("defragment")),
@@ -139,7 +172,12 @@ def chosen_policies(options: dict[str, Any], lab_name: str | None = None) -> Pol
     wanted = choice.over(lab.policies) if lab else choice
     if wanted.said:  # Here, where a user reads the error.
         shape = WiredLab(lab, lab.initial_maps).shape if lab else None
-        PolicySet(wanted, lambda fault: None, shape, lab).close()
+        PolicySet(
+            wanted,
+            lambda fault: None,
+            shape,
+            lab,
+        ).close()
     return choice
 
 

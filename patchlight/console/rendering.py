@@ -33,9 +33,18 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Meaning = Literal["good", "bad", "caution", "quiet"]
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, cls=SharedOption, help="Print JSON, for programs."
+    "--json",
+    "as_json",
+    is_flag=True,
+    cls=SharedOption,
+    help="Print JSON, for programs.",
 )
-_COLOURS: dict[Meaning, str] = {"good": "green", "bad": "red", "caution": "yellow", "quiet": "dim"}
+_COLOURS: dict[Meaning, str] = {
+    "good": "green",
+    "bad": "red",
+    "caution": "yellow",
+    "quiet": "dim",
+}
 _WIDE = "patchlight.wide"
 # A pipe has no width: lines are then as long as they need to be, so that grep finds them whole.
 _PIPE_WIDTH = 240
@@ -46,12 +55,25 @@ _LEAST_WIDTH = 10
 def wide_option(command: Command) -> Command:
     """Give a command that prints tables ``--wide``."""
 
-    def remember(context: click.Context, parameter: click.Parameter, wide: bool) -> None:
+    def remember(
+        context: click.Context,
+        parameter: click.Parameter,
+        wide: bool,
+    ) -> None:
         context.meta[_WIDE] = wide
 
-    how: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": remember}
+    how: dict[str, Any] = {
+        "is_flag": True,
+        "expose_value": False,
+        "callback": remember,
+    }
     about = "Show every column of tables."
-    return click.option("--wide", cls=SharedOption, help=about, **how)(command)
+    return click.option(
+        "--wide",
+        cls=SharedOption,
+        help=about,
+        **how,
+    )(command)
 
 
 def is_wide() -> bool:
@@ -65,21 +87,37 @@ def listing_options(command: Command) -> Command:
     return json_option(wide_option(command))
 
 
-def say(text: str, *, err: bool = False, meaning: Meaning | None = None) -> None:
+def say(
+    text: str,
+    *,
+    err: bool = False,
+    meaning: Meaning | None = None,
+) -> None:
     """Print lines of text, to standard error with ``err``; in colour on a terminal."""
     shown = harmless(text, keep="\n\t")
     if meaning is None:
         click.echo(shown, err=err)
     else:
-        console(stderr=err).print(shown, style=_COLOURS[meaning], soft_wrap=True)
+        console(stderr=err).print(
+            shown,
+            style=_COLOURS[meaning],
+            soft_wrap=True,
+        )
 
 
 def json_text(value: Any, *, one_line: bool = False) -> str:
     """A value as JSON, keys in their own order; indented, or on one line."""
-    text = json.dumps(value, indent=None if one_line else 2, ensure_ascii=False)
+    text = json.dumps(
+        value,
+        indent=None if one_line else 2,
+        ensure_ascii=False,
+    )
     if not text.replace("\n", "").isprintable():
         # Such characters only stand inside texts, where JSON has an escape for them.
-        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+        text = "".join(
+            c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1]
+            for c in text
+        )
     return text + "\n"
 
 
@@ -89,7 +127,10 @@ def print_json(value: Any, *, one_line: bool = False) -> None:
 
 
 def print_answer(
-    value: object, shown: str | Table | Callable[[], object], *, as_json: bool
+    value: object,
+    shown: str | Table | Callable[[], object],
+    *,
+    as_json: bool,
 ) -> None:
     """Print a value as JSON, or else as shown: lines, a table, or what a function prints."""
     if as_json:
@@ -117,7 +158,8 @@ def print_document(text: str) -> None:
     click.echo(text.encode(), nl=False)
 
 
-FIRST_ESTIMATE_S, LINE_EVERY_S = 2.0, 15.0
+FIRST_ESTIMATE_S = 2.0
+LINE_EVERY_S = 15.0
 """When progress is printed first and how often then, where there is no terminal for a bar."""
 
 
@@ -127,7 +169,13 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return Console(
+        file=stream,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -147,7 +195,12 @@ class Column:
 
 def number(heading: str, *, wide: bool = False) -> Column:
     """A column of numbers: to the right, and never folded."""
-    return Column(heading, wide=wide, whole=True, right=True)
+    return Column(
+        heading,
+        wide=wide,
+        whole=True,
+        right=True,
+    )
 
 
 def numbers(*headings: str) -> list[Column]:
@@ -176,8 +229,11 @@ class Table:
         rows: Iterable[Sequence[Cell]] = (),
         empty: str = "",
     ) -> None:
-        self.columns = [Column(c) if isinstance(c, str) else c for c in columns]
-        self.title, self._empty = title, empty
+        self.columns = [
+            Column(c) if isinstance(c, str) else c for c in columns
+        ]
+        self.title = title
+        self._empty = empty
         self._rows: list[tuple[Cell, ...]] = []
         self._ends: set[int] = set()
         for row in rows:
@@ -186,7 +242,9 @@ class Table:
     def add_row(self, *cells: Cell) -> None:
         """One cell for each column, those that only ``--wide`` shows included."""
         if len(cells) != len(self.columns):
-            raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
+            raise ValueError(
+                f"{len(cells)} cells for {len(self.columns)} columns"
+            )
         self._rows.append(cells)
 
     def end_section(self) -> None:
@@ -215,11 +273,23 @@ class Table:
 
         # Without a column that only --wide shows, lines stay as short as without it.
         every = is_wide() and any(column.wide for column in self.columns)
-        shown = [i for i, column in enumerate(self.columns) if every or not column.wide]
+        shown = [
+            i
+            for i, column in enumerate(self.columns)
+            if every or not column.wide
+        ]
         look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False}
-        look |= {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
+        look |= {
+            "title_justify": "left",
+            "title_style": "bold",
+            "padding": (0, 1, 0, 0),
+        }
         title = None if self.title is None else harmless(self.title)
-        table = RichTable(**look, pad_edge=False, title=title)
+        table = RichTable(
+            **look,
+            pad_edge=False,
+            title=title,
+        )
         needed = 0
         for i in shown:
             column = self.columns[i]
@@ -230,11 +300,24 @@ class Table:
             justify: Any = "right" if column.right else "left"
             overflow: Any = "ellipsis" if column.cut else "fold"
             one_line = whole or column.cut
-            table.add_column(column.heading, overflow=overflow, no_wrap=one_line, justify=justify)
+            table.add_column(
+                column.heading,
+                overflow=overflow,
+                no_wrap=one_line,
+                justify=justify,
+            )
         for number, row in enumerate(self._rows, 1):
-            styles = (_COLOURS[c.meaning] if isinstance(c, Coloured) else "" for c in row)
-            texts = [Text(_text(cell), style) for cell, style in zip(row, styles, strict=True)]
-            table.add_row(*(texts[i] for i in shown), end_section=number in self._ends)
+            styles = (
+                _COLOURS[c.meaning] if isinstance(c, Coloured) else ""
+                for c in row
+            )
+            texts = [
+                Text(_text(cell), style)
+                for cell, style in zip(row, styles, strict=True)
+            ]
+            table.add_row(
+                *(texts[i] for i in shown), end_section=number in self._ends
+            )
         return table, needed
 
 
@@ -268,7 +351,12 @@ def terminal_lines() -> int:
     return out.height if out.is_terminal else 1000
 
 
-def live(make: Callable[[], Table | Screen], every_s: float, *, once: bool = False) -> None:
+def live(
+    make: Callable[[], Table | Screen],
+    every_s: float,
+    *,
+    once: bool = False,
+) -> None:
     """Show tables on the whole terminal and renew them, until Ctrl-C; else print them once."""
     out = console()
     if once or not out.is_terminal:
@@ -278,7 +366,12 @@ def live(make: Callable[[], Table | Screen], every_s: float, *, once: bool = Fal
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Live(make().drawn()[0], console=out, screen=True, auto_refresh=False) as shown,
+        Live(
+            make().drawn()[0],
+            console=out,
+            screen=True,
+            auto_refresh=False,
+        ) as shown,
     ):
         while True:
             time.sleep(every_s)
@@ -290,7 +383,9 @@ def _text(cell: Cell) -> str:
 
 
 @contextlib.contextmanager
-def progress_bar(counted: str, out: Console) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(
+    counted: str, out: Console
+) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, else a line on standard error now and then, with the time left.
 
     Call the function that it yields with (done, of how many).
@@ -301,16 +396,31 @@ def progress_bar(counted: str, out: Console) -> Iterator[Callable[[int, int], No
         with _progress_lines(counted) as tell:
             yield tell
         return
-    columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
+    columns = (
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+    )
     left = (bars.TextColumn("left:"), bars.TimeRemainingColumn())
-    with bars.Progress(f"{counted} done", *columns, *left, console=out, transient=True) as progress:
+    with bars.Progress(
+        f"{counted} done",
+        *columns,
+        *left,
+        console=out,
+        transient=True,
+    ) as progress:
         task = progress.add_task(counted, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield lambda done, total: progress.update(
+            task,
+            completed=done,
+            total=total,
+        )
 
 
 @contextlib.contextmanager
 def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
-    began, over = time.monotonic(), threading.Event()
+    began = time.monotonic()
+    over = threading.Event()
     latest = [0, 0]
 
     def tell(done: int, total: int) -> None:
@@ -324,11 +434,23 @@ def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
             if passed_s < (due_s if done else max(due_s, LINE_EVERY_S)):
                 continue
             due_s = passed_s + LINE_EVERY_S
-            counts = f"{done} of {total} {counted} done" if total else f"no {counted} done yet"
-            left = f", about {span(passed_s / done * (total - done))} left" if done else ""
+            counts = (
+                f"{done} of {total} {counted} done"
+                if total
+                else f"no {counted} done yet"
+            )
+            left = (
+                f", about {span(passed_s / done * (total - done))} left"
+                if done
+                else ""
+            )
             say(f"patchlight: {counts} after {span(passed_s)}{left}", err=True)
 
-    speaker = threading.Thread(target=speak, name="progress", daemon=True)
+    speaker = threading.Thread(
+        target=speak,
+        name="progress",
+        daemon=True,
+    )
     speaker.start()
     try:
         yield tell
@@ -339,7 +461,11 @@ def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
 
 def span(seconds: float) -> str:
     """A time, roughly: ``90 s``, ``5 min``."""
-    for limit_s, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+    for limit_s, unit_s, unit in (
+        (120, 1, "s"),
+        (7200, 60, "min"),
+        (172_800, 3600, "h"),
+    ):
         if seconds < limit_s:
             return f"{seconds / unit_s:.0f} {unit}"
     return f"{seconds / 86_400:.0f} d"
@@ -352,7 +478,9 @@ def save_picture(file: Path, draw: Callable[[], Figure]) -> None:
     suffix = file.suffix.lower().lstrip(".")
     if suffix not in FORMATS:
         expected = ", .".join(FORMATS)
-        raise BadInput(f"cannot draw {str(file)!r}: expected a name ending in .{expected}")
+        raise BadInput(
+            f"cannot draw {str(file)!r}: expected a name ending in .{expected}"
+        )
     figure = draw()
     try:
         figure.savefig(file, format=suffix)

@@ -11,7 +11,12 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from patchlight.testbed.errors import BadInput, PackageMissing, PatchlightError, nearest
+from patchlight.testbed.errors import (
+    BadInput,
+    PackageMissing,
+    PatchlightError,
+    nearest,
+)
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -36,7 +41,8 @@ class SharedOption(click.Option):
         **settings: Any,
     ) -> None:
         super().__init__(names, **settings)
-        self.of, self._instead = of, instead
+        self.of = of
+        self._instead = instead
         if of is not None:
             _SETS.setdefault(of, {}).setdefault(self.opts[-1], self)
 
@@ -45,7 +51,13 @@ class SharedOption(click.Option):
         if self.is_flag or self.count or self.multiple:
             super().add_to_parser(parser, ctx)
         else:
-            parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
+            parser.add_option(
+                obj=self,
+                opts=self.opts,
+                dest=self.name,
+                action="append",
+                nargs=1,
+            )
 
     def consume_value(
         self, ctx: click.Context, opts: Any
@@ -55,13 +67,19 @@ class SharedOption(click.Option):
         if isinstance(given, list) and not self.multiple:
             if len(given) > 1:
                 raise click.UsageError(
-                    f"{self.opts[-1]} is given twice: {' and '.join(given)}", ctx
+                    f"{self.opts[-1]} is given twice: {' and '.join(given)}",
+                    ctx,
                 )
             opts = {**opts, self.name: given[0]}
-        if rivals := [p for p in ctx.command.params if p.name in self._instead and p.name in opts]:
+        if rivals := [
+            p
+            for p in ctx.command.params
+            if p.name in self._instead and p.name in opts
+        ]:
             if given is not None:
                 raise click.UsageError(
-                    f"{self.opts[-1]} and {rivals[0].opts[-1]} exclude each other: give one", ctx
+                    f"{self.opts[-1]} and {rivals[0].opts[-1]} exclude each other: give one",
+                    ctx,
                 )
             return self.get_default(ctx), ParameterSource.DEFAULT
         return super().consume_value(ctx, opts)
@@ -74,17 +92,26 @@ class SharedOption(click.Option):
         """One line for all of a set, in the place of its last option."""
         if self.of is None:
             return super().get_help_record(ctx)
-        same = [p for p in ctx.command.params if isinstance(p, SharedOption) and p.of == self.of]
+        same = [
+            p
+            for p in ctx.command.params
+            if isinstance(p, SharedOption) and p.of == self.of
+        ]
         if same[-1] is not self:
             return None
         names = ", ".join(sorted(option.opts[-1] for option in same))
-        return names, f"Shared: see {' '.join(('patchlight', self.of)).strip()} --help."
+        return (
+            names,
+            f"Shared: see {' '.join(('patchlight', self.of)).strip()} --help.",
+        )
 
 
 def described(ctx: click.Context) -> list[tuple[str, str]]:
     """What the help of this group says of the options that its commands share."""
     found = _SETS.get(ctx.command_path.partition(" ")[2], {})
-    records = (option.full_help_record(ctx) for _, option in sorted(found.items()))
+    records = (
+        option.full_help_record(ctx) for _, option in sorted(found.items())
+    )
     return [record for record in records if record is not None]
 
 
@@ -93,7 +120,9 @@ def let_go_of_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-DAILY, OPERATE, RESEARCH = "Daily work", "Operate", "Research"
+DAILY = "Daily work"
+OPERATE = "Operate"
+RESEARCH = "Research"
 
 
 @dataclass(frozen=True)
@@ -131,7 +160,8 @@ class LazyGroup(click.Group):
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self.built_in, self._prefix = built_in or {}, prefix
+        self.built_in = built_in or {}
+        self._prefix = prefix
         self._added: dict[str, Command] | None = None
 
     def _described(self) -> Mapping[str, Command]:
@@ -153,22 +183,39 @@ class LazyGroup(click.Group):
         """All names."""
         return [*self.commands, *self._described()]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(
+        self, ctx: click.Context, cmd_name: str
+    ) -> click.Command | None:
         """The command of that name, imported."""
         if here := super().get_command(ctx, cmd_name):
             return here
-        command = self.built_in.get(cmd_name) or self._described().get(cmd_name)
-        return None if command is None else _load(f"{ctx.command_path} {cmd_name}", command)
+        command = self.built_in.get(cmd_name) or self._described().get(
+            cmd_name
+        )
+        return (
+            None
+            if command is None
+            else _load(f"{ctx.command_path} {cmd_name}", command)
+        )
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         """The names with their lines in help."""
         sections = {
-            "Commands": [(name, c.get_short_help_str(80)) for name, c in self.commands.items()]
+            "Commands": [
+                (name, c.get_short_help_str(80))
+                for name, c in self.commands.items()
+            ]
         }
         room = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
         for name, lazy in self._described().items():
             command = None if lazy.about else self.get_command(ctx, name)
-            about = lazy.about if command is None else command.get_short_help_str(room)
+            about = (
+                lazy.about
+                if command is None
+                else command.get_short_help_str(room)
+            )
             sections.setdefault(lazy.heading, []).append((name, about))
         for heading, rows in sections.items():
             if rows:
@@ -183,10 +230,16 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that is meant; ``BadInput`` names the nearest if there is none."""
         name = args[0]
-        if not (ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name)):
+        if not (
+            ctx.resilient_parsing
+            or name.startswith("-")
+            or self.get_command(ctx, name)
+        ):
             # Plain ctx.fail() would not list the commands.
             hint = nearest(name, self.list_commands(ctx), "the commands are")
-            raise BadInput(f"{ctx.command_path} has no command {name!r}: {hint}")
+            raise BadInput(
+                f"{ctx.command_path} has no command {name!r}: {hint}"
+            )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -202,7 +255,8 @@ class LazyGroup(click.Group):
 
 def _load(called: str, command: Command) -> click.Command:
     try:
-        module, name = importlib.import_module(command.module), called.rpartition(" ")[2]
+        module = importlib.import_module(command.module)
+        name = called.rpartition(" ")[2]
     except ModuleNotFoundError as error:
         missing = error.name or "?"
         if missing == command.module:
@@ -211,12 +265,18 @@ def _load(called: str, command: Command) -> click.Command:
                 hint="install all of Patchlight again: pip install --force-reinstall patchlight",
             ) from error
         raise PackageMissing(called, error) from error
-    defined = (each for each in vars(module).values() if isinstance(each, click.Command))
+    defined = (
+        each
+        for each in vars(module).values()
+        if isinstance(each, click.Command)
+    )
     return next(each for each in defined if each.name == name)
 
 
 def complete_lab(
-    context: click.Context, parameter: click.Parameter, incomplete: str
+    context: click.Context,
+    parameter: click.Parameter,
+    incomplete: str,
 ) -> list[CompletionItem]:
     """Labs that are up, built-in labs, and files."""
     # Imported late, as all that needs packages: `doctor` lists the missing ones.
@@ -225,7 +285,9 @@ def complete_lab(
 
     up = sorted(path.parent.name for path in RUN_ROOT.glob("*/lab.yaml"))
     names = dict.fromkeys([*up, *builtin_labs()])
-    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    items = [
+        CompletionItem(name) for name in names if name.startswith(incomplete)
+    ]
     return [*items, CompletionItem(incomplete, type="file")]
 
 
@@ -240,12 +302,26 @@ def lab_option(
     With a text ``about`` it, the command's own help describes it.
     """
     settings |= {"metavar": "LAB", "envvar": LAB_VARIABLE, "show_envvar": True}
-    settings |= {"shell_complete": complete_lab, "of": "" if about is None else None}
+    settings |= {
+        "shell_complete": complete_lab,
+        "of": "" if about is None else None,
+    }
     about = about or "The lab, by name or file; needed if several are up."
-    return click.option("--lab", name, cls=SharedOption, instead=instead, help=about, **settings)
+    return click.option(
+        "--lab",
+        name,
+        cls=SharedOption,
+        instead=instead,
+        help=about,
+        **settings,
+    )
 
 
-def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+def _host_port(
+    context: click.Context,
+    parameter: click.Parameter,
+    value: str | None,
+) -> Any:
     from patchlight.testbed.labfile.values import HOST_PORT
     from patchlight.testbed.linux.sockets import UNIX
 
@@ -255,7 +331,9 @@ def _host_port(context: click.Context, parameter: click.Parameter, value: str | 
         return HOST_PORT.take(value.removeprefix("http://").rstrip("/"))
     except BadInput as error:
         expected = "expected HOST:PORT, like 127.0.0.1:8470, or unix:PATH"
-        raise click.BadParameter(f"{value!r}: {expected}", context, parameter) from error
+        raise click.BadParameter(
+            f"{value!r}: {expected}", context, parameter
+        ) from error
 
 
 address_option = click.option(

@@ -26,7 +26,13 @@ class LabBuilder:
     are texts with units.
     """
 
-    def __init__(self, name: str, *, network: str = "10.0.0.0/16", **keys: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        network: str = "10.0.0.0/16",
+        **keys: Any,
+    ) -> None:
         self._name = name
         self._head = {"name": name, "network": network, **keys}
         try:
@@ -70,41 +76,91 @@ class LabBuilder:
             {
                 "name": name,
                 "management": f"{name}:8471",
-                "gpus": [{"name": f"gpu{n}", "model": model} for n, model in enumerate(gpus)],
+                "gpus": [
+                    {"name": f"gpu{n}", "model": model}
+                    for n, model in enumerate(gpus)
+                ],
                 "nics": made,
                 **keys,
             },
         )
         return name
 
-    def switch(self, name: str, *, ports: int | None = None, **keys: Any) -> str:
+    def switch(
+        self,
+        name: str,
+        *,
+        ports: int | None = None,
+        **keys: Any,
+    ) -> str:
         """Add a packet switch and return its name. ``ports``: default is as many as are used."""
         number = len(self._switches) + 1
-        self._add(self._switches, {"name": name, "datapath_id": number, "ports": ports, **keys})
+        self._add(
+            self._switches,
+            {
+                "name": name,
+                "datapath_id": number,
+                "ports": ports,
+                **keys,
+            },
+        )
         return name
 
     def ocs(
-        self, name: str, *, driver: str = "calient-tl1", ports: int | None = None, **keys: Any
+        self,
+        name: str,
+        *,
+        driver: str = "calient-tl1",
+        ports: int | None = None,
+        **keys: Any,
     ) -> str:
         """Add an OCS and return its name. ``ports``: default is as many as are used."""
         port = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"]).port
-        written = {"name": name, "driver": driver, "address": f"{name}:{port}", "ports": ports}
+        written = {
+            "name": name,
+            "driver": driver,
+            "address": f"{name}:{port}",
+            "ports": ports,
+        }
         self._add(self._circuit_switches, {**written, **keys})
         return name
 
-    def wavelength_switch(self, name: str, *, inputs: int, **keys: Any) -> str:
+    def wavelength_switch(
+        self,
+        name: str,
+        *,
+        inputs: int,
+        **keys: Any,
+    ) -> str:
         """Add a wavelength switch (WSS) and return its name."""
         switch = {"name": name, "inputs": inputs, **keys}
         self._add(self._sorting["wavelength_switches"], switch)
         return name
 
-    def passive_part(self, name: str, kind: str, *, ports: int, **keys: Any) -> str:
+    def passive_part(
+        self,
+        name: str,
+        kind: str,
+        *,
+        ports: int,
+        **keys: Any,
+    ) -> str:
         """Add a coupler, awg or multiplexer and return its name."""
-        part = {"name": name, "kind": kind, "ports": ports, **keys}
+        part = {
+            "name": name,
+            "kind": kind,
+            "ports": ports,
+            **keys,
+        }
         self._add(self._sorting["passive_parts"], part)
         return name
 
-    def fibre(self, a: str, b: str, **keys: Any) -> tuple[str, str]:
+    def fibre(
+        self,
+        a: str,
+        b: str,
+        **keys: Any,
+    ) -> tuple[str, str]:
         """Join two ports, each ``device.port`` or a device's next free one. Returns both."""
         ends = (self._port(a), self._port(b))
         for end, other in (ends, ends[::-1]):
@@ -129,7 +185,9 @@ class LabBuilder:
         document = dict(self._head)
         for key, things in lists.items():
             if things:
-                document[key] = [self._whole(thing) for thing in things.values()]
+                document[key] = [
+                    self._whole(thing) for thing in things.values()
+                ]
         if self._fibres:
             document["fibres"] = self._fibres
         self._circuits.clear()
@@ -140,14 +198,22 @@ class LabBuilder:
             mistakes = "; ".join(issue.message for issue in error.issues)
             raise BadInput(f"lab {self._name}: {mistakes}") from error
 
-    def _add(self, things: dict[str, dict[str, Any]], thing: dict[str, Any]) -> None:
+    def _add(
+        self, things: dict[str, dict[str, Any]], thing: dict[str, Any]
+    ) -> None:
         name = thing["name"]
         if name in self._servers or self._with_ports(name) is not None:
-            raise BadInput(f"lab {self._name} already has {name}: expected another name")
+            raise BadInput(
+                f"lab {self._name} already has {name}: expected another name"
+            )
         things[name] = thing
 
     def _with_ports(self, name: str) -> dict[str, Any] | None:
-        known = (self._switches, self._circuit_switches, *self._sorting.values())
+        known = (
+            self._switches,
+            self._circuit_switches,
+            *self._sorting.values(),
+        )
         return next((things[name] for things in known if name in things), None)
 
     def _next_address(self) -> str:
@@ -165,11 +231,22 @@ class LabBuilder:
         if text in self._servers:
             names = [nic["name"] for nic in self._servers[text]["nics"]]
         elif (thing := self._with_ports(text)) is not None:
-            count = max(thing.get("inputs", 0), thing.get("outputs", 0), thing.get("ports") or 0)
-            names = [str(n) for n in range(1, (count or len(self._peers) + 1) + 1)]
+            count = max(
+                thing.get("inputs", 0),
+                thing.get("outputs", 0),
+                thing.get("ports") or 0,
+            )
+            names = [
+                str(n) for n in range(1, (count or len(self._peers) + 1) + 1)
+            ]
         else:
-            raise BadInput(f"lab {self._name} has no device {text!r}: add it before its fibres")
-        free = next((name for name in names if f"{text}.{name}" not in self._peers), None)
+            raise BadInput(
+                f"lab {self._name} has no device {text!r}: add it before its fibres"
+            )
+        free = next(
+            (name for name in names if f"{text}.{name}" not in self._peers),
+            None,
+        )
         if free is None:
             raise BadInput(f"every port of {text} already has a fibre")
         return f"{text}.{free}"
@@ -179,10 +256,14 @@ class LabBuilder:
         if thing.get("ports", 0) is None:
             used = [end.rpartition(".") for end in self._peers]
             numbers = [
-                int(port) for name, _, port in used if name == thing["name"] and port.isdecimal()
+                int(port)
+                for name, _, port in used
+                if name == thing["name"] and port.isdecimal()
             ]
             return {**thing, "ports": max(numbers, default=1)}
-        return {key: value for key, value in thing.items() if value not in ([], ())}
+        return {
+            key: value for key, value in thing.items() if value not in ([], ())
+        }
 
     def _connect(self, a: str, b: str) -> None:
         far = [self._peers.get(end, "") for end in (a, b)]
@@ -194,6 +275,8 @@ class LabBuilder:
                 hint="add the fibres first, and name ports like 'server1.nic0'",
             )
         circuit = "-".join(end.rpartition(".")[2] for end in far)
-        circuits = self._circuit_switches[name].setdefault("cross_connects", [])
+        circuits = self._circuit_switches[name].setdefault(
+            "cross_connects", []
+        )
         if circuit not in circuits:
             circuits.append(circuit)

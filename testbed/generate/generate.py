@@ -32,7 +32,12 @@ from patchlight.testbed.lab.packet_drivers import PACKET_DRIVERS
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.schema import FABRICS
-from patchlight.testbed.labfile.values import LAB_NAME, MODEL, MOST_CIRCUIT_PORTS, MOST_PACKET_PORTS
+from patchlight.testbed.labfile.values import (
+    LAB_NAME,
+    MODEL,
+    MOST_CIRCUIT_PORTS,
+    MOST_PACKET_PORTS,
+)
 
 _FIRST = int(IPv4Address("10.0.0.0"))
 _MOST_HOSTS = 2**24 - 2  # 10.0.0.0/8
@@ -56,7 +61,8 @@ class _Builder:
         self.rate_bps = common.get("rate_bps")
         self.used: list[int] = []  # used ports of s1, s2, …
         self.fibres: list[Fibre] = []
-        self.numbers: list[int] = []  # for each connected host: its offset from 10.0.0.0
+        # For each connected host: its offset from 10.0.0.0.
+        self.numbers: list[int] = []
         self.blocks = 0
         self.ocs = common.get("ocs")
         if self.ocs is not None:
@@ -82,16 +88,26 @@ class _Builder:
         self.blocks += 1
         for number in range(1, min(most, self.hosts - len(self.numbers)) + 1):
             self.numbers.append(first + number)
-            nic, port = Endpoint(f"h{len(self.numbers)}", "nic0"), self.port(switch)
+            nic = Endpoint(f"h{len(self.numbers)}", "nic0")
+            port = self.port(switch)
             if self.ocs is None:
                 self.fibres.append(Fibre(nic, port, self.rate_bps))
             else:
-                for end, at in ((nic, len(self.numbers)), (port, self.hosts + len(self.numbers))):
-                    self.fibres.append(Fibre(end, Endpoint("ocs1", str(at)), self.rate_bps))
+                for end, at in (
+                    (nic, len(self.numbers)),
+                    (port, self.hosts + len(self.numbers)),
+                ):
+                    self.fibres.append(
+                        Fibre(end, Endpoint("ocs1", str(at)), self.rate_bps)
+                    )
 
     def join(self, lower: int, upper: int) -> None:
         self.fibres.append(
-            Fibre(self.port(lower), self.port(upper), self.common.get("uplink_rate_bps"))
+            Fibre(
+                self.port(lower),
+                self.port(upper),
+                self.common.get("uplink_rate_bps"),
+            )
         )
 
     def lab(self, shape: str, ports: int | None = None) -> Lab:
@@ -100,7 +116,9 @@ class _Builder:
         fabric = self.common.get("fabric", FABRICS[0])
         LAB_NAME.take(name)
         if fabric not in FABRICS:
-            raise BadInput(f"{fabric!r} is not a fabric: {nearest(fabric, FABRICS)}")
+            raise BadInput(
+                f"{fabric!r} is not a fabric: {nearest(fabric, FABRICS)}"
+            )
         most = max(self.used)
         if most > MOST_PACKET_PORTS:
             raise BadInput(
@@ -111,11 +129,21 @@ class _Builder:
             name=name,
             network=_network_for(self.numbers[-1]),
             servers=tuple(
-                _server(f"h{n}", f"h{n}", ["Generic"], [IPv4Address(_FIRST + at)], self.rate_bps)
+                _server(
+                    f"h{n}",
+                    f"h{n}",
+                    ["Generic"],
+                    [IPv4Address(_FIRST + at)],
+                    self.rate_bps,
+                )
                 for n, at in enumerate(self.numbers, start=1)
             ),
             packet_switches=tuple(
-                PacketSwitch(name=f"s{n}", datapath_id=n, ports=ports or used)
+                PacketSwitch(
+                    name=f"s{n}",
+                    datapath_id=n,
+                    ports=ports or used,
+                )
                 for n, used in enumerate(self.used, start=1)
             ),
             circuit_switches=self._circuit_switches(),
@@ -126,24 +154,55 @@ class _Builder:
     def _circuit_switches(self) -> tuple[CircuitSwitch, ...]:
         if self.ocs is None:
             return ()
-        initial = PortMap.duplex((n, self.hosts + n) for n in range(1, self.hosts + 1))
+        initial = PortMap.duplex(
+            (n, self.hosts + n) for n in range(1, self.hosts + 1)
+        )
         # Datapath ids of the packet switches are 1, 2, …; hosts' addresses are in 10.0.0.0/8.
-        return (_ocs("ocs1", self.ocs, "172.16.0.5", 2 * self.hosts, initial, len(self.used) + 1),)
+        return (
+            _ocs(
+                "ocs1",
+                self.ocs,
+                "172.16.0.5",
+                2 * self.hosts,
+                initial,
+                len(self.used) + 1,
+            ),
+        )
 
 
 def _server(
-    name: str, host: str, models: Sequence[str], addresses: Iterable[IPv4Address], rate: int | None
+    name: str,
+    host: str,
+    models: Sequence[str],
+    addresses: Iterable[IPv4Address],
+    rate: int | None,
 ) -> Server:
     nics = tuple(
-        Nic(f"nic{n}", address, default_mac(address), rate, gpu=f"gpu{n}")
+        Nic(
+            f"nic{n}",
+            address,
+            default_mac(address),
+            rate,
+            gpu=f"gpu{n}",
+        )
         for n, address in zip(range(len(models)), addresses, strict=False)
     )
     gpus = tuple(Gpu(f"gpu{n}", model) for n, model in enumerate(models))
-    return Server(name, f"{host}:8471", gpus, nics)
+    return Server(
+        name,
+        f"{host}:8471",
+        gpus,
+        nics,
+    )
 
 
 def _ocs(
-    name: str, driver: str, host: str, ports: int, initial: PortMap, datapath_id: int
+    name: str,
+    driver: str,
+    host: str,
+    ports: int,
+    initial: PortMap,
+    datapath_id: int,
 ) -> CircuitSwitch:
     row = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"])
     return CircuitSwitch(
@@ -165,12 +224,25 @@ def single(
     ocs: str | None = None,
 ) -> Lab:
     """One switch with all hosts on it: host *n* on port *n*."""
-    build = _Builder(hosts, {"rate_bps": rate_bps, "fabric": fabric, "name": name, "ocs": ocs})
+    build = _Builder(
+        hosts,
+        {
+            "rate_bps": rate_bps,
+            "fabric": fabric,
+            "name": name,
+            "ocs": ocs,
+        },
+    )
     build.plug_hosts(build.switch(), hosts)
     return build.lab("single")
 
 
-def linear(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) -> Lab:
+def linear(
+    hosts: int,
+    *,
+    hosts_per_switch: int = 16,
+    **common: Unpack[Common],
+) -> Lab:
     """A chain of switches; the last one may have fewer hosts."""
     _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
     build = _Builder(hosts, common)
@@ -181,7 +253,12 @@ def linear(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) 
     return build.lab("linear")
 
 
-def tree(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) -> Lab:
+def tree(
+    hosts: int,
+    *,
+    hosts_per_switch: int = 16,
+    **common: Unpack[Common],
+) -> Lab:
     """A root switch ``s1`` and leaf switches below it that have the hosts."""
     _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
     build = _Builder(hosts, common)
@@ -246,23 +323,57 @@ def two_tors(
     hosts = servers * gpus
     _check_count("hosts of an OCS", hosts, MOST_CIRCUIT_PORTS // 3)
     LAB_NAME.take(name)
-    network = IPv4Network("192.168.10.0/24" if hosts < 240 else "192.168.0.0/16")
+    network = IPv4Network(
+        "192.168.10.0/24" if hosts < 240 else "192.168.0.0/16"
+    )
     addresses = (network[number] for number in count(11))
     agents = IPv4Address("10.0.0.10")
     made = tuple(
-        _server(f"server{n}", str(agents + n), [gpu_model] * gpus, addresses, rate_bps)
+        _server(
+            f"server{n}",
+            str(agents + n),
+            [gpu_model] * gpus,
+            addresses,
+            rate_bps,
+        )
         for n in range(1, servers + 1)
     )
-    nics = [Endpoint(server.name, nic.name) for server in made for nic in server.nics]
-    tor1, tor2 = ([Endpoint(f"tor{n}", str(port + 1)) for port in range(hosts + 1)] for n in (1, 2))
+    nics = [
+        Endpoint(server.name, nic.name)
+        for server in made
+        for nic in server.nics
+    ]
+    tor1, tor2 = (
+        [Endpoint(f"tor{n}", str(port + 1)) for port in range(hosts + 1)]
+        for n in (1, 2)
+    )
     to_ocs = enumerate([*nics, *tor1[:-1], *tor2[:-1]], start=1)
     fibres = [Fibre(end, Endpoint("ocs1", str(port))) for port, end in to_ocs]
-    fibres.append(Fibre(tor1[-1], tor2[-1], rate_bps // 4 if rate_bps else None))
+    fibres.append(
+        Fibre(tor1[-1], tor2[-1], rate_bps // 4 if rate_bps else None)
+    )
     first = (servers + 1) // 2 * gpus
-    circuits = [(nic, nic + (hosts if nic <= first else 2 * hosts)) for nic in range(1, hosts + 1)]
-    ocs = _ocs("ocs1", driver, "10.0.0.5", 3 * hosts, PortMap.duplex(circuits), 0x51)
+    circuits = [
+        (nic, nic + (hosts if nic <= first else 2 * hosts))
+        for nic in range(1, hosts + 1)
+    ]
+    ocs = _ocs(
+        "ocs1",
+        driver,
+        "10.0.0.5",
+        3 * hosts,
+        PortMap.duplex(circuits),
+        0x51,
+    )
     tors = tuple(PacketSwitch(f"tor{n}", n, hosts + 1) for n in (1, 2))
-    return Lab(name, network, made, tors, (ocs,), tuple(fibres))
+    return Lab(
+        name,
+        network,
+        made,
+        tors,
+        (ocs,),
+        tuple(fibres),
+    )
 
 
 def with_switches(lab: Lab, driver: str) -> Lab:
@@ -275,7 +386,9 @@ def with_switches(lab: Lab, driver: str) -> Lab:
             replace(
                 switch,
                 driver=driver,
-                datapath_id=switch.datapath_id if "datapath_id" in row.needs else None,
+                datapath_id=switch.datapath_id
+                if "datapath_id" in row.needs
+                else None,
                 address=f"{switch.name}:22" if "address" in row.needs else "",
                 vlan=100 if "vlan" in row.needs else None,
                 spanning_tree=spanning_tree,
@@ -308,7 +421,11 @@ def _network_for(last: int) -> IPv4Network:
     return IPv4Network((_FIRST, prefix))
 
 
-def _check_count(what: str, count: int, most: int) -> None:
+def _check_count(
+    what: str,
+    count: int,
+    most: int,
+) -> None:
     if not 1 <= count <= most:
         raise BadInput(f"{count} {what}: expected a number from 1 to {most}")
 
@@ -338,7 +455,13 @@ class RandomLabShape:
     mixed: bool = False
 
     def __post_init__(self) -> None:
-        counts = (self.leaves - 1, self.servers, self.gpus, self.ocs, self.spare + 1)
+        counts = (
+            self.leaves - 1,
+            self.servers,
+            self.gpus,
+            self.ocs,
+            self.spare + 1,
+        )
         if min(counts) < 1 or not self.oversubscription >= 1:
             raise BadInput(
                 f"{self} is not a valid shape: expected at least 2 leaves, 1 server, GPU and "
@@ -351,12 +474,17 @@ class RandomLabShape:
         return self.leaves * self.servers * self.gpus
 
 
-def draw_shape(seed: int, largest: int = 128, mixed: float = 0.3) -> RandomLabShape:
+def draw_shape(
+    seed: int,
+    largest: int = 128,
+    mixed: float = 0.3,
+) -> RandomLabShape:
     """2 to 8 switches with the spine, 8 to ``largest`` GPUs, 1 to 4 OCSs, one or two GPU models."""
     draw = random.Random(f"lab {seed}")
     while True:
         leaves = draw.randint(2, 7)
-        servers, gpus = draw.randint(1, 8), draw.choice((1, 2, 4, 8))
+        servers = draw.randint(1, 8)
+        gpus = draw.choice((1, 2, 4, 8))
         if 8 <= leaves * servers * gpus <= largest:
             return RandomLabShape(
                 leaves,
@@ -371,7 +499,11 @@ def draw_shape(seed: int, largest: int = 128, mixed: float = 0.3) -> RandomLabSh
             )
 
 
-def random_lab(seed: int, largest: int = 128, mixed: float = 0.3) -> Lab:
+def random_lab(
+    seed: int,
+    largest: int = 128,
+    mixed: float = 0.3,
+) -> Lab:
     """The lab of ``draw_shape``."""
     return lab_of(draw_shape(seed, largest, mixed), f"random{seed}")
 
@@ -381,10 +513,22 @@ def lab_of(shape: RandomLabShape, name: str) -> Lab:
     addresses = map(IPv4Address, count(int(IPv4Address("10.0.0.1"))))
     servers = []
     for number in range(shape.leaves * shape.servers):
-        host, model = f"server{number + 1}", GPU_MODELS[number % 2 if shape.mixed else 0]
-        servers.append(_server(host, host, [model] * shape.gpus, addresses, shape.nic_bps))
+        host = f"server{number + 1}"
+        model = GPU_MODELS[number % 2 if shape.mixed else 0]
+        servers.append(
+            _server(
+                host,
+                host,
+                [model] * shape.gpus,
+                addresses,
+                shape.nic_bps,
+            )
+        )
     leaves = [f"leaf{number + 1}" for number in range(shape.leaves)]
-    home = {server.name: leaves[n // shape.servers] for n, server in enumerate(servers)}
+    home = {
+        server.name: leaves[n // shape.servers]
+        for n, server in enumerate(servers)
+    }
     used = dict.fromkeys(leaves, 0)
 
     def port(switch: str) -> Endpoint:
@@ -394,26 +538,58 @@ def lab_of(shape: RandomLabShape, name: str) -> Lab:
     fibres: list[Fibre] = []
     switches: list[CircuitSwitch] = []
     for number in range(shape.ocs):
-        ocs, ports = f"ocs{number + 1}", count(1)
+        ocs = f"ocs{number + 1}"
+        ports = count(1)
         below = servers[number :: shape.ocs]
-        nics = {Endpoint(s.name, nic.name): next(ports) for s in below for nic in s.nics}
+        nics = {
+            Endpoint(s.name, nic.name): next(ports)
+            for s in below
+            for nic in s.nics
+        }
         begin = Counter(home[nic.device] for nic in nics)
-        above = {leaf: [next(ports) for _ in range(begin[leaf] + shape.spare)] for leaf in leaves}
-        plugs = [*nics.items(), *((port(leaf), at) for leaf in leaves for at in above[leaf])]
-        fibres += [Fibre(end, Endpoint(ocs, str(at)), shape.nic_bps) for end, at in plugs]
+        above = {
+            leaf: [next(ports) for _ in range(begin[leaf] + shape.spare)]
+            for leaf in leaves
+        }
+        plugs = [
+            *nics.items(),
+            *((port(leaf), at) for leaf in leaves for at in above[leaf]),
+        ]
+        fibres += [
+            Fibre(end, Endpoint(ocs, str(at)), shape.nic_bps)
+            for end, at in plugs
+        ]
         free = {leaf: iter(facing) for leaf, facing in above.items()}
-        circuits = PortMap.duplex((at, next(free[home[nic.device]])) for nic, at in nics.items())
-        made = _ocs(ocs, "calient-tl1", f"10.1.0.{number + 1}", next(ports) - 1, circuits, 0)
+        circuits = PortMap.duplex(
+            (at, next(free[home[nic.device]])) for nic, at in nics.items()
+        )
+        made = _ocs(
+            ocs,
+            "calient-tl1",
+            f"10.1.0.{number + 1}",
+            next(ports) - 1,
+            circuits,
+            0,
+        )
         switches.append(replace(made, switching_time_s=shape.switching_time_s))
-    uplink_bps = int(shape.servers * shape.gpus * shape.nic_bps / shape.oversubscription)
-    ends = [(leaf, "spine") for leaf in leaves] if shape.leaves > 2 else [(leaves[0], leaves[1])]
-    fibres += [Fibre(port(lower), port(upper), uplink_bps) for lower, upper in ends]
+    uplink_bps = int(
+        shape.servers * shape.gpus * shape.nic_bps / shape.oversubscription
+    )
+    ends = (
+        [(leaf, "spine") for leaf in leaves]
+        if shape.leaves > 2
+        else [(leaves[0], leaves[1])]
+    )
+    fibres += [
+        Fibre(port(lower), port(upper), uplink_bps) for lower, upper in ends
+    ]
     return Lab(
         name=name,
         network=IPv4Network("10.0.0.0/16"),
         servers=tuple(servers),
         packet_switches=tuple(
-            PacketSwitch(switch, n, ports) for n, (switch, ports) in enumerate(used.items(), 1)
+            PacketSwitch(switch, n, ports)
+            for n, (switch, ports) in enumerate(used.items(), 1)
         ),
         circuit_switches=tuple(switches),
         fibres=tuple(fibres),

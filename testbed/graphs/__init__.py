@@ -17,6 +17,19 @@ from patchlight.testbed.graphs.model import (
     splits_of,
 )
 
-__all__ = ["BUILTIN_NAMES", "ComputationGraph", "GraphFileError", "Operation", "PartitionedGraph"]
-__all__ += ["TrainingGraph", "builtin_graph", "mirror", "partition", "read_graph", "splits_of"]
+__all__ = [
+    "BUILTIN_NAMES",
+    "ComputationGraph",
+    "GraphFileError",
+    "Operation",
+    "PartitionedGraph",
+]
+__all__ += [
+    "TrainingGraph",
+    "builtin_graph",
+    "mirror",
+    "partition",
+    "read_graph",
+    "splits_of",
+]
 __all__ += ["write_graph"]

@@ -12,7 +12,10 @@ from typing import Any, Literal
 from patchlight.testbed.graphs.model import ComputationGraph, Operation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class GpuModel:
     """A GPU's peak float32 performance, and the share that operations reach.
 
@@ -46,7 +49,11 @@ class GpuModel:
         )
 
 
-A100 = GpuModel("NVIDIA A100 SXM4 80 GB, float32", flops=19.5e12, memory_bytes_per_s=2.039e12)
+A100 = GpuModel(
+    "NVIDIA A100 SXM4 80 GB, float32",
+    flops=19.5e12,
+    memory_bytes_per_s=2.039e12,
+)
 """Peak figures of NVIDIA's data sheet, without TF32."""
 
 
@@ -54,7 +61,10 @@ BYTES = 4
 Looked = Literal["tokens", "positions", "segments"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Tensor:
     """The output of a layer: the index of its operation; its shape for one sample."""
 
@@ -70,8 +80,15 @@ class Tensor:
 class Layers:
     """A model being built. Each method adds one operation and returns its output."""
 
-    def __init__(self, name: str, batch: int, gpu: GpuModel) -> None:
-        self.name, self.batch, self.gpu = name, batch, gpu
+    def __init__(
+        self,
+        name: str,
+        batch: int,
+        gpu: GpuModel,
+    ) -> None:
+        self.name = name
+        self.batch = batch
+        self.gpu = gpu
         self.operations: list[Operation] = []
         self.edges: list[tuple[int, int]] = []
         self.macs = 0
@@ -94,18 +111,37 @@ class Layers:
         pass touches, if not all (an embedding's rows).
         """
         output = Tensor(len(self.operations), shape)
-        moved = self.batch * (output.size + sum(tensor.size for tensor in inputs))
-        moved_bytes = BYTES * (moved + (parameters if read is None else read)) if inputs else 0
+        moved = self.batch * (
+            output.size + sum(tensor.size for tensor in inputs)
+        )
+        moved_bytes = (
+            BYTES * (moved + (parameters if read is None else read))
+            if inputs
+            else 0
+        )
         forward_flops = self.batch * (2 * macs + flops)
         backward_flops = 2 * forward_flops if macs else forward_flops
         self.macs += macs
-        name, activation_bytes = f"{output.operation + 1}", BYTES * self.batch * output.size
+        name = f"{output.operation + 1}"
+        activation_bytes = BYTES * self.batch * output.size
         forward_ms = round(self.gpu.time_ms(forward_flops, moved_bytes), 6)
-        backward_ms = round(self.gpu.time_ms(backward_flops, 2 * moved_bytes), 6)
-        self.operations.append(
-            Operation(name, kind, forward_ms, backward_ms, activation_bytes, BYTES * parameters)
+        backward_ms = round(
+            self.gpu.time_ms(backward_flops, 2 * moved_bytes), 6
         )
-        self.edges += [(tensor.operation, output.operation) for tensor in dict.fromkeys(inputs)]
+        self.operations.append(
+            Operation(
+                name,
+                kind,
+                forward_ms,
+                backward_ms,
+                activation_bytes,
+                BYTES * parameters,
+            )
+        )
+        self.edges += [
+            (tensor.operation, output.operation)
+            for tensor in dict.fromkeys(inputs)
+        ]
         return output
 
     def graph(self) -> ComputationGraph:
@@ -123,9 +159,20 @@ class Layers:
 
     def input(self, *shape: int) -> Tensor:
         """The data, already on the GPU: takes no time."""
-        return self.add("Input", (), shape, ("Input",))
+        return self.add(
+            "Input",
+            (),
+            shape,
+            ("Input",),
+        )
 
-    def linear(self, x: Tensor, outputs: int, bias: bool = True, tied: bool = False) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        outputs: int,
+        bias: bool = True,
+        tied: bool = False,
+    ) -> Tensor:
         """A dense layer over the last dimension; ``tied`` weights belong to another layer."""
         *rest, inputs = x.shape
         weights = inputs * outputs + (outputs if bias else 0)
@@ -139,10 +186,21 @@ class Layers:
             read=weights,
         )
 
-    def pointwise(self, kind: str, *inputs: Tensor, flops: int = 1) -> Tensor:
+    def pointwise(
+        self,
+        kind: str,
+        *inputs: Tensor,
+        flops: int = 1,
+    ) -> Tensor:
         """An element-wise operation: activation, dropout, sum."""
         shape = inputs[0].shape
-        return self.add(kind, inputs, shape, (kind,), flops=flops * inputs[0].size)
+        return self.add(
+            kind,
+            inputs,
+            shape,
+            (kind,),
+            flops=flops * inputs[0].size,
+        )
 
     def convolution(
         self,
@@ -155,7 +213,15 @@ class Layers:
     ) -> Tensor:
         """A square two-dimensional convolution of (channels, height, width)."""
         inputs = x.shape[0]
-        shape = (outputs, *_slid(x, kernel, stride, padding))
+        shape = (
+            outputs,
+            *_slid(
+                x,
+                kernel,
+                stride,
+                padding,
+            ),
+        )
         weights = inputs * outputs * kernel * kernel
         return self.add(
             f"Conv2d({inputs}, {outputs}, kernel_size={kernel}, stride={stride})",
@@ -167,40 +233,112 @@ class Layers:
         )
 
     def pool(
-        self, kind: str, x: Tensor, kernel: int, stride: int, padding: int = 0, ceil: bool = False
+        self,
+        kind: str,
+        x: Tensor,
+        kernel: int,
+        stride: int,
+        padding: int = 0,
+        ceil: bool = False,
     ) -> Tensor:
         """Pooling over a square window."""
-        shape = (x.shape[0], *_slid(x, kernel, stride, padding, ceil))
+        shape = (
+            x.shape[0],
+            *_slid(
+                x,
+                kernel,
+                stride,
+                padding,
+                ceil,
+            ),
+        )
         layer = (kind, kernel, stride, padding, ceil)
-        return self.add(kind, (x,), shape, layer, flops=math.prod(shape) * kernel * kernel)
+        return self.add(
+            kind,
+            (x,),
+            shape,
+            layer,
+            flops=math.prod(shape) * kernel * kernel,
+        )
 
     def average(self, x: Tensor, side: int = 1) -> Tensor:
         """Adaptive average pooling to ``side`` × ``side``."""
-        kind, shape = f"AdaptiveAvgPool2d({side})", (x.shape[0], side, side)
-        return self.add(kind, (x,), shape, ("AdaptiveAvgPool2d", side), flops=x.size)
+        kind = f"AdaptiveAvgPool2d({side})"
+        shape = (x.shape[0], side, side)
+        return self.add(
+            kind,
+            (x,),
+            shape,
+            ("AdaptiveAvgPool2d", side),
+            flops=x.size,
+        )
 
     def batch_norm(self, x: Tensor) -> Tensor:
         """Batch normalisation of each channel."""
-        return self._norm("BatchNorm2d", x, x.shape[0], flops=4 * x.size)
+        return self._norm(
+            "BatchNorm2d",
+            x,
+            x.shape[0],
+            flops=4 * x.size,
+        )
 
     def layer_norm(self, x: Tensor) -> Tensor:
         """Layer normalisation over the last dimension."""
-        return self._norm("LayerNorm", x, x.shape[-1], flops=8 * x.size)
+        return self._norm(
+            "LayerNorm",
+            x,
+            x.shape[-1],
+            flops=8 * x.size,
+        )
 
-    def _norm(self, kind: str, x: Tensor, width: int, flops: int) -> Tensor:
+    def _norm(
+        self,
+        kind: str,
+        x: Tensor,
+        width: int,
+        flops: int,
+    ) -> Tensor:
         layer = (kind, width)
-        return self.add(f"{kind}({width})", (x,), x.shape, layer, flops=flops, parameters=2 * width)
+        return self.add(
+            f"{kind}({width})",
+            (x,),
+            x.shape,
+            layer,
+            flops=flops,
+            parameters=2 * width,
+        )
 
-    def reshape(self, kind: str, x: Tensor, *shape: int) -> Tensor:
+    def reshape(
+        self,
+        kind: str,
+        x: Tensor,
+        *shape: int,
+    ) -> Tensor:
         """The same numbers in another shape; moves no data."""
-        return self.add(kind, (x,), shape, ("Reshaped", *shape))
+        return self.add(
+            kind,
+            (x,),
+            shape,
+            ("Reshaped", *shape),
+        )
 
     def concatenate(self, *inputs: Tensor) -> Tensor:
         """Concatenated along the first dimension (channels)."""
         first = sum(tensor.shape[0] for tensor in inputs)
-        return self.add("Concat", inputs, (first, *inputs[0].shape[1:]), ("Concat",))
+        return self.add(
+            "Concat",
+            inputs,
+            (first, *inputs[0].shape[1:]),
+            ("Concat",),
+        )
 
-    def embedding(self, tokens: Tensor, entries: int, width: int, of: Looked = "tokens") -> Tensor:
+    def embedding(
+        self,
+        tokens: Tensor,
+        entries: int,
+        width: int,
+        of: Looked = "tokens",
+    ) -> Tensor:
         """A row of a table for each token; ``of`` selects what is looked up."""
         return self.add(
             f"Embedding({entries}, {width})",
@@ -211,7 +349,12 @@ class Layers:
             read=self.batch * tokens.size * width,
         )
 
-    def lstm(self, inputs: tuple[Tensor, ...], width: int, ways: int = 1) -> Tensor:
+    def lstm(
+        self,
+        inputs: tuple[Tensor, ...],
+        width: int,
+        ways: int = 1,
+    ) -> Tensor:
         """One LSTM layer over a sequence of (length, features), PyTorch's two biases included.
 
         Several inputs are concatenated along their features; with 2 ``ways`` it is bidirectional.
@@ -220,7 +363,8 @@ class Layers:
         features = sum(tensor.shape[1] for tensor in inputs)
         gates = 4 * width * (features + width)
         return self.add(
-            f"LSTM({features}, {width})" + ("" if ways == 1 else ", both ways"),
+            f"LSTM({features}, {width})"
+            + ("" if ways == 1 else ", both ways"),
             inputs,
             (length, ways * width),
             ("LSTM", features, width, ways),
@@ -244,7 +388,8 @@ class Layers:
 
     def scores(self, joined: Tensor, heads: int) -> Tensor:
         """Queries times keys for each head, from concatenated (length, 3 × width) projections."""
-        length, width = joined.shape[0], joined.shape[1] // 3
+        length = joined.shape[0]
+        width = joined.shape[1] // 3
         return self.add(
             "MatMul(queries, keys)",
             (joined,),
@@ -255,7 +400,8 @@ class Layers:
 
     def mixed(self, shares: Tensor, joined: Tensor) -> Tensor:
         """Values, from the concatenated projections, weighted by each head's shares."""
-        length, width = joined.shape[0], joined.shape[1] // 3
+        length = joined.shape[0]
+        width = joined.shape[1] // 3
         return self.add(
             "MatMul(shares, values)",
             (shares, joined),
@@ -265,6 +411,14 @@ class Layers:
         )
 
 
-def _slid(x: Tensor, kernel: int, stride: int, padding: int, ceil: bool = False) -> list[int]:
+def _slid(
+    x: Tensor,
+    kernel: int,
+    stride: int,
+    padding: int,
+    ceil: bool = False,
+) -> list[int]:
     rooms = [length + 2 * padding - kernel for length in x.shape[1:]]
-    return [(-(-room // stride) if ceil else room // stride) + 1 for room in rooms]
+    return [
+        (-(-room // stride) if ceil else room // stride) + 1 for room in rooms
+    ]

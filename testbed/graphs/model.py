@@ -33,7 +33,10 @@ def most_of(what: str) -> float:
     return MOST_MS if what.endswith("_ms") else MOST_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Operation:
     """One operation: the times of its two passes, and its memory.
 
@@ -72,7 +75,10 @@ class ComputationGraph:
     origin: Origin = "profiled"
     device: str = "unknown"
     batch: int | None = None
-    notes: str = field(default="", compare=False)
+    notes: str = field(
+        default="",
+        compare=False,
+    )
 
     def __post_init__(self) -> None:
         if wrong := self._wrong_operations() or self._wrong_edges():
@@ -95,14 +101,21 @@ class ComputationGraph:
             if operation.name in names:
                 return f"operation {operation.name!r} appears twice"
             names.add(operation.name)
-            for what in ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes"):
-                value, most = getattr(operation, what), most_of(what)
+            for what in (
+                "forward_ms",
+                "backward_ms",
+                "activation_bytes",
+                "parameter_bytes",
+            ):
+                value = getattr(operation, what)
+                most = most_of(what)
                 if not 0 <= value <= most:
                     return f"{what} of {operation.name!r} is {value}, expected 0 to {most:.3g}"
         return None
 
     def _wrong_edges(self) -> str | None:
-        count, seen = len(self.operations), set[tuple[int, int]]()
+        count = len(self.operations)
+        seen = set[tuple[int, int]]()
         for edge in self.edges:
             if not all(0 <= end < count for end in edge):
                 return f"edge {edge} has an end that does not exist"
@@ -154,7 +167,9 @@ class ComputationGraph:
         return self.parameter_bytes + self.activation_bytes
 
 
-def topological_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+def topological_order(
+    count: int, edges: Iterable[tuple[int, int]]
+) -> list[int]:
     """Breadth-first order of ``count`` nodes; shorter than ``count`` if there is a cycle."""
     children: list[list[int]] = [[] for _ in range(count)]
     waiting = [0] * count
@@ -172,13 +187,19 @@ def topological_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]
     return order
 
 
-def find_cycle(count: int, edges: Sequence[tuple[int, int]]) -> list[int] | None:
+def find_cycle(
+    count: int, edges: Sequence[tuple[int, int]]
+) -> list[int] | None:
     """The nodes of one cycle, the first repeated at the end; ``None`` if acyclic."""
     stuck = set(range(count)) - set(topological_order(count, edges))
     if not stuck:
         return None
     # Every remaining node has a remaining predecessor: walk back until a node repeats.
-    feeder = {target: source for source, target in edges if source in stuck and target in stuck}
+    feeder = {
+        target: source
+        for source, target in edges
+        if source in stuck and target in stuck
+    }
     path = [min(stuck)]
     while (before := feeder[path[-1]]) not in path:
         path.append(before)
@@ -212,8 +233,12 @@ class TrainingGraph:
     @cached_property
     def activation_edges_bytes(self) -> float:
         """Activation bytes sent over all edges before any split: each its source's output."""
-        outputs = [operation.activation_bytes for operation in self.forward.operations]
-        return float(sum(outputs[source % self.half] for source, _ in self.edges))
+        outputs = [
+            operation.activation_bytes for operation in self.forward.operations
+        ]
+        return float(
+            sum(outputs[source % self.half] for source, _ in self.edges)
+        )
 
     @property
     def demand_bytes(self) -> float:
@@ -230,13 +255,21 @@ def mirror(graph: ComputationGraph) -> TrainingGraph:
     import numpy as np
 
     half = len(graph.operations)
-    compute = [o.forward_ms for o in graph.operations] + [o.backward_ms for o in graph.operations]
+    compute = [o.forward_ms for o in graph.operations] + [
+        o.backward_ms for o in graph.operations
+    ]
     memory = [float(o.memory_bytes) for o in graph.operations] * 2
-    backward = tuple((half + target, half + source) for source, target in graph.edges)
-    compute_ms, memory_bytes = np.array(compute), np.array(memory)
+    backward = tuple(
+        (half + target, half + source) for source, target in graph.edges
+    )
+    compute_ms = np.array(compute)
+    memory_bytes = np.array(memory)
     compute_ms.flags.writeable = memory_bytes.flags.writeable = False
     return TrainingGraph(
-        graph, compute_ms, memory_bytes, (*graph.edges, (graph.loss, half + graph.loss), *backward)
+        graph,
+        compute_ms,
+        memory_bytes,
+        (*graph.edges, (graph.loss, half + graph.loss), *backward),
     )
 
 
@@ -287,11 +320,18 @@ def splits_of(
     ``degree`` is neither 1 nor even and positive, or the quantum is not positive.
     """
     if degree < 1 or (degree > 1 and degree % 2):
-        raise BadInput(f"cannot partition by degree {degree}: expected 1 or an even number")
+        raise BadInput(
+            f"cannot partition by degree {degree}: expected 1 or an even number"
+        )
     if not (math.isfinite(quantum_ms) and quantum_ms > 0):
-        raise BadInput(f"cannot partition with a quantum of {quantum_ms} ms: expected more than 0")
+        raise BadInput(
+            f"cannot partition with a quantum of {quantum_ms} ms: expected more than 0"
+        )
     times = training.compute_ms[: training.half].tolist()
-    forward = [max(1, min(2 * math.ceil(math.ceil(t / quantum_ms) / 2), degree)) for t in times]
+    forward = [
+        max(1, min(2 * math.ceil(math.ceil(t / quantum_ms) / 2), degree))
+        for t in times
+    ]
     if served is not None:
         known = sorted({1, *served})
         forward = [known[bisect_right(known, parts) - 1] for parts in forward]
@@ -310,18 +350,43 @@ def partition(
     """
     import numpy as np
 
-    splits = splits_of(training, degree, quantum_ms, served)
+    splits = splits_of(
+        training,
+        degree,
+        quantum_ms,
+        served,
+    )
     counts = np.array(splits, dtype=float)
     part_bytes = training.memory_bytes / counts
     part_ms = training.compute_ms / counts
-    edge_bytes = np.array([_edge_bytes(training, splits, a, b) for a, b in training.edges])
+    edge_bytes = np.array(
+        [
+            _edge_bytes(
+                training,
+                splits,
+                a,
+                b,
+            )
+            for a, b in training.edges
+        ]
+    )
     for array in (part_ms, part_bytes, edge_bytes):
         array.flags.writeable = False
-    return PartitionedGraph(training, degree, splits, part_ms, part_bytes, edge_bytes)
+    return PartitionedGraph(
+        training,
+        degree,
+        splits,
+        part_ms,
+        part_bytes,
+        edge_bytes,
+    )
 
 
 def _edge_bytes(
-    training: TrainingGraph, splits: tuple[int, ...], source: int, target: int
+    training: TrainingGraph,
+    splits: tuple[int, ...],
+    source: int,
+    target: int,
 ) -> float:
     """Bytes on each edge between a part of ``source`` and a part of ``target``.
 
@@ -334,7 +399,9 @@ def _edge_bytes(
         return float(memory[source])
     half = training.half
     turn = {index: (index % half, index // half) for index in (source, target)}
-    split = sorted((p for p in (source, target) if splits[p] > 1), key=turn.__getitem__)
+    split = sorted(
+        (p for p in (source, target) if splits[p] > 1), key=turn.__getitem__
+    )
     last = split[-1]
     neighbour = source if last == target else target
     return float(memory[neighbour] / splits[neighbour] / splits[last])

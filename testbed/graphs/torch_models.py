@@ -25,7 +25,9 @@ from patchlight.testbed.graphs.layers import GpuModel, Layers, Looked, Tensor
 class Add(nn.Module):
     """The sum of its inputs."""
 
-    def forward(self, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, first: torch.Tensor, *others: torch.Tensor
+    ) -> torch.Tensor:
         """All of one shape."""
         for other in others:
             first = first + other
@@ -60,14 +62,22 @@ class Reshaped(nn.Module):
 class Lookup(nn.Module):
     """A row of a table for each token: by token, position or segment."""
 
-    def __init__(self, entries: int, width: int, of: Looked) -> None:
+    def __init__(
+        self,
+        entries: int,
+        width: int,
+        of: Looked,
+    ) -> None:
         super().__init__()
-        self.table, self.of = nn.Embedding(entries, width), of
+        self.table = nn.Embedding(entries, width)
+        self.of = of
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """``tokens`` has shape (batch, length)."""
         if self.of == "positions":
-            rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+            rows = torch.arange(
+                tokens.shape[1], device=tokens.device
+            ).expand_as(tokens)
         else:
             rows = tokens if self.of == "tokens" else torch.zeros_like(tokens)
         output: torch.Tensor = self.table(rows)
@@ -77,11 +87,23 @@ class Lookup(nn.Module):
 class Recurrent(nn.Module):
     """One LSTM layer over its inputs, concatenated along their features; returns the sequence."""
 
-    def __init__(self, features: int, width: int, ways: int) -> None:
+    def __init__(
+        self,
+        features: int,
+        width: int,
+        ways: int,
+    ) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(features, width, batch_first=True, bidirectional=ways == 2)
+        self.lstm = nn.LSTM(
+            features,
+            width,
+            batch_first=True,
+            bidirectional=ways == 2,
+        )
 
-    def forward(self, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, first: torch.Tensor, *others: torch.Tensor
+    ) -> torch.Tensor:
         """Each of shape (batch, length, features)."""
         joined = torch.cat((first, *others), dim=2) if others else first
         output: torch.Tensor = self.lstm(joined)[0]
@@ -97,9 +119,13 @@ class BahdanauAttention(nn.Module):
         self.of_keys = nn.Linear(width, width, bias=False)
         self.weights = nn.Parameter(torch.rand(width))
 
-    def forward(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, queries: torch.Tensor, keys: torch.Tensor
+    ) -> torch.Tensor:
         """Both of shape (batch, length, width)."""
-        pairs = self.of_queries(queries).unsqueeze(2) + self.of_keys(keys).unsqueeze(1)
+        pairs = self.of_queries(queries).unsqueeze(2) + self.of_keys(
+            keys
+        ).unsqueeze(1)
         scores = torch.tanh(pairs) @ self.weights
         return torch.softmax(scores, dim=2) @ keys
 
@@ -124,7 +150,9 @@ class Mixed(nn.Module):
         super().__init__()
         self.heads = heads
 
-    def forward(self, shares: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, shares: torch.Tensor, joined: torch.Tensor
+    ) -> torch.Tensor:
         """(batch, heads, length, length) and (batch, length, 3 × width)."""
         values = _apart(joined, self.heads)[2]
         return (shares @ values).transpose(1, 2).flatten(2)
@@ -132,8 +160,20 @@ class Mixed(nn.Module):
 
 def _apart(joined: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
     batch, length, width = joined.shape
-    split = joined.view(batch, length, 3, heads, width // 3 // heads)
-    return split.permute(2, 0, 3, 1, 4).unbind(0)
+    split = joined.view(
+        batch,
+        length,
+        3,
+        heads,
+        width // 3 // heads,
+    )
+    return split.permute(
+        2,
+        0,
+        3,
+        1,
+        4,
+    ).unbind(0)
 
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {
@@ -143,16 +183,26 @@ _MODULES: dict[str, Callable[..., nn.Module]] = {
     "BatchNorm2d": nn.BatchNorm2d,
     "Concat": Concat,
     "Conv2d": lambda inputs, outputs, kernel, stride, padding, bias: nn.Conv2d(
-        inputs, outputs, kernel, stride, padding, bias=bias
+        inputs,
+        outputs,
+        kernel,
+        stride,
+        padding,
+        bias=bias,
     ),
     "Dropout": nn.Dropout,
     "Embedding": Lookup,
     "GELU": nn.GELU,
     "LSTM": Recurrent,
     "LayerNorm": nn.LayerNorm,
-    "Linear": lambda inputs, outputs, bias, tied: nn.Linear(inputs, outputs, bias),
+    "Linear": lambda inputs, outputs, bias, tied: nn.Linear(
+        inputs, outputs, bias
+    ),
     "MaxPool2d": lambda kernel, stride, padding, ceil: nn.MaxPool2d(
-        kernel, stride, padding, ceil_mode=ceil
+        kernel,
+        stride,
+        padding,
+        ceil_mode=ceil,
     ),
     "Mixed": Mixed,
     "ReLU": nn.ReLU,
@@ -166,7 +216,12 @@ _MODULES: dict[str, Callable[..., nn.Module]] = {
 class TorchLayers(Layers):
     """A model being built, with its modules."""
 
-    def __init__(self, name: str, batch: int, gpu: GpuModel) -> None:
+    def __init__(
+        self,
+        name: str,
+        batch: int,
+        gpu: GpuModel,
+    ) -> None:
         super().__init__(name, batch, gpu)
         self._graph = fx.Graph()
         self._nodes: list[fx.Node] = []
@@ -185,7 +240,9 @@ class TorchLayers(Layers):
         """A mini-batch of noise, or of tokens for embeddings."""
         entries = min((entries for entries, _ in self._tables), default=0)
         return tuple(
-            torch.randint(entries, (self.batch, *tensor.shape), dtype=torch.int32)
+            torch.randint(
+                entries, (self.batch, *tensor.shape), dtype=torch.int32
+            )
             if tensor.operation in self._looked_up
             else torch.randn((self.batch, *tensor.shape))
             for tensor in self._inputs
@@ -200,7 +257,13 @@ class TorchLayers(Layers):
         **numbers: Any,
     ) -> Tensor:
         """Add an operation and its module; ``BadInput`` if PyTorch has none for ``layer``."""
-        output = super().add(kind, inputs, shape, layer, **numbers)
+        output = super().add(
+            kind,
+            inputs,
+            shape,
+            layer,
+            **numbers,
+        )
         name = self.operations[output.operation].name
         if kind == "Input":
             self._inputs.append(output)
@@ -243,7 +306,11 @@ class Loaded(NamedTuple):
     batch: int
 
 
-def load_model(name: str, batch: int | None, device: str = "cpu") -> Loaded:
+def load_model(
+    name: str,
+    batch: int | None,
+    device: str = "cpu",
+) -> Loaded:
     """A built-in model on the device, or the result of the function in ``file.py:function``.
 
     ``BadInput`` for an unknown name, and if the file or function fails or returns other types.
@@ -251,7 +318,12 @@ def load_model(name: str, batch: int | None, device: str = "cpu") -> Loaded:
     if name in BUILTIN_NAMES:
         with torch.device(device):
             net = build(name, TorchLayers, batch)
-            return Loaded(name, net.module(), net.example_inputs(), net.batch)
+            return Loaded(
+                name,
+                net.module(),
+                net.example_inputs(),
+                net.batch,
+            )
     file, colon, function = name.rpartition(":")
     if not colon:
         raise BadInput(
@@ -261,16 +333,26 @@ def load_model(name: str, batch: int | None, device: str = "cpu") -> Loaded:
     return _from_function(Path(file), function, batch)
 
 
-def _from_function(file: Path, function: str, batch: int | None) -> Loaded:
+def _from_function(
+    file: Path,
+    function: str,
+    batch: int | None,
+) -> Loaded:
     what = f"{file}:{function}"
     make = _function(file, function)
     takes = inspect.signature(make).parameters
     if batch is not None and "batch" not in takes:
         raise BadInput(
-            f"{what} has no parameter batch, so --batch {batch} cannot be used", hint=_EXPECTED
+            f"{what} has no parameter batch, so --batch {batch} cannot be used",
+            hint=_EXPECTED,
         )
-    given = _guarded(lambda: make() if batch is None else make(batch=batch), f"calling {what}")
-    model, inputs = given if isinstance(given, tuple) and len(given) == 2 else (None, None)
+    given = _guarded(
+        lambda: make() if batch is None else make(batch=batch),
+        f"calling {what}",
+    )
+    model, inputs = (
+        given if isinstance(given, tuple) and len(given) == 2 else (None, None)
+    )
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     if not isinstance(model, nn.Module) or not (
         isinstance(inputs, tuple | list)
@@ -278,7 +360,8 @@ def _from_function(file: Path, function: str, batch: int | None) -> Loaded:
         and all(isinstance(tensor, torch.Tensor) for tensor in inputs)
     ):
         raise BadInput(
-            f"{what} returned {type(given).__name__}, expected a model and inputs", hint=_EXPECTED
+            f"{what} returned {type(given).__name__}, expected a model and inputs",
+            hint=_EXPECTED,
         )
     samples = inputs[0].shape[0] if inputs[0].dim() else 1
     if batch is not None and samples != batch:
@@ -286,24 +369,39 @@ def _from_function(file: Path, function: str, batch: int | None) -> Loaded:
             f"{what} was called with a batch of {batch}, but its first input has {samples}",
             hint=_EXPECTED,
         )
-    return Loaded(f"{file.stem}:{function}", model, tuple(inputs), samples)
+    return Loaded(
+        f"{file.stem}:{function}",
+        model,
+        tuple(inputs),
+        samples,
+    )
 
 
 def _function(file: Path, name: str) -> Callable[..., Any]:
     if not file.is_file():
         raise BadInput(f"loading the model from {file}: file not found")
-    spec = importlib.util.spec_from_file_location(f"patchlight_model_{file.stem}", file)
+    spec = importlib.util.spec_from_file_location(
+        f"patchlight_model_{file.stem}", file
+    )
     if spec is None or spec.loader is None:
-        raise BadInput(f"loading the model from {file}: expected a Python file, NAME.py")
+        raise BadInput(
+            f"loading the model from {file}: expected a Python file, NAME.py"
+        )
     module = importlib.util.module_from_spec(spec)
     # The file's own imports and pickles of its classes look there.
     sys.modules[spec.name] = module
-    _guarded(lambda: spec.loader.exec_module(module), f"loading the model from {file}")  # type: ignore[union-attr]
+    _guarded(
+        lambda: spec.loader.exec_module(module),  # type: ignore[union-attr]
+        f"loading the model from {file}",
+    )
     make = getattr(module, name, None)
     if not callable(make):
-        functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        functions = [
+            n for n, value in vars(module).items() if inspect.isfunction(value)
+        ]
         raise BadInput(
-            f"{file} has no function {name!r}: {nearest(name, functions)}", hint=_EXPECTED
+            f"{file} has no function {name!r}: {nearest(name, functions)}",
+            hint=_EXPECTED,
         )
     return make  # type: ignore[no-any-return]
 
@@ -313,6 +411,10 @@ def _guarded(call: Callable[[], Any], doing: str) -> Any:
         return call()
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        where = (
+            f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        )
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise BadInput(f"{doing}{line}: {type(error).__name__}: {error}{where}") from error
+        raise BadInput(
+            f"{doing}{line}: {type(error).__name__}: {error}{where}"
+        ) from error

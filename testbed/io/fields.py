@@ -9,7 +9,12 @@ from typing import Any
 import yaml
 
 from patchlight.testbed.errors import BadInput, nearest, short
-from patchlight.testbed.io.reader import FileIssues, Located, compose, stands_twice
+from patchlight.testbed.io.reader import (
+    FileIssues,
+    Located,
+    compose,
+    stands_twice,
+)
 
 # Resolved here, because YAML versions read ``on``, ``010`` or ``12:30`` differently.
 _NOTHING = re.compile(r"|~|null|Null|NULL")
@@ -20,9 +25,13 @@ HEXADECIMAL = re.compile(
     r"|0[0-9a-fA-F]{15}|(?=[0-9]*[a-fA-F])[0-9a-fA-F]{16}"
 )
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-PLAIN_TAGS = frozenset({"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))})
+PLAIN_TAGS = frozenset(
+    {"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))}
+)
 _ANY_NUMBER = re.compile(f"{WHOLE.pattern}|{NUMBER.pattern}")
-_NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, _ANY_NUMBER)))
+_NO_BARE_TEXT = re.compile(
+    "|".join(p.pattern for p in (_NOTHING, _YES_NO, _ANY_NUMBER))
+)
 
 
 def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
@@ -43,7 +52,11 @@ def describe(node: yaml.Node) -> str:
     if is_plain(node) and not is_bare_text(text):
         if _NOTHING.fullmatch(text):
             return "nothing"
-        return text.lower() if _YES_NO.fullmatch(text) else f"the number {short(text)}"
+        return (
+            text.lower()
+            if _YES_NO.fullmatch(text)
+            else f"the number {short(text)}"
+        )
     return f"the text {short(text)!r}"
 
 
@@ -54,7 +67,11 @@ def is_bare_text(text: str) -> bool:
 
 def is_plain(node: yaml.Node) -> bool:
     """Whether a scalar has no quotes and no tag."""
-    return isinstance(node, yaml.ScalarNode) and not node.style and node.tag in PLAIN_TAGS
+    return (
+        isinstance(node, yaml.ScalarNode)
+        and not node.style
+        and node.tag in PLAIN_TAGS
+    )
 
 
 class OneLine(dict[Any, Any]):
@@ -75,7 +92,9 @@ class Fields(dict[str, Located[Any]]):
     ``make`` converts values without positions into the group's model.
     """
 
-    def __init__(self, make: Callable[[dict[str, Any]], Any] | None = None) -> None:
+    def __init__(
+        self, make: Callable[[dict[str, Any]], Any] | None = None
+    ) -> None:
         super().__init__()
         self.broken: set[str] = set()
         self.make = make
@@ -96,14 +115,18 @@ def plain(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     said = {key: plain(item.value) for key, item in value.items()}
-    return value.make(said) if isinstance(value, Fields) and value.make else said
+    return (
+        value.make(said) if isinstance(value, Fields) and value.make else said
+    )
 
 
 class FieldType(ABC):
     """A type of values; ``_read`` of a subclass raises ``BadInput`` for a wrong node."""
 
     what: str
-    suffix: str = ""  # the unit suffix of a field: key ``rate`` fills ``rate_bps``
+    suffix: str = (
+        ""  # the unit suffix of a field: key ``rate`` fills ``rate_bps``
+    )
 
     def read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
         """The value with its position, or ``None`` after noting mistakes."""
@@ -115,12 +138,19 @@ class FieldType(ABC):
 
     def parse(self, text: str, issues: FileIssues) -> Any:
         """The value in a YAML text, or ``None``; the caller raises the noted mistakes."""
-        root = compose(text, issues, self.what, self.expected())
+        root = compose(
+            text,
+            issues,
+            self.what,
+            self.expected(),
+        )
         located = None if root is None else self.read(root, issues)
         return None if located is None else located.value
 
     @abstractmethod
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None: ...
+    def _read(
+        self, node: yaml.Node, issues: FileIssues
+    ) -> Located[Any] | None: ...
 
     @abstractmethod
     def schema(self) -> dict[str, Any]:
@@ -177,19 +207,36 @@ class Text(FieldType):
         return self.example or str(self.json.get("enum", [""])[0])
 
     def expected(self) -> str:
-        return f"{self.what}, like {self.example!r}" if self.example else self.what
+        return (
+            f"{self.what}, like {self.example!r}"
+            if self.example
+            else self.what
+        )
 
 
-def matching(regex: str, what: str, expected: str, example: str, longest: int = 255) -> Text:
+def matching(
+    regex: str,
+    what: str,
+    expected: str,
+    example: str,
+    longest: int = 255,
+) -> Text:
     """A text of at most ``longest`` characters that matches a pattern; ``what`` names it."""
     compiled = re.compile(regex)
 
     def take(text: str) -> str:
         if compiled.fullmatch(text) and len(text) <= longest:
             return text
-        raise BadInput(f"{short(text)!r} is not {what}: expected {expected}, like {example!r}")
+        raise BadInput(
+            f"{short(text)!r} is not {what}: expected {expected}, like {example!r}"
+        )
 
-    return Text(what, take, {"pattern": f"^{regex}$", "maxLength": longest}, example=example)
+    return Text(
+        what,
+        take,
+        {"pattern": f"^{regex}$", "maxLength": longest},
+        example=example,
+    )
 
 
 def choice(what: str, *choices: str) -> Text:
@@ -198,9 +245,13 @@ def choice(what: str, *choices: str) -> Text:
     def take(text: str) -> str:
         if text in choices:
             return text
-        raise BadInput(f"{short(text)!r} is not {what}: {nearest(text, choices)}")
+        raise BadInput(
+            f"{short(text)!r} is not {what}: {nearest(text, choices)}"
+        )
 
-    return Text(f"{what}: {' or '.join(choices)}", take, {"enum": list(choices)})
+    return Text(
+        f"{what}: {' or '.join(choices)}", take, {"enum": list(choices)}
+    )
 
 
 @dataclass(frozen=True)
@@ -219,23 +270,42 @@ class Whole(FieldType):
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         text = str(node.value)
-        if self.grouped and re.fullmatch(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+", text):
+        if self.grouped and re.fullmatch(
+            r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+", text
+        ):
             text = text.replace("_", "")
-        if self.hexadecimal and isinstance(node, yaml.ScalarNode) and HEXADECIMAL.fullmatch(text):
+        if (
+            self.hexadecimal
+            and isinstance(node, yaml.ScalarNode)
+            and HEXADECIMAL.fullmatch(text)
+        ):
             value = int(text.replace(":", ""), 16)
             if self.lowest <= value <= self.highest:
                 return locate(node, value)
         elif is_plain(node) and WHOLE.fullmatch(text):
             # Python refuses to convert thousands of digits; no such number is in range anyway.
-            value = int(text, 0 if text[:2] in ("0x", "0o") else 10) if len(text) < 40 else -1
+            value = (
+                int(text, 0 if text[:2] in ("0x", "0o") else 10)
+                if len(text) < 40
+                else -1
+            )
             # YAML 1.1 reads 010 as 8, YAML 1.2 as 10: it is ambiguous.
-            if not re.match(r"[+-]?0[0-9]", text) and self.lowest <= value <= self.highest:
+            if (
+                not re.match(r"[+-]?0[0-9]", text)
+                and self.lowest <= value <= self.highest
+            ):
                 return locate(node, value)
         bounds = f"a whole number from {self.lowest} to {self.highest}"
-        raise BadInput(f"expected {self.what}, {bounds}, found {describe(node)}")
+        raise BadInput(
+            f"expected {self.what}, {bounds}, found {describe(node)}"
+        )
 
     def schema(self) -> dict[str, Any]:
-        number = {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
+        number = {
+            "type": "integer",
+            "minimum": self.lowest,
+            "maximum": self.highest,
+        }
         text = {"type": "string", "pattern": f"^({HEXADECIMAL.pattern})$"}
         return {"anyOf": [number, text]} if self.hexadecimal else number
 
@@ -255,16 +325,28 @@ class ListOf(FieldType):
     count: int | None = None
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if not isinstance(node, yaml.SequenceNode) or node.tag not in PLAIN_TAGS:
-            raise BadInput(f"expected {self.expected()}, found {describe(node)}")
+        if (
+            not isinstance(node, yaml.SequenceNode)
+            or node.tag not in PLAIN_TAGS
+        ):
+            raise BadInput(
+                f"expected {self.expected()}, found {describe(node)}"
+            )
         if self.count is not None and len(node.value) != self.count:
-            issues.at(locate(node), f"expected {self.count} {self.what}, found {len(node.value)}")
+            issues.at(
+                locate(node),
+                f"expected {self.count} {self.what}, found {len(node.value)}",
+            )
         items = [self.item.read(child, issues) for child in node.value]
         read = [item for item in items if item is not None]
         return replace(locate(node, read), whole=len(read) == len(items))
 
     def schema(self) -> dict[str, Any]:
-        bounds = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
+        bounds = (
+            {}
+            if self.count is None
+            else {"minItems": self.count, "maxItems": self.count}
+        )
         return {"type": "array", "items": self.item.schema(), **bounds}
 
     def written(self, value: Any) -> Any:
@@ -307,12 +389,27 @@ class Key:
     @property
     def description(self) -> str:
         """Its description and default."""
-        return self.about if self.default is None else f"{self.about} (default: {self.default})"
+        return (
+            self.about
+            if self.default is None
+            else f"{self.about} (default: {self.default})"
+        )
 
 
-def required(name: str, type: FieldType, about: str, example: str = "") -> Key:
+def required(
+    name: str,
+    type: FieldType,
+    about: str,
+    example: str = "",
+) -> Key:
     """Whether the group requires the key."""
-    return Key(name, type, about, example=example, required=True)
+    return Key(
+        name,
+        type,
+        about,
+        example=example,
+        required=True,
+    )
 
 
 class Group(FieldType):
@@ -332,7 +429,10 @@ class Group(FieldType):
         said: Callable[[Any], Mapping[str, Any]] | None = None,
         block: bool = False,
     ) -> None:
-        self.what, self._make, self._said, self._block = what, make or model, said, block
+        self.what = what
+        self._make = make or model
+        self._said = said
+        self._block = block
         self._usual: dict[str, Any] = {}  # the defaults of the model's fields
         for each in fields(model) if model else ():
             if each.default is not MISSING:
@@ -348,7 +448,9 @@ class Group(FieldType):
             return key
         value = self._usual.get(key.field)
         written = None if value is None else key.type.written(value)
-        text = str(written).lower() if isinstance(written, bool) else str(written)
+        text = (
+            str(written).lower() if isinstance(written, bool) else str(written)
+        )
         is_value = isinstance(written, str | int | float) and written != ""
         return replace(key, default=text) if is_value else key
 
@@ -358,18 +460,31 @@ class Group(FieldType):
         return named if self._make is None else self._make(**named)
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if not isinstance(node, yaml.MappingNode) or node.tag not in PLAIN_TAGS:
-            raise BadInput(f"expected {self.expected()}, found {describe(node)}")
+        if (
+            not isinstance(node, yaml.MappingNode)
+            or node.tag not in PLAIN_TAGS
+        ):
+            raise BadInput(
+                f"expected {self.expected()}, found {describe(node)}"
+            )
         known = {key.name: key for key in self.keys}
         fields = Fields(self._made if self._make else None)
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             position = locate(key_node)
-            name = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            name = (
+                str(key_node.value)
+                if isinstance(key_node, yaml.ScalarNode)
+                else None
+            )
             if name is None or name not in known:
-                shown = describe(key_node) if name is None else f"{short(name)!r}"
+                shown = (
+                    describe(key_node) if name is None else f"{short(name)!r}"
+                )
                 hint = nearest(name or "", known)
-                issues.at(position, f"unknown key {shown} in {self.what}: {hint}")
+                issues.at(
+                    position, f"unknown key {shown} in {self.what}: {hint}"
+                )
             elif name in lines:
                 issues.at(position, stands_twice(name, lines[name]))
             else:
@@ -381,7 +496,10 @@ class Group(FieldType):
                     fields.broken.add(name)
         for key in self.keys:
             if key.required and key.name not in lines:
-                issues.at(locate(node), f"{self.what} lacks {key.name!r}: expected {key.about}")
+                issues.at(
+                    locate(node),
+                    f"{self.what} lacks {key.name!r}: expected {key.about}",
+                )
         return locate(node, fields)
 
     def written(self, value: Any) -> Any:
@@ -389,8 +507,14 @@ class Group(FieldType):
         said = self._said(value) if self._said else {}
         document: dict[str, Any] = {} if self._block else OneLine()
         for key in self.keys:
-            item = said[key.name] if key.name in said else getattr(value, key.field, None)
-            as_usual = key.name not in said and item == self._usual.get(key.field, MISSING)
+            item = (
+                said[key.name]
+                if key.name in said
+                else getattr(value, key.field, None)
+            )
+            as_usual = key.name not in said and item == self._usual.get(
+                key.field, MISSING
+            )
             written = {} if item is None else key.type.written(item)
             if written != {} and (key.required or not as_usual):
                 document[key.name] = written
@@ -400,14 +524,17 @@ class Group(FieldType):
         return {
             "type": "object",
             "properties": {
-                key.name: {**key.type.schema(), "description": key.description} for key in self.keys
+                key.name: {**key.type.schema(), "description": key.description}
+                for key in self.keys
             },
             "required": [key.name for key in self.keys if key.required],
             "additionalProperties": False,
         }
 
     def sample(self) -> str:
-        required = (f"{key.name}: {key.sample}" for key in self.keys if key.required)
+        required = (
+            f"{key.name}: {key.sample}" for key in self.keys if key.required
+        )
         return f"{{{', '.join(required)}}}"
 
     def expected(self) -> str:

@@ -10,7 +10,16 @@ import yaml
 
 from patchlight.testbed.errors import BadInput, short
 from patchlight.testbed.io import fields
-from patchlight.testbed.io.fields import FieldType, Group, Key, ListOf, Text, Whole, locate, plain
+from patchlight.testbed.io.fields import (
+    FieldType,
+    Group,
+    Key,
+    ListOf,
+    Text,
+    Whole,
+    locate,
+    plain,
+)
 from patchlight.testbed.io.reader import FileIssues, Located, stands_twice
 from patchlight.testbed.units import WRITTEN, Units, pattern
 
@@ -26,10 +35,24 @@ def printable(longest: int, refusal: str) -> Callable[[str], str]:
     return take
 
 
-def quantity(parse: Callable[[str], object], known: Units, what: str, example: str) -> Text:
+def quantity(
+    parse: Callable[[str], object],
+    known: Units,
+    what: str,
+    example: str,
+) -> Text:
     """A number with one of the ``known`` units."""
-    json, names = {"pattern": pattern(known)}, tuple(known)
-    return Text(f"{what} with its unit", parse, json, False, example, names, *WRITTEN[names[0]])
+    json = {"pattern": pattern(known)}
+    names = tuple(known)
+    return Text(
+        f"{what} with its unit",
+        parse,
+        json,
+        False,
+        example,
+        names,
+        *WRITTEN[names[0]],
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +74,9 @@ class Number(FieldType):
                 and (self.above is None or value > self.above)
             ):
                 return locate(node, value)
-        raise BadInput(f"expected {self.what}, a number{self.range}, found {fields.describe(node)}")
+        raise BadInput(
+            f"expected {self.what}, a number{self.range}, found {fields.describe(node)}"
+        )
 
     @property
     def range(self) -> str:
@@ -66,8 +91,15 @@ class Number(FieldType):
         return "" if self.highest is None else f"{before} {self.highest:g}"
 
     def schema(self) -> dict[str, Any]:
-        bounds = {"minimum": self.lowest, "maximum": self.highest, "exclusiveMinimum": self.above}
-        return {"type": "number", **{key: b for key, b in bounds.items() if b is not None}}
+        bounds = {
+            "minimum": self.lowest,
+            "maximum": self.highest,
+            "exclusiveMinimum": self.above,
+        }
+        return {
+            "type": "number",
+            **{key: b for key, b in bounds.items() if b is not None},
+        }
 
     def written(self, value: Any) -> Any:
         return int(value) if float(value).is_integer() else value
@@ -83,7 +115,12 @@ class YesNo(FieldType):
     what: str = "true or false"
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if fields.is_plain(node) and node.value in ("true", "True", "false", "False"):
+        if fields.is_plain(node) and node.value in (
+            "true",
+            "True",
+            "false",
+            "False",
+        ):
             return locate(node, node.value in ("true", "True"))
         raise BadInput(f"expected {self.what}, found {fields.describe(node)}")
 
@@ -111,18 +148,26 @@ class MapOf(FieldType):
         values: dict[Any, Located[Any]] = {}
         first: dict[Any, Located[Any]] = {}
         for key_node, value_node in node.value:
-            key, value = self.key.read(key_node, issues), self.item.read(value_node, issues)
+            key = self.key.read(key_node, issues)
+            value = self.item.read(value_node, issues)
             if key is None:
                 continue
             if first.setdefault(key.value, key) is not key:
-                issues.at(key, stands_twice(str(key_node.value), first[key.value].line))
+                issues.at(
+                    key,
+                    stands_twice(str(key_node.value), first[key.value].line),
+                )
             elif value is not None:
                 values[key.value] = replace(key, value=value.value)
         return locate(node, values)
 
     def schema(self) -> dict[str, Any]:
         values = {self.key.json.get("pattern", ".*"): self.item.schema()}
-        return {"type": "object", "patternProperties": values, "additionalProperties": False}
+        return {
+            "type": "object",
+            "patternProperties": values,
+            "additionalProperties": False,
+        }
 
     @property
     def suffix(self) -> str:  # type: ignore[override]
@@ -132,7 +177,10 @@ class MapOf(FieldType):
     def written(self, value: Any) -> Any:
         pairs = dict(value).items()
         return fields.OneLine(
-            {self.key.written(key): self.item.written(item) for key, item in pairs}
+            {
+                self.key.written(key): self.item.written(item)
+                for key, item in pairs
+            }
         )
 
     def sample(self) -> str:
@@ -151,7 +199,9 @@ class Either(FieldType):
         """What both forms accept."""
         return f"{self.brief.what}, or {self.whole.expected()}"
 
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
+    def _read(
+        self, node: yaml.Node, issues: FileIssues
+    ) -> Located[Any] | None:
         form = self.brief if isinstance(node, yaml.ScalarNode) else self.whole
         return form.read(node, issues)
 
@@ -173,9 +223,13 @@ class Spelled(FieldType):
         """The value alone."""
         return self.type.what
 
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
+    def _read(
+        self, node: yaml.Node, issues: FileIssues
+    ) -> Located[Any] | None:
         read = self.type.read(node, issues)
-        return read and replace(read, value=(str(node.value), plain(read.value)))
+        return read and replace(
+            read, value=(str(node.value), plain(read.value))
+        )
 
     def schema(self) -> dict[str, Any]:
         return self.type.schema()
@@ -191,11 +245,29 @@ def value_of(type: FieldType, text: str) -> Any:
 
 def mapping_of(type: MapOf, texts: Mapping[str, str]) -> Any:
     """The same for a mapping's keys and values."""
-    pairs = [(_node(type.key, key), _node(type.item, value)) for key, value in texts.items()]
-    return _read(type, yaml.MappingNode("", pairs, _NOWHERE, _NOWHERE))
+    pairs = [
+        (_node(type.key, key), _node(type.item, value))
+        for key, value in texts.items()
+    ]
+    return _read(
+        type,
+        yaml.MappingNode(
+            "",
+            pairs,
+            _NOWHERE,
+            _NOWHERE,
+        ),
+    )
 
 
-_NOWHERE = yaml.Mark("", 0, 0, 0, None, 0)
+_NOWHERE = yaml.Mark(
+    "",
+    0,
+    0,
+    0,
+    None,
+    0,
+)
 
 
 def _read(type: FieldType, node: yaml.Node) -> Any:
@@ -216,37 +288,63 @@ def _node(type: FieldType, text: str) -> yaml.Node:
             return _node(spelled, text)
         case ListOf(item=item):
             nodes = [_node(item, part.strip()) for part in text.split(",")]
-            return yaml.SequenceNode("", nodes, _NOWHERE, _NOWHERE)
+            return yaml.SequenceNode(
+                "",
+                nodes,
+                _NOWHERE,
+                _NOWHERE,
+            )
     # The shell has removed the quotes that would mark a number as text.
     style = '"' if isinstance(type, Text) else None
-    return yaml.ScalarNode("", text, _NOWHERE, _NOWHERE, style=style)
+    return yaml.ScalarNode(
+        "",
+        text,
+        _NOWHERE,
+        _NOWHERE,
+        style=style,
+    )
 
 
 _REQUIRED: Any = dataclasses.MISSING
 
 
-def setting(type: FieldType, about: str, default: Any = _REQUIRED) -> Any:
+def setting(
+    type: FieldType,
+    about: str,
+    default: Any = _REQUIRED,
+) -> Any:
     """A dataclass field that a file may set; without a default, the key is required.
 
     ``about`` describes it to users. A dict as default is copied for each object.
     """
     metadata = {"type": type, "about": about}
     if isinstance(default, dict):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(
+            default_factory=default.copy,
+            metadata=metadata,
+        )
+    return dataclasses.field(
+        default=default,
+        metadata=metadata,
+    )
 
 
 class Record(FieldType):
     """A group with a key for each ``setting`` of a dataclass, read into an object."""
 
     def __init__(self, cls: type[Any], what: str) -> None:
-        self.cls, self.what = cls, what
+        self.cls = cls
+        self.what = what
         self.keys = tuple(map(_key, dataclasses.fields(cls)))
         self.group = Group(what, *self.keys)
 
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
+    def _read(
+        self, node: yaml.Node, issues: FileIssues
+    ) -> Located[Any] | None:
         read = self.group.read(node, issues)
-        if read is None or any(key.required and key.name not in read.value for key in self.keys):
+        if read is None or any(
+            key.required and key.name not in read.value for key in self.keys
+        ):
             return None  # The mistakes have been noted.
         return dataclasses.replace(read, value=self.cls(**plain(read.value)))
 
@@ -261,12 +359,25 @@ class Record(FieldType):
 
 
 def _key(field: dataclasses.Field[Any]) -> Key:
-    required = field.default is _REQUIRED and field.default_factory is _REQUIRED
+    required = (
+        field.default is _REQUIRED and field.default_factory is _REQUIRED
+    )
     factory: Any = field.default_factory
     default = field.default if factory is _REQUIRED else factory()
-    shown = None if required or dataclasses.is_dataclass(default) else _shown(default)
-    type, about = field.metadata["type"], field.metadata["about"]
-    return Key(field.name, type, about, shown, required=required)
+    shown = (
+        None
+        if required or dataclasses.is_dataclass(default)
+        else _shown(default)
+    )
+    type = field.metadata["type"]
+    about = field.metadata["about"]
+    return Key(
+        field.name,
+        type,
+        about,
+        shown,
+        required=required,
+    )
 
 
 def _shown(value: Any) -> str:
@@ -283,7 +394,9 @@ def sections(group: Group, path: str = "") -> Iterator[str]:
         inner = group_of(key.type)
         if inner is not None:
             brackets = "[]" if isinstance(key.type, ListOf) else ""
-            yield from sections(inner, f"{path}.{key.name}{brackets}".lstrip("."))
+            yield from sections(
+                inner, f"{path}.{key.name}{brackets}".lstrip(".")
+            )
 
 
 def table(group: Group) -> str:
@@ -304,7 +417,13 @@ def group_of(type: FieldType) -> Group | None:
 
 def _row(key: Key) -> str:
     default = "**required**" if key.required else key.default or "—"
-    cells = (f"`{key.name}`", key.about, _kind(key.type), default, f"`{key.name}: {key.sample}`")
+    cells = (
+        f"`{key.name}`",
+        key.about,
+        _kind(key.type),
+        default,
+        f"`{key.name}: {key.sample}`",
+    )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
@@ -319,5 +438,9 @@ def _kind(type: FieldType) -> str:
         case YesNo():
             return "`true` or `false`"
         case ListOf():
-            return type.expected() if type.count is None else f"{type.expected()}, {type.count}"
+            return (
+                type.expected()
+                if type.count is None
+                else f"{type.expected()}, {type.count}"
+            )
     return type.what

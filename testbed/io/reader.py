@@ -21,7 +21,10 @@ MOST_ISSUES = 1_000
 """Reading stops after this many mistakes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Located(Generic[T]):
     """A value read from a file, with its position (line and column from 1).
 
@@ -40,7 +43,9 @@ class FileIssues:
     ``error_class`` is what ``raise_if_any`` raises.
     """
 
-    def __init__(self, file: str, error_class: type[FileError] = FileError) -> None:
+    def __init__(
+        self, file: str, error_class: type[FileError] = FileError
+    ) -> None:
         self.file = file
         self._error_class = error_class
         self._issues: dict[FileIssue, None] = {}
@@ -49,16 +54,38 @@ class FileIssues:
     def __bool__(self) -> bool:
         return bool(self._issues)
 
-    def add(self, line: int, column: int, message: str) -> None:
+    def add(
+        self,
+        line: int,
+        column: int,
+        message: str,
+    ) -> None:
         """Note an issue at this line and column; raise all of them if there are too many."""
         if (line, column) in self._settled:
             return
         if len(self._issues) < MOST_ISSUES:
-            self._issues[FileIssue(self.file, line, column, message)] = None
+            self._issues[
+                FileIssue(
+                    self.file,
+                    line,
+                    column,
+                    message,
+                )
+            ] = None
             return
         last = max(issue.line for issue in self._issues)
         message = f"more than {MOST_ISSUES:,} mistakes: the rest of the file was not read"
-        raise self._error_class([*self._issues, FileIssue(self.file, last + 1, 1, message)])
+        raise self._error_class(
+            [
+                *self._issues,
+                FileIssue(
+                    self.file,
+                    last + 1,
+                    1,
+                    message,
+                ),
+            ]
+        )
 
     def at(self, position: Located[object], message: str) -> None:
         """Note an issue at this value's position."""
@@ -72,7 +99,9 @@ class FileIssues:
     @property
     def found(self) -> tuple[FileIssue, ...]:
         """The noted issues in file order."""
-        return tuple(sorted(self._issues, key=lambda issue: (issue.line, issue.column)))
+        return tuple(
+            sorted(self._issues, key=lambda issue: (issue.line, issue.column))
+        )
 
     def raise_if_any(self) -> None:
         """Raise all issues as one error; do nothing if there are none."""
@@ -82,12 +111,16 @@ class FileIssues:
 
 def stands_twice(key: str, line: int) -> str:
     """The message for a key that is already on ``line``."""
-    return f"duplicate key {short(key)!r}, first on line {line}: expected it once"
+    return (
+        f"duplicate key {short(key)!r}, first on line {line}: expected it once"
+    )
 
 
 _DEEPEST = 32  # A lab file has 7 levels.
 _TOO_DEEP = f"nested more than {_DEEPEST} levels deep"
-_TOO_DEEP_FOR_LIBYAML = "maximum nesting depth"  # 1,000 levels, with PyYAML 6.0.4's
+_TOO_DEEP_FOR_LIBYAML = (
+    "maximum nesting depth"  # 1,000 levels, with PyYAML 6.0.4's
+)
 _LARGEST = 64 * 2**20  # bytes
 _MOST_VALUES = 1_000_000  # A lab of 1,024 hosts has 33,000 keys and values.
 _MOST_BY_ALIASES = 100_000  # values repeated by aliases
@@ -117,25 +150,50 @@ class _Loader(_Base):  # type: ignore[misc]
 
 
 def read_text(
-    path: str | Path, error_class: type[FileError] = FileError, expected: str = "a text file"
+    path: str | Path,
+    error_class: type[FileError] = FileError,
+    expected: str = "a text file",
 ) -> str:
     """The text of a UTF-8 file; an error of ``error_class`` if it cannot be read."""
     try:
         # Checked before opening, which might block. A shell's <(command) is a pipe without a name.
         kind = stat.S_IFMT(os.stat(path).st_mode)
-        if kind in _SPECIAL and not os.path.realpath(path).startswith("/proc/"):
+        if kind in _SPECIAL and not os.path.realpath(path).startswith(
+            "/proc/"
+        ):
             raise ValueError(_SPECIAL[kind])
         with open(path, "rb") as file:
             content = _bytes_of(file)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or reason(error)
         message = f"cannot be read ({why}): expected {expected}"
-        raise error_class([FileIssue(str(path), 1, 1, message)]) from None
+        raise error_class(
+            [
+                FileIssue(
+                    str(path),
+                    1,
+                    1,
+                    message,
+                )
+            ]
+        ) from None
     start = content[:4096]
-    binary = next((what for mark, what in _BINARY.items() if start.startswith(mark)), None)
+    binary = next(
+        (what for mark, what in _BINARY.items() if start.startswith(mark)),
+        None,
+    )
     if binary or b"\0" in start:
         message = f"it is {binary or 'binary'}, not a text file in UTF-8: expected {expected}"
-        raise error_class([FileIssue(str(path), 1, 1, message)])
+        raise error_class(
+            [
+                FileIssue(
+                    str(path),
+                    1,
+                    1,
+                    message,
+                )
+            ]
+        )
     return _decoded(content, str(path), error_class)
 
 
@@ -146,7 +204,16 @@ def read_standard_input(expected: str = "a text file") -> str:
         content = _bytes_of(sys.stdin.buffer)
     except ValueError as error:
         message = f"cannot be read ({error}): expected {expected}"
-        raise FileError([FileIssue(name, 1, 1, message)]) from None
+        raise FileError(
+            [
+                FileIssue(
+                    name,
+                    1,
+                    1,
+                    message,
+                )
+            ]
+        ) from None
     return _decoded(content, name, FileError)
 
 
@@ -157,7 +224,11 @@ def _bytes_of(file: IO[bytes]) -> bytes:
     return content
 
 
-def _decoded(content: bytes, name: str, error_class: type[FileError]) -> str:
+def _decoded(
+    content: bytes,
+    name: str,
+    error_class: type[FileError],
+) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -165,18 +236,35 @@ def _decoded(content: bytes, name: str, error_class: type[FileError]) -> str:
         line = before.count(b"\n") + 1
         column = error.start - (before.rfind(b"\n") + 1) + 1
         message = f"byte 0x{content[error.start]:02x} is not UTF-8: expected a text file in UTF-8"
-        raise error_class([FileIssue(name, line, column, message)]) from None
+        raise error_class(
+            [
+                FileIssue(
+                    name,
+                    line,
+                    column,
+                    message,
+                )
+            ]
+        ) from None
 
 
 def compose(
-    text: str, issues: FileIssues, what: str, expected: str | None = None
+    text: str,
+    issues: FileIssues,
+    what: str,
+    expected: str | None = None,
 ) -> yaml.Node | None:
     """The root node of a YAML text that should hold ``what``; an empty text lacks ``expected``."""
     strange = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if strange:
-        before, shown = text[: strange.start()], f"U+{ord(strange.group()):04X}"
-        message = f"not YAML: unexpected character {shown}: expected printable text"
-        issues.add(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
+        before = text[: strange.start()]
+        shown = f"U+{ord(strange.group()):04X}"
+        message = (
+            f"not YAML: unexpected character {shown}: expected printable text"
+        )
+        issues.add(
+            before.count("\n") + 1, len(before) - before.rfind("\n"), message
+        )
         return None
     try:
         problem = _too_much(text)
@@ -190,8 +278,14 @@ def compose(
             return None
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        problem = ", ".join(part for part in (error.context, error.problem) if part)
-        issues.add(line, column, f"not YAML: {problem}: expected 'key: value' lines and lists")
+        problem = ", ".join(
+            part for part in (error.context, error.problem) if part
+        )
+        issues.add(
+            line,
+            column,
+            f"not YAML: {problem}: expected 'key: value' lines and lists",
+        )
         return None
     except (yaml.YAMLError, ValueError) as error:
         issues.add(1, 1, f"not YAML: {error}")
@@ -203,7 +297,8 @@ def compose(
 
 def _too_much(text: str) -> str | None:
     """Why a text is not composed: it would overflow the parser's stack or take too long."""
-    sizes: dict[str | None, int] = {}  # nodes below each anchor, including those of its aliases
+    # Nodes below each anchor, including those of its aliases.
+    sizes: dict[str | None, int] = {}
     open_nodes: list[tuple[str | None, int]] = []
     by_aliases = 0
     for nodes, event in enumerate(yaml.parse(text, Loader=_Loader)):
@@ -217,7 +312,9 @@ def _too_much(text: str) -> str | None:
         elif isinstance(event, yaml.AliasEvent):
             by_aliases += sizes.get(event.anchor, 1)
             if by_aliases > _MOST_BY_ALIASES:
-                return f"its aliases repeat more than {_MOST_BY_ALIASES:,} values"
+                return (
+                    f"its aliases repeat more than {_MOST_BY_ALIASES:,} values"
+                )
         if nodes > _MOST_VALUES:
             return f"it has more than {_MOST_VALUES:,} keys and values"
     return None

@@ -12,9 +12,20 @@ from typing import Any
 
 from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.io.fields import Fields, plain
-from patchlight.testbed.io.reader import FileIssues, Located, read_standard_input, read_text
+from patchlight.testbed.io.reader import (
+    FileIssues,
+    Located,
+    read_standard_input,
+    read_text,
+)
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
-from patchlight.testbed.jobs import MOST_JOBS, JobSpec, Mount, checked_specs, contradictions
+from patchlight.testbed.jobs import (
+    MOST_JOBS,
+    JobSpec,
+    Mount,
+    checked_specs,
+    contradictions,
+)
 
 EXPECTED = "a job file: 'patchlight lab check --schema job' prints its keys"
 # Exclusive keys: an option for one of a pair replaces the other.
@@ -47,7 +58,9 @@ class Overrides:
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
-    sweep: Mapping[str, Sequence[tuple[str, Any]]] = field(default_factory=dict)
+    sweep: Mapping[str, Sequence[tuple[str, Any]]] = field(
+        default_factory=dict
+    )
     array: int | None = None
 
     def __bool__(self) -> bool:
@@ -57,19 +70,32 @@ class Overrides:
 NOTHING = Overrides()
 
 
-def read_jobs(path: str | os.PathLike[str], given: Overrides = NOTHING) -> JobBatch:
+def read_jobs(
+    path: str | os.PathLike[str], given: Overrides = NOTHING
+) -> JobBatch:
     """The jobs in this file (``-``: standard input); ``JobFileError`` with every mistake.
 
     ``given`` is only for files with one job.
     """
     if str(path) == "-":
-        return parse_jobs(read_standard_input(EXPECTED), "standard input", given=given)
+        return parse_jobs(
+            read_standard_input(EXPECTED), "standard input", given=given
+        )
     text = read_text(str(path), JobFileError, EXPECTED)
-    return parse_jobs(text, str(path), folder=Path(path).absolute().parent, given=given)
+    return parse_jobs(
+        text,
+        str(path),
+        folder=Path(path).absolute().parent,
+        given=given,
+    )
 
 
 def parse_jobs(
-    text: str, name: str = "job", *, folder: Path | None = None, given: Overrides = NOTHING
+    text: str,
+    name: str = "job",
+    *,
+    folder: Path | None = None,
+    given: Overrides = NOTHING,
 ) -> JobBatch:
     """The jobs in this YAML text, called ``name`` in messages.
 
@@ -77,7 +103,11 @@ def parse_jobs(
     """
     issues = FileIssues(name, JobFileError)
     fields: Fields | None = FILE.parse(text, issues)
-    jobs = None if fields is None else _Reader(issues, folder or Path.cwd()).jobs(fields, given)
+    jobs = (
+        None
+        if fields is None
+        else _Reader(issues, folder or Path.cwd()).jobs(fields, given)
+    )
     issues.raise_if_any()
     assert jobs is not None
     return jobs
@@ -92,7 +122,9 @@ def jobs_of(values: Mapping[str, Any], given: Overrides = NOTHING) -> JobBatch:
             f"a job may contain only texts, numbers, lists and mappings: {error}"
         ) from error
     except JobFileError as error:
-        raise BadInput("\n".join(issue.message for issue in error.issues)) from error
+        raise BadInput(
+            "\n".join(issue.message for issue in error.issues)
+        ) from error
 
 
 def jobs_meant(given: Sequence[JobGiven]) -> JobBatch:
@@ -104,7 +136,9 @@ def jobs_meant(given: Sequence[JobGiven]) -> JobBatch:
     specs = tuple(spec for jobs in found for spec in jobs.specs)
     together = all(jobs.together for jobs in found)
     if not together and len(found) > 1:
-        raise BadInput("jobs of a sweep or an array start one by one: submit them separately")
+        raise BadInput(
+            "jobs of a sweep or an array start one by one: submit them separately"
+        )
     return JobBatch(specs, together)
 
 
@@ -123,34 +157,53 @@ class _Reader:
         if "jobs" in fields or "jobs" in fields.broken:
             return self._several(fields, given)
         if "defaults" in fields:
-            message = "expected 'jobs' with 'defaults', which are for several jobs"
+            message = (
+                "expected 'jobs' with 'defaults', which are for several jobs"
+            )
             self.issues.at(fields["defaults"], message)
         if "name" not in fields:
             if "name" not in fields.broken:
-                self.issues.add(1, 1, f"the file lacks 'name', or 'jobs': expected {JOB.what}")
+                self.issues.add(
+                    1,
+                    1,
+                    f"the file lacks 'name', or 'jobs': expected {JOB.what}",
+                )
             return None
         if self.issues:
             return None  # Other mistakes would follow: a misspelt key is missing, too.
         job = Fields()
-        job.update((key, value) for key, value in fields.items() if key not in _OF_FILES)
+        job.update(
+            (key, value)
+            for key, value in fields.items()
+            if key not in _OF_FILES
+        )
         return self._written_out(job, fields, given)
 
     def _several(self, fields: Fields, given: Overrides) -> JobBatch | None:
         if given:
-            self.issues.add(1, 1, "options need a file with one job, but this file has 'jobs'")
+            self.issues.add(
+                1,
+                1,
+                "options need a file with one job, but this file has 'jobs'",
+            )
         for key in fields.keys() - {"jobs", "defaults"}:
             where = (
-                "in a job or in 'defaults'" if key not in _OF_FILES else "in a file with one job"
+                "in a job or in 'defaults'"
+                if key not in _OF_FILES
+                else "in a file with one job"
             )
             self.issues.at(
-                fields[key], f"{key!r} cannot be combined with 'jobs': expected it {where}"
+                fields[key],
+                f"{key!r} cannot be combined with 'jobs': expected it {where}",
             )
         if "jobs" in fields and not 0 < len(fields["jobs"].value) <= MOST_JOBS:
             message = f"{len(fields['jobs'].value)} jobs: expected 1 to {MOST_JOBS:,}"
             self.issues.at(fields["jobs"], message)
         if self.issues:
             return None
-        defaults: Fields = fields["defaults"].value if "defaults" in fields else Fields()
+        defaults: Fields = (
+            fields["defaults"].value if "defaults" in fields else Fields()
+        )
         jobs = [Fields() for _ in fields["jobs"].value]
         for job, item in zip(jobs, fields["jobs"].value, strict=True):
             job.update({**defaults, **item.value})
@@ -160,18 +213,28 @@ class _Reader:
             if before is not name:
                 message = f"duplicate job name {name.value!r}, first on line {before.line}"
                 self.issues.at(name, f"{message}: expected a name for each")
-        specs = [spec for job in jobs for spec in self._specs(job, self._values(job))]
+        specs = [
+            spec
+            for job in jobs
+            for spec in self._specs(job, self._values(job))
+        ]
         for job, spec in zip(jobs, specs, strict=False):
             for other in first.keys() & {*spec.after}:
                 message = f"{other!r} starts at the same time: expected a job from before"
                 self.issues.at(job["after"], message)
         return JobBatch(tuple(specs))
 
-    def _values(self, job: Fields, given: Overrides = NOTHING) -> dict[str, Any]:
+    def _values(
+        self, job: Fields, given: Overrides = NOTHING
+    ) -> dict[str, Any]:
         values: dict[str, Any] = plain(job)
         for pair in _INSTEAD:
             if pair & given.values.keys():
-                values = {key: value for key, value in values.items() if key not in pair}
+                values = {
+                    key: value
+                    for key, value in values.items()
+                    if key not in pair
+                }
         values |= given.values
         if "graph" in values:
             try:
@@ -180,30 +243,51 @@ class _Reader:
                 self.issues.at(job.get("graph", job["name"]), error.message)
         return values
 
-    def _written_out(self, job: Fields, file: Fields, given: Overrides) -> JobBatch | None:
+    def _written_out(
+        self,
+        job: Fields,
+        file: Fields,
+        given: Overrides,
+    ) -> JobBatch | None:
         values = self._values(job, given)
-        in_file: dict[str, Any] = plain(file["sweep"].value) if "sweep" in file else {}
+        in_file: dict[str, Any] = (
+            plain(file["sweep"].value) if "sweep" in file else {}
+        )
         sweep = {**in_file, **given.sweep}
         for key, listed in sweep.items():
-            if not listed or len({spelling for spelling, _ in listed}) < len(listed):
-                message = f"a sweep over {key}: expected values, each of them once"
+            if not listed or len({spelling for spelling, _ in listed}) < len(
+                listed
+            ):
+                message = (
+                    f"a sweep over {key}: expected values, each of them once"
+                )
                 self.issues.at(file.get("sweep", job["name"]), message)
                 return None
         array = given.array or (file["array"].value if "array" in file else 1)
         count = array * prod(map(len, sweep.values()))
         if count > MOST_JOBS:
-            position = next((file[key] for key in ("sweep", "array") if key in file), job["name"])
-            self.issues.at(position, f"this makes {count:,} jobs: expected at most {MOST_JOBS:,}")
+            position = next(
+                (file[key] for key in ("sweep", "array") if key in file),
+                job["name"],
+            )
+            self.issues.at(
+                position,
+                f"this makes {count:,} jobs: expected at most {MOST_JOBS:,}",
+            )
             return None
         specs: list[JobSpec] = []
-        for swept in product(*([(key, *each) for each in sweep[key]] for key in sweep)):
+        for swept in product(
+            *([(key, *each) for each in sweep[key]] for key in sweep)
+        ):
             for number in range(1, array + 1):
                 one = values | {key: value for key, _, value in swept}
                 suffixes = [f"{key}-{spelling}" for key, spelling, _ in swept]
                 if array > 1:
                     suffixes.append(str(number))
                     one |= _of_array(one, number)
-                one["name"] = "-".join([values["name"], *map(_nameable, suffixes)])
+                one["name"] = "-".join(
+                    [values["name"], *map(_nameable, suffixes)]
+                )
                 specs += self._specs(job, one)
             if self.issues:
                 return None  # The others have the same mistakes.
@@ -215,7 +299,10 @@ class _Reader:
             values.setdefault("trainer", "command")
         elif "model" in values:
             values.setdefault("trainer", "torch")
-        mounts = tuple(m if isinstance(m, Mount) else Mount(**m) for m in values.get("mounts", ()))
+        mounts = tuple(
+            m if isinstance(m, Mount) else Mount(**m)
+            for m in values.get("mounts", ())
+        )
         named = {_FIELDS[key]: value for key, value in values.items()}
         spec = JobSpec(**{**named, "mounts": mounts})
         mistakes = [
@@ -223,13 +310,19 @@ class _Reader:
             for words in contradictions(spec)
         ]
         if spec.trainer == "torch" and spec.gradient_bytes:
-            mistakes.append("gradient: only for jobs without a model, which has its own")
+            mistakes.append(
+                "gradient: only for jobs without a model, which has its own"
+            )
         if not {"workers", "hosts", "degrees"} & values.keys():
             mistakes.append(f"{JOB.what} needs 'workers' or 'hosts'")
         if len(spec.name) > LONGEST_NAME:
-            mistakes.append(f"the name {spec.name!r} is longer than {LONGEST_NAME} characters")
+            mistakes.append(
+                f"the name {spec.name!r} is longer than {LONGEST_NAME} characters"
+            )
         for words in mistakes:
-            about = (job[word] for word in re.findall(r"\w+", words) if word in job)
+            about = (
+                job[word] for word in re.findall(r"\w+", words) if word in job
+            )
             self.issues.at(next(about, job["name"]), words)
         return [] if self.issues else checked_specs([spec])
 
@@ -252,7 +345,12 @@ def _graph(text: str, folder: Path) -> str:
 def _of_array(values: Mapping[str, Any], number: int) -> dict[str, Any]:
     """What distinguishes a job of an array: its seed, or a variable of its program."""
     if "command" in values:
-        return {"environment": {**values.get("environment", {}), "ARRAY_INDEX": str(number)}}
+        return {
+            "environment": {
+                **values.get("environment", {}),
+                "ARRAY_INDEX": str(number),
+            }
+        }
     return {"seed": values.get("seed", 0) + number - 1}
 
 

@@ -9,7 +9,10 @@ Link = tuple[Endpoint, Endpoint]
 
 
 def harmful_loops(
-    lab: Lab, links: Iterable[Link], *, all_flood: bool = False
+    lab: Lab,
+    links: Iterable[Link],
+    *,
+    all_flood: bool = False,
 ) -> list[tuple[Link, ...]]:
     """Groups of links, each with loops that at least one switch floods; sorted.
 
@@ -18,9 +21,15 @@ def harmful_loops(
     others do not pass on its messages. ``all_flood``: all switches flood, without a spanning tree.
     """
     flooding = {s.name for s in lab.packet_switches if all_flood or s.floods}
-    blocking = {s.name for s in lab.packet_switches if s.spanning_tree and not all_flood}
+    blocking = {
+        s.name
+        for s in lab.packet_switches
+        if s.spanning_tree and not all_flood
+    }
     names = set(lab.switch_names)
-    trunks = sorted({(a, b) for a, b in links if names.issuperset((a.device, b.device))})
+    trunks = sorted(
+        {(a, b) for a, b in links if names.issuperset((a.device, b.device))}
+    )
     found = []
     for block in _blocks(trunks):
         devices = {end.device for link in block for end in link}
@@ -30,12 +39,20 @@ def harmful_loops(
     return sorted(found)
 
 
-def closed_loops(lab: Lab, before: Collection[Link], after: Collection[Link]) -> list[str]:
+def closed_loops(
+    lab: Lab,
+    before: Collection[Link],
+    after: Collection[Link],
+) -> list[str]:
     """Each group of harmful loops that has a link of ``after`` which ``before`` lacks, as text."""
     if not any(switch.floods for switch in lab.packet_switches):
         return []
     old = set(before)
-    return [in_words(loop) for loop in harmful_loops(lab, after) if not old.issuperset(loop)]
+    return [
+        in_words(loop)
+        for loop in harmful_loops(lab, after)
+        if not old.issuperset(loop)
+    ]
 
 
 def in_words(loop: Collection[Link]) -> str:

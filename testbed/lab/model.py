@@ -11,9 +11,17 @@ from typing import Literal, NamedTuple, TypeVar
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import rules
-from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER, PACKET_DRIVERS
+from patchlight.testbed.lab.packet_drivers import (
+    DEFAULT_DRIVER,
+    PACKET_DRIVERS,
+)
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.wavelengths import Emulation, PassivePart, Transceiver, WavelengthSwitch
+from patchlight.testbed.lab.wavelengths import (
+    Emulation,
+    PassivePart,
+    Transceiver,
+    WavelengthSwitch,
+)
 
 NicMode = Literal["auto", "physical", "sriov", "macvlan", "veth"]
 """``auto``: the agent decides whether to move the NIC itself or a virtual function."""
@@ -27,7 +35,10 @@ def default_mac(address: IPv4Address) -> str:
     return ":".join(f"{byte:02x}" for byte in (0x02, 0x4C, *address.packed))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Route:
     """A route in a worker's network: packets to ``network`` go to ``gateway``."""
 
@@ -38,7 +49,10 @@ class Route:
         return f"{self.network} via {self.gateway}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Rendezvous:
     """A second network between workers: a macvlan with this address on an interface."""
 
@@ -46,7 +60,10 @@ class Rendezvous:
     address: IPv4Interface
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Nic:
     """One NIC port. ``gpu`` names the GPU of the same server that it serves, if any.
 
@@ -76,14 +93,18 @@ class Nic:
     @property
     def keeps_mac(self) -> bool:
         """Whether workers use the port's own MAC; ``mac`` is assumed until the agent reports it."""
-        is_made = self.lab_mac or self.mode == "macvlan"  # a macvlan has its own MAC
+        # A macvlan has its own MAC.
+        is_made = self.lab_mac or self.mode == "macvlan"
         return not is_made and self.mac == default_mac(self.address)
 
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Gpu:
     """One accelerator of a server; ``uuid`` pins the physical one on a real server."""
 
@@ -92,7 +113,10 @@ class Gpu:
     uuid: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Server:
     """One server. ``management`` is its agent's address: ``host:port`` or ``unix:/path``."""
 
@@ -104,7 +128,10 @@ class Server:
     emulated_gpus: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PacketSwitch:
     """An electrical packet switch; ports are 1…``ports``.
 
@@ -137,22 +164,37 @@ class PacketSwitch:
     @property
     def learns(self) -> bool:
         """Whether it learns MACs itself: Patchlight sends it nothing."""
-        return self.driver in PACKET_DRIVERS and PACKET_DRIVERS[self.driver].learns
+        return (
+            self.driver in PACKET_DRIVERS
+            and PACKET_DRIVERS[self.driver].learns
+        )
 
     @property
     def floods(self) -> bool:
         """Whether it floods broadcasts: a loop of such switches needs a spanning tree."""
-        return self.driver in PACKET_DRIVERS and PACKET_DRIVERS[self.driver].floods
+        return (
+            self.driver in PACKET_DRIVERS
+            and PACKET_DRIVERS[self.driver].floods
+        )
 
     @property
     def interface_names(self) -> tuple[str, ...]:
         """Its names of ports 1, 2, …, usual ones if the lab file has none."""
-        usual = PACKET_DRIVERS[self.driver].port_names if self.driver in PACKET_DRIVERS else ""
-        usual_names = (usual.format(n=n) for n in range(1, self.ports + 1) if usual)
+        usual = (
+            PACKET_DRIVERS[self.driver].port_names
+            if self.driver in PACKET_DRIVERS
+            else ""
+        )
+        usual_names = (
+            usual.format(n=n) for n in range(1, self.ports + 1) if usual
+        )
         return self.interfaces or tuple(usual_names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class CircuitSwitch:
     """An optical circuit switch (OCS); duplex ports are 1…``ports``.
 
@@ -193,11 +235,16 @@ class Endpoint(NamedTuple):
         """``"tor1.3"`` → an endpoint; ``BadInput`` if it is not ``device.port``."""
         device, dot, port = text.rpartition(".")
         if not (device and dot and port):
-            raise BadInput(f"{text!r} is not a port: expected device.port, like 'tor1.3'")
+            raise BadInput(
+                f"{text!r} is not a port: expected device.port, like 'tor1.3'"
+            )
         return cls(device, port)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Fibre:
     """A fibre pair between two ports; rate ``None``: no limit.
 
@@ -213,7 +260,10 @@ class Fibre:
     packet_loss: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Host:
     """What a worker gets: a NIC and its GPU (``None`` for a NIC without one)."""
 
@@ -272,9 +322,17 @@ class Lab:
     @cached_property
     def hosts(self) -> tuple[Host, ...]:
         """Every NIC with the GPU it serves, in file order."""
-        found = ((server, nic) for server in self.servers for nic in server.nics)
+        found = (
+            (server, nic) for server in self.servers for nic in server.nics
+        )
         return tuple(
-            Host(server, nic, next((gpu for gpu in server.gpus if gpu.name == nic.gpu), None))
+            Host(
+                server,
+                nic,
+                next(
+                    (gpu for gpu in server.gpus if gpu.name == nic.gpu), None
+                ),
+            )
             for server, nic in found
         )
 
@@ -288,7 +346,9 @@ class Lab:
         return ends
 
     @cached_property
-    def circuit_fibres(self) -> Mapping[str, Mapping[int, tuple[Endpoint, Fibre]]]:
+    def circuit_fibres(
+        self,
+    ) -> Mapping[str, Mapping[int, tuple[Endpoint, Fibre]]]:
         """For each OCS, by port number: the other end of the fibre plugged in, and the fibre."""
         fibres: dict[str, dict[int, tuple[Endpoint, Fibre]]] = {
             switch.name: {} for switch in self.circuit_switches
@@ -303,7 +363,11 @@ class Lab:
         """For each OCS, by port number: the NIC or packet-switch port plugged in, if it is one."""
         known = self.circuit_fibres
         return {
-            ocs: {port: end for port, (end, _) in fibres.items() if end.device not in known}
+            ocs: {
+                port: end
+                for port, (end, _) in fibres.items()
+                if end.device not in known
+            }
             for ocs, fibres in known.items()
         }
 
@@ -321,7 +385,11 @@ class Lab:
         """For each OCS, the packet switch at each port, in order of ports."""
         names = {switch.name for switch in self.packet_switches}
         return {
-            ocs: {port: ends[port].device for port in sorted(ends) if ends[port].device in names}
+            ocs: {
+                port: ends[port].device
+                for port in sorted(ends)
+                if ends[port].device in names
+            }
             for ocs, ends in self.circuit_ends.items()
         }
 
@@ -338,12 +406,15 @@ class Lab:
     @cached_property
     def has_trunks(self) -> bool:
         """Whether a fibre joins two circuit switches."""
-        return any(end.device in self.circuit_fibres for end in self.circuit_plugs)
+        return any(
+            end.device in self.circuit_fibres for end in self.circuit_plugs
+        )
 
     @cached_property
     def host_plugs(self) -> Mapping[Endpoint, tuple[str, int]]:
         """``circuit_plugs`` of the hosts' NICs."""
-        plugs, ends = self.circuit_plugs, [host.endpoint for host in self.hosts]
+        plugs = self.circuit_plugs
+        ends = [host.endpoint for host in self.hosts]
         return {end: plugs[end] for end in ends if end in plugs}
 
     @cached_property
@@ -362,7 +433,10 @@ class Lab:
         bare: dict[str, list[Host]] = {}
         for host in self.hosts:
             names[host.name] = names[str(host.endpoint)] = host
-            for name in {host.nic.name, *([host.gpu.name] if host.gpu else [])}:
+            for name in {
+                host.nic.name,
+                *([host.gpu.name] if host.gpu else []),
+            }:
                 bare.setdefault(name, []).append(host)
             if len(host.server.nics) == 1:
                 names[host.server.name] = host
@@ -383,7 +457,12 @@ class Lab:
 
     def host(self, name: str) -> Host:
         """The host of that name; ``BadInput`` with similar names if not found."""
-        return _named(self.host_names, name, "host", self.name)
+        return _named(
+            self.host_names,
+            name,
+            "host",
+            self.name,
+        )
 
     @cached_property
     def _devices(self) -> dict[str, Device]:
@@ -393,11 +472,21 @@ class Lab:
 
     def device(self, name: str) -> Device:
         """The device of that name; ``BadInput`` with similar names if not found."""
-        return _named(self._devices, name, "device", self.name)
+        return _named(
+            self._devices,
+            name,
+            "device",
+            self.name,
+        )
 
     def circuit_switch(self, name: str) -> CircuitSwitch:
         """The OCS of that name; ``BadInput`` if not found."""
-        return _named({c.name: c for c in self.circuit_switches}, name, "OCS", self.name)
+        return _named(
+            {c.name: c for c in self.circuit_switches},
+            name,
+            "OCS",
+            self.name,
+        )
 
     @property
     def optical_switches(self) -> tuple[OpticalSwitch, ...]:
@@ -410,7 +499,12 @@ class Lab:
         if isinstance(device, OpticalSwitch):
             return device
         what = "optical switch" if self.wavelength_switches else "OCS"
-        return _named({c.name: c for c in self.optical_switches}, name, what, self.name)
+        return _named(
+            {c.name: c for c in self.optical_switches},
+            name,
+            what,
+            self.name,
+        )
 
     @property
     def sorting(self) -> tuple[WavelengthSwitch | PassivePart, ...]:
@@ -420,8 +514,11 @@ class Lab:
     @cached_property
     def coloured(self) -> bool:
         """Whether the lab has wavelength channels."""
-        switches, hosts = self.packet_switches, self.hosts
-        coloured = any(s.transceivers for s in switches) or any(h.nic.transceiver for h in hosts)
+        switches = self.packet_switches
+        hosts = self.hosts
+        coloured = any(s.transceivers for s in switches) or any(
+            h.nic.transceiver for h in hosts
+        )
         return bool(self.sorting) or coloured
 
     @property
@@ -434,9 +531,23 @@ class Lab:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def _named(table: Mapping[str, T], name: str, what: str, lab: str) -> T:
+def _named(
+    table: Mapping[str, T],
+    name: str,
+    what: str,
+    lab: str,
+) -> T:
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=3, cutoff=0.5)
-    known = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(table) or 'none'}"
+    near = difflib.get_close_matches(
+        name,
+        table,
+        n=3,
+        cutoff=0.5,
+    )
+    known = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"known: {', '.join(table) or 'none'}"
+    )
     raise BadInput(f"lab {lab} has no {what} called {name!r}: {known}")

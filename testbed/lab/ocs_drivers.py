@@ -11,7 +11,10 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class OcsDriver:
     """A driver, and the emulated device that tests it.
 
@@ -143,10 +146,15 @@ WSS_DRIVER_GROUP = "patchlight.wss_drivers"
 """Entry point group for external drivers of wavelength switches."""
 
 
-def drivers_table(drivers: Iterable[OcsDriver] = (*_ROWS, *_WSS_ROWS[:-1])) -> str:
+def drivers_table(
+    drivers: Iterable[OcsDriver] = (*_ROWS, *_WSS_ROWS[:-1]),
+) -> str:
     """The Markdown table of the drivers: transport, tests, hardware."""
     head = ("driver", "transport", "emulated device", "hardware")
-    rows = [(f"`{d.name}`", d.transport, d.tested_with, d.hardware) for d in drivers]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, *rows)).replace(
-        "\n", "\n|---|---|---|---|\n", 1
-    )
+    rows = [
+        (f"`{d.name}`", d.transport, d.tested_with, d.hardware)
+        for d in drivers
+    ]
+    return "\n".join(
+        f"| {' | '.join(row)} |" for row in (head, *rows)
+    ).replace("\n", "\n|---|---|---|---|\n", 1)

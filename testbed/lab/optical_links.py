@@ -9,10 +9,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre, Lab, PacketSwitch, Server
+from patchlight.testbed.lab.model import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Lab,
+    PacketSwitch,
+    Server,
+)
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
-from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, SpectrumMap
-from patchlight.testbed.lab.wavelengths import PassivePart, Transceiver, WavelengthSwitch
+from patchlight.testbed.lab.spectrum import (
+    Channel,
+    ChannelConnect,
+    SpectrumMap,
+)
+from patchlight.testbed.lab.wavelengths import (
+    PassivePart,
+    Transceiver,
+    WavelengthSwitch,
+)
 
 Hop = tuple[str, CrossConnect]
 Entry = CrossConnect | ChannelConnect
@@ -44,12 +59,20 @@ class Signal(NamedTuple):
     channel: Channel | None
 
     def __str__(self) -> str:
-        return f"{self.source} ({self.channel})" if self.channel else str(self.source)
+        return (
+            f"{self.source} ({self.channel})"
+            if self.channel
+            else str(self.source)
+        )
 
     @property
     def edges(self) -> tuple[float, float]:
         """The band that it occupies; without a channel it may be anywhere."""
-        return (-math.inf, math.inf) if self.channel is None else self.channel.edges
+        return (
+            (-math.inf, math.inf)
+            if self.channel is None
+            else self.channel.edges
+        )
 
 
 class Meeting(NamedTuple):
@@ -68,7 +91,9 @@ class Meeting(NamedTuple):
 class _Found:
     fibres: list[Endpoint] = field(default_factory=list)
     lost_db: list[float] = field(default_factory=list)
-    arrivals: list[tuple[LightPath, tuple[Endpoint, ...]]] = field(default_factory=list)
+    arrivals: list[tuple[LightPath, tuple[Endpoint, ...]]] = field(
+        default_factory=list
+    )
 
 
 class _Ray(NamedTuple):
@@ -93,16 +118,30 @@ class Light:
         off: Collection[Endpoint] = (),
     ) -> None:
         self._lab = lab
-        self._out_of = {name: port_map.out_of for name, port_map in maps.items()}
-        initial = {switch.name: switch.initial for switch in lab.wavelength_switches}
+        self._out_of = {
+            name: port_map.out_of for name, port_map in maps.items()
+        }
+        initial = {
+            switch.name: switch.initial for switch in lab.wavelength_switches
+        }
         self._spectra = initial if spectra is None else spectra
-        self._channels, self._off = channels or {}, off
+        self._channels = channels or {}
+        self._off = off
         self._followed: dict[Signal, _Found] = {}
 
-    def retuned(self, channels: Mapping[Endpoint, Channel], off: Collection[Endpoint]) -> Light:
+    def retuned(
+        self, channels: Mapping[Endpoint, Channel], off: Collection[Endpoint]
+    ) -> Light:
         """The signals with other channels and transmitters off; the rest is not traced again."""
-        light = Light(self._lab, {}, self._spectra, channels, off)
-        light._out_of, light._followed = self._out_of, self._followed
+        light = Light(
+            self._lab,
+            {},
+            self._spectra,
+            channels,
+            off,
+        )
+        light._out_of = self._out_of
+        light._followed = self._followed
         return light
 
     @cached_property
@@ -122,7 +161,9 @@ class Light:
             for end, lost_db in zip(found.fibres, found.lost_db, strict=True):
                 at = self._lab.fibre_ends[end][0]
                 if at.device == device:
-                    power_dbm = launch_power_dbm(self._lab, signal.source) - lost_db
+                    power_dbm = (
+                        launch_power_dbm(self._lab, signal.source) - lost_db
+                    )
                     arriving.setdefault(int(at.port), {})[signal] = power_dbm
         return arriving
 
@@ -143,7 +184,8 @@ class Light:
             signal.source: tuple(
                 path
                 for path, fibres in found.arrivals
-                if self._destroyed_at(signal, fibres) is None and not self._too_weak(path)
+                if self._destroyed_at(signal, fibres) is None
+                and not self._too_weak(path)
             )
             for signal, found in self._found.items()
         }
@@ -153,14 +195,22 @@ class Light:
         """By transmitter, the fibres (by sending end) on which its signal is lost."""
         met = {
             signal.source: dict.fromkeys(
-                self._destroyed_at(signal, fibres) for _, fibres in found.arrivals
+                self._destroyed_at(signal, fibres)
+                for _, fibres in found.arrivals
             )
             for signal, found in self._found.items()
         }
-        return {source: tuple(at for at in ends if at is not None) for source, ends in met.items()}
+        return {
+            source: tuple(at for at in ends if at is not None)
+            for source, ends in met.items()
+        }
 
-    def _destroyed_at(self, signal: Signal, fibres: tuple[Endpoint, ...]) -> Endpoint | None:
-        return next((at for at in fibres if signal in self._lost.get(at, ())), None)
+    def _destroyed_at(
+        self, signal: Signal, fibres: tuple[Endpoint, ...]
+    ) -> Endpoint | None:
+        return next(
+            (at for at in fibres if signal in self._lost.get(at, ())), None
+        )
 
     @cached_property
     def _lost(self) -> Mapping[Endpoint, set[Signal]]:
@@ -181,14 +231,19 @@ class Light:
     @cached_property
     def _meeting_at(self) -> Mapping[Endpoint, list[tuple[Signal, Signal]]]:
         """By the sending end of a fibre, its signals that disturb each other."""
-        meeting = {fibre: list(_overlapping(signals)) for fibre, signals in self.signals_on.items()}
+        meeting = {
+            fibre: list(_overlapping(signals))
+            for fibre, signals in self.signals_on.items()
+        }
         return {fibre: pairs for fibre, pairs in meeting.items() if pairs}
 
     @property
     def alone(self) -> Mapping[Endpoint, tuple[LightPath, ...]]:
         """By transmitter, the receivers that would get its signal if no other sent."""
         return {
-            signal.source: tuple(path for path, _ in found.arrivals if not self._too_weak(path))
+            signal.source: tuple(
+                path for path, _ in found.arrivals if not self._too_weak(path)
+            )
             for signal, found in self._found.items()
         }
 
@@ -205,13 +260,19 @@ class Light:
         paths = self.arrivals.get(source, ())
         if len(paths) > 1:
             paths = tuple(
-                p for p in paths if any(b.sink == source for b in self.arrivals.get(p.sink, ()))
+                p
+                for p in paths
+                if any(b.sink == source for b in self.arrivals.get(p.sink, ()))
             )
         return paths[0] if len(paths) == 1 else None
 
-    def passed(self, path: LightPath) -> Iterator[tuple[tuple[str, Entry], float]]:
+    def passed(
+        self, path: LightPath
+    ) -> Iterator[tuple[tuple[str, Entry], float]]:
         """The entries of maps that pass this path, by switch, and the loss until there."""
-        for (name, ports), lost_db in zip(path.through, path.lost_db, strict=True):
+        for (name, ports), lost_db in zip(
+            path.through, path.lost_db, strict=True
+        ):
             if name in self._out_of:
                 yield (name, ports), lost_db
             elif name in self._spectra and path.channel is not None:
@@ -240,9 +301,22 @@ class Light:
         return self._power_dbm(path) < receiver.sensitivity_dbm
 
     def _follow(self, signal: Signal) -> _Found:
-        found, seen = _Found(), set[Endpoint]()
+        found = _Found()
+        seen = set[Endpoint]()
         first, fibre = self._lab.fibre_ends[signal.source]
-        rays = deque([_Ray(first, (signal.source,), (), (), (), fibre.loss_db, fibre.rate_bps)])
+        rays = deque(
+            [
+                _Ray(
+                    first,
+                    (signal.source,),
+                    (),
+                    (),
+                    (),
+                    fibre.loss_db,
+                    fibre.rate_bps,
+                )
+            ]
+        )
         found.fibres.append(signal.source)
         found.lost_db.append(fibre.loss_db)
         while rays:
@@ -253,8 +327,14 @@ class Light:
             seen.add(ray.at)
             if is_end(self._lab, ray.at.device):
                 path = LightPath(
-                    *(signal.source, ray.at, ray.hops, ray.rate_bps, ray.loss_db, ray.lost_db),
-                    *(ray.through, signal.channel),
+                    signal.source,
+                    ray.at,
+                    ray.hops,
+                    ray.rate_bps,
+                    ray.loss_db,
+                    ray.lost_db,
+                    ray.through,
+                    signal.channel,
                 )
                 found.arrivals.append((path, ray.fibres))
                 continue
@@ -266,7 +346,12 @@ class Light:
                     found.lost_db.append(rays[-1].loss_db)
         return found
 
-    def _onward(self, ray: _Ray, left: Endpoint, lost_db: float) -> _Ray:
+    def _onward(
+        self,
+        ray: _Ray,
+        left: Endpoint,
+        lost_db: float,
+    ) -> _Ray:
         at, fibre = self._lab.fibre_ends[left]
         hop = (left.device, CrossConnect(int(ray.at.port), int(left.port)))
         loss_db = ray.loss_db + lost_db
@@ -281,9 +366,12 @@ class Light:
             _slower(ray.rate_bps, fibre),
         )
 
-    def _outputs(self, at: Endpoint, channel: Channel | None) -> Iterator[tuple[int, float]]:
+    def _outputs(
+        self, at: Endpoint, channel: Channel | None
+    ) -> Iterator[tuple[int, float]]:
         """Where a signal that enters there leaves its device, and the loss inside."""
-        device, inp = self._lab.device(at.device), int(at.port)
+        device = self._lab.device(at.device)
+        inp = int(at.port)
         match device:
             case CircuitSwitch():
                 out = self._out_of.get(device.name, {}).get(inp)
@@ -293,28 +381,49 @@ class Light:
                 ways = self._spectra.get(device.name, SpectrumMap())
                 way = None if channel is None else ways.way_of(inp, channel)
                 if way is not None:
-                    yield way.out, device.insertion_loss_db + way.attenuation_db
+                    yield (
+                        way.out,
+                        device.insertion_loss_db + way.attenuation_db,
+                    )
             case PassivePart():
-                yield from ((out, device.loss_db) for out in device.outputs_of(inp, channel))
+                yield from (
+                    (out, device.loss_db)
+                    for out in device.outputs_of(inp, channel)
+                )
 
 
 def transceiver_of(lab: Lab, end: Endpoint) -> Transceiver | None:
     """The transceiver of a NIC or packet-switch port, if the lab has one there."""
     device = lab.device(end.device)
     if isinstance(device, Server):
-        return next((nic.transceiver for nic in device.nics if nic.name == end.port), None)
+        return next(
+            (nic.transceiver for nic in device.nics if nic.name == end.port),
+            None,
+        )
     if isinstance(device, PacketSwitch):
-        return next((one for port, one in device.transceivers if str(port) == end.port), None)
+        return next(
+            (
+                one
+                for port, one in device.transceivers
+                if str(port) == end.port
+            ),
+            None,
+        )
     return None
 
 
 def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
     """The power of the transmitter at ``source``, a NIC or a packet-switch port."""
-    own, device = transceiver_of(lab, source), lab.device(source.device)
+    own = transceiver_of(lab, source)
+    device = lab.device(source.device)
     if own is not None and own.launch_power_dbm is not None:
         return own.launch_power_dbm
     if isinstance(device, Server):
-        return next(nic.launch_power_dbm for nic in device.nics if nic.name == source.port)
+        return next(
+            nic.launch_power_dbm
+            for nic in device.nics
+            if nic.name == source.port
+        )
     assert isinstance(device, PacketSwitch)
     return device.launch_power_dbm
 
@@ -337,5 +446,9 @@ def _overlapping(signals: list[Signal]) -> Iterator[tuple[Signal, Signal]]:
     for signal in sorted(signals, key=lambda signal: signal.edges):
         begun = [other for other in begun if other.edges[1] > signal.edges[0]]
         for other in begun:
-            yield (other, signal) if place[other] < place[signal] else (signal, other)
+            yield (
+                (other, signal)
+                if place[other] < place[signal]
+                else (signal, other)
+            )
         begun.append(signal)

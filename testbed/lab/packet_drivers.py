@@ -7,7 +7,10 @@ PACKET_DRIVER_GROUP = "patchlight.packet_switch_drivers"
 """Entry point group for external drivers of packet switches."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PacketDriver:
     """A driver: ``driver`` is ``module:Class`` below ``patchlight.controller.packet_switches``.
 
@@ -39,10 +42,18 @@ PACKET_DRIVERS = {
             port_names="swp{n}",
         ),
         PacketDriver(
-            "sonic", "sonic:Sonic", floods=True, needs=("address", "vlan"), port_names="Ethernet{n}"
+            "sonic",
+            "sonic:Sonic",
+            floods=True,
+            needs=("address", "vlan"),
+            port_names="Ethernet{n}",
         ),
         PacketDriver(
-            "learning", "learning:Learning", learns=True, floods=True, takes=("address", "vlan")
+            "learning",
+            "learning:Learning",
+            learns=True,
+            floods=True,
+            takes=("address", "vlan"),
         ),
     )
 }

@@ -50,7 +50,10 @@ class MapChange(Generic[C]):
     @property
     def inverse(self) -> MapChange[C]:
         """The change that undoes this one."""
-        return MapChange(breaks=self.makes, makes=self.breaks)
+        return MapChange(
+            breaks=self.makes,
+            makes=self.breaks,
+        )
 
     @property
     def ports(self) -> frozenset[int]:
@@ -82,7 +85,8 @@ class SwitchMap(Generic[C]):
     @property
     def texts(self) -> tuple[str, ...]:
         """The shortest form of this map that ``parse`` reads back as equal."""
-        here, written = set(self._entries), list[str]()
+        here = set(self._entries)
+        written = list[str]()
         for entry in self._entries:
             if entry.inp == entry.out or entry.reverse not in here:
                 written.append(str(entry))
@@ -107,17 +111,24 @@ class SwitchMap(Generic[C]):
 
     def diff(self, wanted: Self) -> MapChange[C]:
         """The smallest change that turns this map into ``wanted``: O(entries), not ports²."""
-        have, want = set(self._entries), set(wanted._entries)
+        have = set(self._entries)
+        want = set(wanted._entries)
         # Filtered in their order: sorting would cost more.
         return MapChange(
-            breaks=tuple(entry for entry in self._entries if entry not in want),
-            makes=tuple(entry for entry in wanted._entries if entry not in have),
+            breaks=tuple(
+                entry for entry in self._entries if entry not in want
+            ),
+            makes=tuple(
+                entry for entry in wanted._entries if entry not in have
+            ),
         )
 
     def without(self, entries: Iterable[C]) -> Self:
         """This map without these entries."""
         gone = frozenset(entries)
-        return type(self)(tuple(entry for entry in self._entries if entry not in gone))
+        return type(self)(
+            tuple(entry for entry in self._entries if entry not in gone)
+        )
 
     def apply(self, change: MapChange[C]) -> Self:
         """This map after ``change``; ``BadInput`` if it breaks a missing entry or conflicts."""
@@ -138,7 +149,9 @@ AnyMap = SwitchMap[Any]
 
 
 _ONE_WAY = re.compile(r"[0-9]{1,9}>[0-9]{1,9}")
-_WRITTEN = re.compile(r"(?P<inp>[0-9]{1,9})\s*(?P<way>[->])\s*(?P<out>[0-9]{1,9})")
+_WRITTEN = re.compile(
+    r"(?P<inp>[0-9]{1,9})\s*(?P<way>[->])\s*(?P<out>[0-9]{1,9})"
+)
 
 
 class CrossConnect(NamedTuple):
@@ -168,7 +181,9 @@ def parse_cross_connects(text: str) -> tuple[CrossConnect, ...]:
     if match["way"] == ">":
         return (one_way,)
     if one_way.inp == one_way.out:
-        raise BadInput(f"{text!r} connects a port to itself: expected two different ports")
+        raise BadInput(
+            f"{text!r} connects a port to itself: expected two different ports"
+        )
     return one_way, one_way.reverse
 
 
@@ -179,10 +194,16 @@ class PortMap(SwitchMap[CrossConnect]):
     """Which output each connected input leads to."""
 
     @classmethod
-    def of(cls, cross_connects: Iterable[CrossConnect | tuple[int, int]]) -> Self:
+    def of(
+        cls, cross_connects: Iterable[CrossConnect | tuple[int, int]]
+    ) -> Self:
         """A map of these cross-connects; ``BadInput`` if an input or output is used twice."""
-        pairs = [c if isinstance(c, CrossConnect) else CrossConnect(*c) for c in cross_connects]
-        once = {c.inp: c.out for c in pairs}  # a third of what dict() takes for such pairs
+        pairs = [
+            c if isinstance(c, CrossConnect) else CrossConnect(*c)
+            for c in cross_connects
+        ]
+        # A third of what dict() takes for such pairs.
+        once = {c.inp: c.out for c in pairs}
         if len(once) == len(pairs) == len(set(once.values())):
             return cls(tuple(sorted(pairs)))
         # A cross-connect, input or output appears twice.
@@ -190,10 +211,15 @@ class PortMap(SwitchMap[CrossConnect]):
         taken: dict[int, int] = {}
         for inp, out in pairs:
             if out_of.get(inp, out) != out:
-                raise BadInput(f"in:{inp} is used twice: {inp}>{out_of[inp]} and {inp}>{out}")
+                raise BadInput(
+                    f"in:{inp} is used twice: {inp}>{out_of[inp]} and {inp}>{out}"
+                )
             if taken.get(out, inp) != inp:
-                raise BadInput(f"out:{out} is used twice: {taken[out]}>{out} and {inp}>{out}")
-            out_of[inp], taken[out] = out, inp
+                raise BadInput(
+                    f"out:{out} is used twice: {taken[out]}>{out} and {inp}>{out}"
+                )
+            out_of[inp] = out
+            taken[out] = inp
         return cls(tuple(sorted(set(pairs))))
 
     @classmethod
@@ -230,12 +256,17 @@ class PortMap(SwitchMap[CrossConnect]):
 
     def clashing(self, others: PortMap) -> tuple[CrossConnect, ...]:
         """Those that conflict with ``others``: their input or output is in use."""
-        inputs, outputs = set(others.out_of), set(others.in_of)
-        return tuple(c for c in self._entries if c.inp in inputs or c.out in outputs)
+        inputs = set(others.out_of)
+        outputs = set(others.in_of)
+        return tuple(
+            c for c in self._entries if c.inp in inputs or c.out in outputs
+        )
 
     def check(self, port_count: int) -> None:
         """Raise ``BadInput`` if a cross-connect names a port outside 1…``port_count``."""
         for inp, out in self._entries:
             if not (1 <= inp <= port_count and 1 <= out <= port_count):
                 port = out if 1 <= inp <= port_count else inp
-                raise BadInput(f"cross-connect {inp}>{out}: port {port} is outside 1–{port_count}")
+                raise BadInput(
+                    f"cross-connect {inp}>{out}: port {port} is outside 1–{port_count}"
+                )

@@ -57,9 +57,13 @@ class Reach:
         left = [host for host in hosts if not found[host.name]]
         sizes = Counter(self._group[host.name] for host in left)
         for group, _ in sizes.most_common(1):
-            mate = next(host for host in left if self._group[host.name] == group)
+            mate = next(
+                host for host in left if self._group[host.name] == group
+            )
             found |= {
-                host.name: self.without_link.get(host.name, f"no path leads to {mate.name}")
+                host.name: self.without_link.get(
+                    host.name, f"no path leads to {mate.name}"
+                )
                 for host in left
                 if self._group[host.name] != group
             }
@@ -71,11 +75,21 @@ class Reach:
         (peer,) = links.peers(host.endpoint)
         if isinstance(self._lab.device(peer.device), Server):
             path = links.path(host.endpoint)
-            by = ", ".join(f"{ocs} {c.inp}-{c.out}" for ocs, c in path.hops) if path else ""
-            words = f"its NIC is connected to {peer}{f' by {by}' if by else ''}"
+            by = (
+                ", ".join(f"{ocs} {c.inp}-{c.out}" for ocs, c in path.hops)
+                if path
+                else ""
+            )
+            words = (
+                f"its NIC is connected to {peer}{f' by {by}' if by else ''}"
+            )
             return words if self._lab.packet_switches else ""
         alone = self._sizes[self._group[host.name]] == 1
-        return f"it is connected to {peer.device}, which reaches no other host" if alone else ""
+        return (
+            f"it is connected to {peer.device}, which reaches no other host"
+            if alone
+            else ""
+        )
 
     def _cut(self, host: Host, links: Links) -> str:
         """Why a host's NIC has no link; empty if it has one."""
@@ -86,12 +100,15 @@ class Reach:
             return "no fibre is plugged into its NIC"
         if self._lab.coloured:
             transceiver = host.nic.transceiver
-            is_tuned = transceiver is not None and transceiver.tunable is not None
+            is_tuned = (
+                transceiver is not None and transceiver.tunable is not None
+            )
             return "" if is_tuned else "no optical path leads to its NIC"
         at, _ = self._lab.fibre_ends[end]
         while (port_map := links.maps.get(at.device)) is not None:
             port = int(at.port)
-            out, back = port_map.out_of.get(port), port_map.in_of.get(port)
+            out = port_map.out_of.get(port)
+            back = port_map.in_of.get(port)
             if out is None and back is None:
                 return f"no circuit at {at.device} port {port}"
             if out is None or out != back:
@@ -127,7 +144,9 @@ class Reach:
                 if (name := waiting.pop()) not in groups:
                     groups[name] = number
                     waiting += joined[name]
-        return {host.name: groups[str(host.endpoint)] for host in self._lab.hosts}
+        return {
+            host.name: groups[str(host.endpoint)] for host in self._lab.hosts
+        }
 
 
 def as_text(found: Mapping[str, str]) -> str:
@@ -137,4 +156,6 @@ def as_text(found: Mapping[str, str]) -> str:
         hosts_of[found[host]].append(host)
     left = len(found) - _MOST_NAMES
     shown = [f"{', '.join(hosts)}: {why}" for why, hosts in hosts_of.items()]
-    return "; ".join([*shown, *[f"and {left} more host{'s' * (left > 1)}"] * (left > 0)])
+    return "; ".join(
+        [*shown, *[f"and {left} more host{'s' * (left > 1)}"] * (left > 0)]
+    )

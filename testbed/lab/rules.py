@@ -86,7 +86,10 @@ class Waiting(NamedTuple):
     is_blocked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Allowance:
     """A user's limits; ``None``: the general rule, without a limit.
 
@@ -109,7 +112,10 @@ class Allowance:
         return not (self.gpus is self.jobs is self.gpu_hours is None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Discipline:
     """How a queue is run, in the lab and in the simulator.
 
@@ -142,25 +148,34 @@ class Discipline:
         _check_bounds(self)
         names = [name for name, _ in self.users]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise BadInput(f"user {twice[0]} is named twice: expected each user once")
+            raise BadInput(
+                f"user {twice[0]} is named twice: expected each user once"
+            )
 
     def allowance(self, user: str) -> Allowance:
         """A user's limits; what is not set for the user follows the general rule."""
         own = dict(self.users).get(user)
         if own is None:
             return self.each_user
-        said = {f.name: v for f in fields(own) if (v := getattr(own, f.name)) is not None}
+        said = {
+            f.name: v
+            for f in fields(own)
+            if (v := getattr(own, f.name)) is not None
+        }
         return replace(self.each_user, **said)
 
     @property
     def has_quotas(self) -> bool:
         """Whether any user has a limit."""
-        return self.each_user.is_limited or any(each.is_limited for _, each in self.users)
+        return self.each_user.is_limited or any(
+            each.is_limited for _, each in self.users
+        )
 
 
 def _check_bounds(settings: Allowance | Discipline) -> None:
     for name in (each.name for each in fields(settings)):
-        value, bounds = getattr(settings, name), BOUNDS.get(name)
+        value = getattr(settings, name)
+        bounds = BOUNDS.get(name)
         if value is None or bounds is None:
             continue
         least, most, is_open = bounds
@@ -173,13 +188,18 @@ def _check_bounds(settings: Allowance | Discipline) -> None:
 
 
 USUAL_QUEUE = Discipline()
-PolicyKind = Literal["partition", "placement", "order", "topology", "elasticity"]
+PolicyKind = Literal[
+    "partition", "placement", "order", "topology", "elasticity"
+]
 KINDS: tuple[PolicyKind, ...] = get_args(PolicyKind)
 ABILITIES = "defragment", "interleave"
 """What the controller does for running jobs if it is chosen, whatever the policies."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PolicyChoice:
     """One source's choice of policies; ``None``: not chosen there. ``BadInput`` if out of bounds.
 
@@ -211,7 +231,9 @@ class PolicyChoice:
                 raise BadInput(f"{what} {value} s: expected more than 0 s")
         gain_s = self.minimum_gain_s
         if gain_s is not None and not 0 <= gain_s < math.inf:
-            raise BadInput(f"the least gain is {gain_s} s: expected 0 s or more")
+            raise BadInput(
+                f"the least gain is {gain_s} s: expected 0 s or more"
+            )
 
     def of(self, kind: PolicyKind) -> str | None:
         """The policy of a kind."""
@@ -221,7 +243,9 @@ class PolicyChoice:
     def said(self) -> dict[str, Any]:
         """The fields that are set."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in named.items() if value is not None}
+        return {
+            name: value for name, value in named.items() if value is not None
+        }
 
     def over(self, other: "PolicyChoice") -> "PolicyChoice":
         """These choices, completed from another source."""
@@ -230,7 +254,9 @@ class PolicyChoice:
     def beside(self, folder: Path) -> "PolicyChoice":
         """The same; relative paths of policy files start from this folder."""
         named: dict[str, Any] = {
-            kind: full_path(name, folder) for kind in KINDS if (name := self.of(kind))
+            kind: full_path(name, folder)
+            for kind in KINDS
+            if (name := self.of(kind))
         }
         return replace(self, **named)
 
@@ -242,11 +268,17 @@ def full_path(policy: str, folder: Path) -> str:
     """A policy file by its full path, relative to a folder; other policies unchanged."""
     kind, colon, named = policy.partition(":")
     if kind not in KINDS:
-        kind, colon, named = "", "", policy
+        kind = ""
+        colon = ""
+        named = policy
     head, dot, rest = named.partition(".py")
     if not dot:
         head, dot, rest = named.partition(".onnx")
-    return f"{kind}{colon}{(folder / (head + dot)).absolute()}{rest}" if dot else policy
+    return (
+        f"{kind}{colon}{(folder / (head + dot)).absolute()}{rest}"
+        if dot
+        else policy
+    )
 
 
 class Role(IntEnum):
@@ -289,7 +321,9 @@ class Access:
     others: Role = Role.VIEWER
 
 
-_JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?")
+_JUMP = re.compile(
+    r"(?:(?P<user>[^@]+)@)?(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?"
+)
 
 
 class JumpHost(NamedTuple):
@@ -300,7 +334,10 @@ class JumpHost(NamedTuple):
     user: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Snmp:
     """SNMP of a packet switch: version 2c with a community, or version 3 with a ``user``. Secrets
     are in environment variables; privacy is AES-128, authentication by this hash."""
@@ -316,7 +353,10 @@ class Snmp:
 SNMP_HASHES = ("sha256", "sha512", "sha", "md5")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SshAccess:
     """Where a server's ``sshd`` listens, the login, and its host key.
 
@@ -340,7 +380,11 @@ class SshAccess:
         match = _JUMP.fullmatch(self.jump or "")
         if match is None:
             return None
-        return JumpHost(match["v6"] or match["host"], int(match["port"] or 22), match["user"])
+        return JumpHost(
+            match["v6"] or match["host"],
+            int(match["port"] or 22),
+            match["user"],
+        )
 
 
 DYNAMIC = "dynamic"
@@ -349,7 +393,10 @@ WRITABLE = ":rw"
 """Suffix of folders that workers may write to."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class WorkerPolicy:
     """What a worker may have of its server; ``None``: no limit.
 
@@ -368,4 +415,6 @@ class WorkerPolicy:
 
     def allows_image(self, image: str) -> bool:
         """Whether containers may use this image."""
-        return self.images is None or any(fnmatchcase(image, each) for each in self.images)
+        return self.images is None or any(
+            fnmatchcase(image, each) for each in self.images
+        )

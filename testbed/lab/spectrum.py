@@ -14,11 +14,18 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.portmap import CrossConnect, SwitchMap, parse_cross_connects
+from patchlight.testbed.lab.portmap import (
+    CrossConnect,
+    SwitchMap,
+    parse_cross_connects,
+)
 
-_ANCHOR_THZ, _STEP_THZ = Decimal("193.1"), Decimal("0.00625")
-_STEP_GHZ, _SLOT_GHZ = 6.25, 12.5
-_LOWEST_THZ, _HIGHEST_THZ = 150, 250
+_ANCHOR_THZ = Decimal("193.1")
+_STEP_THZ = Decimal("0.00625")
+_STEP_GHZ = 6.25
+_SLOT_GHZ = 12.5
+_LOWEST_THZ = 150
+_HIGHEST_THZ = 250
 _WIDEST_SLOTS = 400  # 5 THz, a whole band
 _CHANNEL = re.compile(
     r"(?P<thz>[0-9]{3}(?:\.[0-9]{1,6})?)(?:THz)?(?:/(?P<ghz>[0-9]{1,4}(?:\.5)?))?"
@@ -67,7 +74,11 @@ class Channel(NamedTuple):
         return cls(int(steps), int(slots))
 
     def __str__(self) -> str:
-        return self.thz_text if self.slots == 4 else f"{self.thz_text}/{self.width_ghz:g}"
+        return (
+            self.thz_text
+            if self.slots == 4
+            else f"{self.thz_text}/{self.width_ghz:g}"
+        )
 
     @property
     def thz_text(self) -> str:
@@ -92,11 +103,15 @@ class Channel(NamedTuple):
 
     def overlaps(self, other: Channel) -> bool:
         """Whether the two share any frequency; adjacent channels do not."""
-        return self.edges[0] < other.edges[1] and other.edges[0] < self.edges[1]
+        return (
+            self.edges[0] < other.edges[1] and other.edges[0] < self.edges[1]
+        )
 
     def within(self, other: Channel) -> bool:
         """Whether all of it lies in ``other``."""
-        return other.edges[0] <= self.edges[0] and self.edges[1] <= other.edges[1]
+        return (
+            other.edges[0] <= self.edges[0] and self.edges[1] <= other.edges[1]
+        )
 
 
 class Band(NamedTuple):
@@ -110,20 +125,30 @@ class Band(NamedTuple):
         """``"191.350-196.100"`` → a band; else ``BadInput``."""
         first, dash, last = text.partition("-")
         if not dash:
-            raise BadInput(f"{text!r} is not a band: expected two channels, like '191.350-196.100'")
+            raise BadInput(
+                f"{text!r} is not a band: expected two channels, like '191.350-196.100'"
+            )
         band = cls(Channel.parse(first), Channel.parse(last))
         if band.first > band.last:
-            raise BadInput(f"{text!r} is not a band: expected the lower frequency first")
+            raise BadInput(
+                f"{text!r} is not a band: expected the lower frequency first"
+            )
         return band
 
     def __str__(self) -> str:
         return f"{self.first}-{self.last}"
 
     def __contains__(self, channel: object) -> bool:
-        return isinstance(channel, Channel) and self.first.steps <= channel.steps <= self.last.steps
+        return (
+            isinstance(channel, Channel)
+            and self.first.steps <= channel.steps <= self.last.steps
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Grid:
     """The channels of a device: ``spacing_ghz`` apart and wide; ``None``: any (flexible)."""
 
@@ -133,17 +158,26 @@ class Grid:
     def parse(cls, text: str) -> Grid:
         """``"50GHz"`` or ``"flexible"``; else ``BadInput``."""
         if text in GRIDS:
-            return cls(None if text == "flexible" else float(text.removesuffix("GHz")))
-        raise BadInput(f"{text!r} is not a grid: expected one of {', '.join(GRIDS)}")
+            return cls(
+                None if text == "flexible" else float(text.removesuffix("GHz"))
+            )
+        raise BadInput(
+            f"{text!r} is not a grid: expected one of {', '.join(GRIDS)}"
+        )
 
     def __str__(self) -> str:
-        return "flexible" if self.spacing_ghz is None else f"{self.spacing_ghz:g}GHz"
+        return (
+            "flexible"
+            if self.spacing_ghz is None
+            else f"{self.spacing_ghz:g}GHz"
+        )
 
     def check(self, channel: Channel) -> None:
         """``BadInput`` with the nearest channels if the channel is not on the grid."""
         if self.spacing_ghz is None:
             return
-        apart, slots = int(self.spacing_ghz / _STEP_GHZ), int(self.spacing_ghz / _SLOT_GHZ)
+        apart = int(self.spacing_ghz / _STEP_GHZ)
+        slots = int(self.spacing_ghz / _SLOT_GHZ)
         below = channel.steps - channel.steps % apart
         if (channel.steps, channel.slots) == (below, slots):
             return
@@ -179,12 +213,19 @@ class ChannelConnect(NamedTuple):
     @property
     def reverse(self) -> ChannelConnect:
         """The same channel in the reverse direction."""
-        return self._replace(inp=self.out, out=self.inp)
+        return self._replace(
+            inp=self.out,
+            out=self.inp,
+        )
 
     def clashes(self, other: ChannelConnect) -> bool:
         """Whether one map cannot have both: overlapping channels on one fibre."""
         same_fibre = self.inp == other.inp or self.out == other.out
-        return same_fibre and self != other and self.channel.overlaps(other.channel)
+        return (
+            same_fibre
+            and self != other
+            and self.channel.overlaps(other.channel)
+        )
 
 
 def parse_channel_connects(text: str) -> tuple[ChannelConnect, ...]:
@@ -198,9 +239,15 @@ def parse_channel_connects(text: str) -> tuple[ChannelConnect, ...]:
             f"{text!r} is not a channel's cross-connect: expected two ports and a channel in "
             "THz, like '1>3@193.100', or with an attenuation '1>3@193.100-2dB'"
         )
-    channel, less_db = Channel.parse(match["channel"]), float(match["db"] or 0)
+    channel = Channel.parse(match["channel"])
+    less_db = float(match["db"] or 0)
     return tuple(
-        ChannelConnect(inp, out, channel, less_db)
+        ChannelConnect(
+            inp,
+            out,
+            channel,
+            less_db,
+        )
         for inp, out in parse_cross_connects(match["ports"])
     )
 
@@ -219,11 +266,20 @@ class SpectrumMap(SwitchMap[ChannelConnect]):
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Self:
         """The map written as ``["1-3@193.100", "2>4@193.150-2dB"]``."""
-        return cls.of(way for text in texts for way in parse_channel_connects(text))
+        return cls.of(
+            way for text in texts for way in parse_channel_connects(text)
+        )
 
     def way_of(self, inp: int, channel: Channel) -> ChannelConnect | None:
         """The entry that passes this whole channel from there, if any."""
-        return next((way for way in self._at.get(inp, ()) if channel.within(way.channel)), None)
+        return next(
+            (
+                way
+                for way in self._at.get(inp, ())
+                if channel.within(way.channel)
+            ),
+            None,
+        )
 
     @cached_property
     def _at(self) -> dict[int, list[ChannelConnect]]:
@@ -235,16 +291,25 @@ class SpectrumMap(SwitchMap[ChannelConnect]):
     def clashing(self, others: SpectrumMap) -> tuple[ChannelConnect, ...]:
         """Those that conflict with ``others``: they share frequencies of a fibre."""
         return tuple(
-            way for way in self._entries if any(way == o or way.clashes(o) for o in others)
+            way
+            for way in self._entries
+            if any(way == o or way.clashes(o) for o in others)
         )
 
-    def check(self, inputs: int, outputs: int, grid: Grid) -> None:
+    def check(
+        self,
+        inputs: int,
+        outputs: int,
+        grid: Grid,
+    ) -> None:
         """``BadInput`` for a port outside the device, or a channel off its grid."""
         for way in self._entries:
             if not 1 <= way.inp <= inputs:
                 raise BadInput(f"{way}: input {way.inp} is outside 1–{inputs}")
             if not 1 <= way.out <= outputs:
-                raise BadInput(f"{way}: output {way.out} is outside 1–{outputs}")
+                raise BadInput(
+                    f"{way}: output {way.out} is outside 1–{outputs}"
+                )
             grid.check(way.channel)
 
 
@@ -254,7 +319,9 @@ def clashes(ways: Iterable[ChannelConnect]) -> Iterator[str]:
     for way in ways:
         for fibre in (("in", way.inp), ("out", way.out)):
             at_fibre = by_fibre.setdefault(fibre, [])
-            before = next((w for w in at_fibre if w.channel.overlaps(way.channel)), None)
+            before = next(
+                (w for w in at_fibre if w.channel.overlaps(way.channel)), None
+            )
             if before is not None:
                 yield _words(before, way)
                 break

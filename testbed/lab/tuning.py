@@ -43,7 +43,13 @@ class LightClient:
         self._answers.close()
         self._socket.close()
 
-    def tune(self, port: Endpoint | str, channel: Channel | str, *, wait: bool = True) -> None:
+    def tune(
+        self,
+        port: Endpoint | str,
+        channel: Channel | str,
+        *,
+        wait: bool = True,
+    ) -> None:
         """Make the transmitter at ``port`` (``server1.nic0``) send on ``channel``.
 
         It is off while it is tuned; with ``wait`` this returns when it sends. ``BadInput`` for a

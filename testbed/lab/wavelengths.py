@@ -14,10 +14,15 @@ from typing import Any, Literal, get_args
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.spectrum import Band, Channel, Grid, SpectrumMap
 
-Value = str | int | float | bool | tuple[int, ...] | tuple[tuple[str, float], ...]
+Value = (
+    str | int | float | bool | tuple[int, ...] | tuple[tuple[str, float], ...]
+)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class OcsFault:
     """One request to an emulated device's control socket, and when it applies.
 
@@ -30,7 +35,11 @@ class OcsFault:
 
     @classmethod
     def of(
-        cls, settings: Mapping[str, Any], *, after_s: float = 0.0, after_changes: int = 0
+        cls,
+        settings: Mapping[str, Any],
+        *,
+        after_s: float = 0.0,
+        after_changes: int = 0,
     ) -> OcsFault:
         """From JSON values."""
         items = tuple((key, _frozen(value)) for key, value in settings.items())
@@ -42,7 +51,10 @@ class OcsFault:
         return {key: _plain(value) for key, value in self.settings}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class OcsUser:
     """A login; without ``password_env`` any password is accepted."""
 
@@ -51,7 +63,10 @@ class OcsUser:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Emulation:
     """Settings in a lab file that only emulated optical switches use.
 
@@ -86,7 +101,10 @@ _EXCESS_LOSS_DB = 0.5
 _SORTING_LOSS_DB = {"awg": 4.0, "multiplexer": 3.0}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Transceiver:
     """A coloured transmitter and its receiver. ``channel`` is the initial one.
 
@@ -106,14 +124,21 @@ class Transceiver:
         """``BadInput`` if it cannot send this channel."""
         if self.tunable is None:
             if channel != self.channel:
-                raise BadInput(f"channel {channel}: it sends {self.channel} only")
+                raise BadInput(
+                    f"channel {channel}: it sends {self.channel} only"
+                )
             return
         if channel not in self.tunable:
-            raise BadInput(f"channel {channel} is outside its band {self.tunable}")
+            raise BadInput(
+                f"channel {channel} is outside its band {self.tunable}"
+            )
         self.grid.check(channel)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class WavelengthSwitch:
     """A wavelength-selective switch: routes each channel of each input separately.
 
@@ -141,7 +166,10 @@ class WavelengthSwitch:
         return max(self.inputs, self.outputs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PassivePart:
     """A passive optical device with ports 1…``ports``.
 
@@ -169,7 +197,11 @@ class PassivePart:
         if self.kind == "coupler":
             yield from (out for out in range(1, self.ports + 1) if out != inp)
             return
-        own = (k for k, c in enumerate(self.channels) if channel is not None and channel.within(c))
+        own = (
+            k
+            for k, c in enumerate(self.channels)
+            if channel is not None and channel.within(c)
+        )
         for k in own:
             if self.kind == "awg":
                 yield (inp - 1 + k) % self.ports + 1
@@ -183,6 +215,10 @@ def channels_in(band: Band, grid: Grid) -> tuple[Channel, ...]:
     """Every channel of the grid in a band; ``BadInput`` on a flexible grid, or off it."""
     if grid.spacing_ghz is None:
         raise BadInput("a band needs a fixed grid, not a flexible one")
-    apart, slots = int(grid.spacing_ghz / 6.25), int(grid.spacing_ghz / 12.5)
+    apart = int(grid.spacing_ghz / 6.25)
+    slots = int(grid.spacing_ghz / 12.5)
     grid.check(band.first._replace(slots=slots))
-    return tuple(Channel(n, slots) for n in range(band.first.steps, band.last.steps + 1, apart))
+    return tuple(
+        Channel(n, slots)
+        for n in range(band.first.steps, band.last.steps + 1, apart)
+    )

@@ -12,7 +12,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch, PacketSwitch
+from patchlight.testbed.lab.model import (
+    Endpoint,
+    Lab,
+    OpticalSwitch,
+    PacketSwitch,
+)
 from patchlight.testbed.lab.optical_links import Entry, Hop, Light
 from patchlight.testbed.lab.optical_links import LightPath as LightPath
 from patchlight.testbed.lab.portmap import AnyMap, CrossConnect, PortMap
@@ -40,13 +45,17 @@ class Place(NamedTuple):
         return cls(int(port), Channel.parse(channel) if at else None)
 
     def __str__(self) -> str:
-        return f"{self.port}@{self.channel}" if self.channel else str(self.port)
+        return (
+            f"{self.port}@{self.channel}" if self.channel else str(self.port)
+        )
 
     def holds(self, entry: Any) -> bool:
         """Whether an entry of the switch's map uses the place."""
         if self.port not in (entry.inp, entry.out):
             return False
-        return self.channel is None or bool(self.channel.overlaps(entry.channel))
+        return self.channel is None or bool(
+            self.channel.overlaps(entry.channel)
+        )
 
 
 def driven(switch: OpticalSwitch) -> str:
@@ -62,7 +71,9 @@ def driven(switch: OpticalSwitch) -> str:
 def check_place(switch: OpticalSwitch, place: Place) -> None:
     """``BadInput`` if the switch does not have this port or channel."""
     if not 1 <= place.port <= switch.ports:
-        raise BadInput(f"{switch.name} has ports 1–{switch.ports}, not {place.port}")
+        raise BadInput(
+            f"{switch.name} has ports 1–{switch.ports}, not {place.port}"
+        )
     if place.channel is None:
         return
     if not isinstance(switch, WavelengthSwitch):
@@ -83,24 +94,33 @@ def places_of(entries: Iterable[Any]) -> list[Place]:
 
 def in_order(places: Iterable[Place]) -> list[Place]:
     """Each place once, sorted: a whole port before its channels, these by frequency."""
-    return sorted(set(places), key=lambda place: (place.port, place.channel or ()))
+    return sorted(
+        set(places), key=lambda place: (place.port, place.channel or ())
+    )
 
 
-def entries_at(switch_map: AnyMap, places: Iterable[int | Place]) -> tuple[Any, ...]:
+def entries_at(
+    switch_map: AnyMap, places: Iterable[int | Place]
+) -> tuple[Any, ...]:
     """The entries of a map that use these ports, or places."""
-    named = [Place(place) if isinstance(place, int) else place for place in places]
+    named = [
+        Place(place) if isinstance(place, int) else place for place in places
+    ]
     ports = {place.port for place in named if place.channel is None}
     channels = [place for place in named if place.channel is not None]
     return tuple(
         entry
         for entry in switch_map
-        if entry.inp in ports or entry.out in ports or any(p.holds(entry) for p in channels)
+        if entry.inp in ports
+        or entry.out in ports
+        or any(p.holds(entry) for p in channels)
     )
 
 
 def parse_map(switch: OpticalSwitch, texts: Iterable[str]) -> AnyMap:
     """This switch's map from text; ``BadInput`` for entries of the other kind."""
-    texts, selective = tuple(texts), isinstance(switch, WavelengthSwitch)
+    texts = tuple(texts)
+    selective = isinstance(switch, WavelengthSwitch)
     for text in texts:
         if selective and "@" not in text:
             raise BadInput(
@@ -115,14 +135,22 @@ def parse_map(switch: OpticalSwitch, texts: Iterable[str]) -> AnyMap:
     return SpectrumMap.parse(texts) if selective else PortMap.parse(texts)
 
 
-def recorded_map(lab: Lab | None, name: str, texts: Iterable[str]) -> AnyMap:
+def recorded_map(
+    lab: Lab | None,
+    name: str,
+    texts: Iterable[str],
+) -> AnyMap:
     """A map recorded earlier, perhaps of a switch that the lab no longer has."""
     switches = () if lab is None else lab.optical_switches
     switch = next((switch for switch in switches if switch.name == name), None)
     if switch is not None:
         return parse_map(switch, texts)
     texts = tuple(texts)
-    return SpectrumMap.parse(texts) if any("@" in text for text in texts) else PortMap.parse(texts)
+    return (
+        SpectrumMap.parse(texts)
+        if any("@" in text for text in texts)
+        else PortMap.parse(texts)
+    )
 
 
 def check_map(switch: OpticalSwitch, wanted: AnyMap) -> None:
@@ -131,7 +159,9 @@ def check_map(switch: OpticalSwitch, wanted: AnyMap) -> None:
     if not isinstance(wanted, kind):
         words = f"the map of {switch.name} is a {kind.__name__}, not {type(wanted).__name__}"
         raise BadInput(words)
-    if isinstance(switch, WavelengthSwitch) and isinstance(wanted, SpectrumMap):
+    if isinstance(switch, WavelengthSwitch) and isinstance(
+        wanted, SpectrumMap
+    ):
         wanted.check(switch.inputs, switch.outputs, switch.grid)
     elif isinstance(wanted, PortMap):
         wanted.check(switch.ports)
@@ -139,12 +169,18 @@ def check_map(switch: OpticalSwitch, wanted: AnyMap) -> None:
 
 def circuits_of(maps: Mapping[str, AnyMap]) -> dict[str, PortMap]:
     """Maps of circuit switches."""
-    return {name: each for name, each in maps.items() if isinstance(each, PortMap)}
+    return {
+        name: each for name, each in maps.items() if isinstance(each, PortMap)
+    }
 
 
 def spectra_of(maps: Mapping[str, AnyMap]) -> dict[str, SpectrumMap]:
     """Maps of wavelength switches."""
-    return {name: each for name, each in maps.items() if isinstance(each, SpectrumMap)}
+    return {
+        name: each
+        for name, each in maps.items()
+        if isinstance(each, SpectrumMap)
+    }
 
 
 def with_spectra(lab: Lab, maps: Mapping[str, AnyMap]) -> Lab:
@@ -154,12 +190,20 @@ def with_spectra(lab: Lab, maps: Mapping[str, AnyMap]) -> Lab:
         replace(switch, initial=spectra.get(switch.name, SpectrumMap()))
         for switch in lab.wavelength_switches
     )
-    return lab if now == lab.wavelength_switches else lab.with_changes(wavelength_switches=now)
+    return (
+        lab
+        if now == lab.wavelength_switches
+        else lab.with_changes(wavelength_switches=now)
+    )
 
 
 def check_map_name(name: str) -> None:
     """``BadInput`` unless maps can be saved under this name."""
-    if not 0 < len(name) <= _LONGEST_MAP_NAME or not name.isprintable() or "/" in name:
+    if (
+        not 0 < len(name) <= _LONGEST_MAP_NAME
+        or not name.isprintable()
+        or "/" in name
+    ):
         words = f"expected 1 to {_LONGEST_MAP_NAME} printable characters without '/'"
     elif name in (".", ".."):
         words = "that is a folder"
@@ -168,7 +212,8 @@ def check_map_name(name: str) -> None:
     raise BadInput(f"invalid name for saved maps {name!r}: {words}")
 
 
-_Across = Mapping[str, Mapping[int, int]]  # by OCS: outputs by input, or inputs by output
+# By OCS: outputs by input, or inputs by output.
+_Across = Mapping[str, Mapping[int, int]]
 
 
 class Links:
@@ -184,40 +229,57 @@ class Links:
         maps: Mapping[str, PortMap],
         spectra: Mapping[str, SpectrumMap] | None = None,
     ) -> None:
-        self._lab, self._fibres, self._spectra = lab, lab.circuit_fibres, spectra
-        self.maps = {ocs: maps[ocs] if ocs in maps else PortMap() for ocs in self._fibres}
+        self._lab = lab
+        self._fibres = lab.circuit_fibres
+        self._spectra = spectra
+        self.maps = {
+            ocs: maps[ocs] if ocs in maps else PortMap()
+            for ocs in self._fibres
+        }
         self.light = Light(lab, self.maps, spectra) if lab.coloured else None
 
-    def after(self, maps: Mapping[str, PortMap]) -> tuple[Links, frozenset[Endpoint]]:
+    def after(
+        self, maps: Mapping[str, PortMap]
+    ) -> tuple[Links, frozenset[Endpoint]]:
         """The links with other maps of circuit switches, and the sources of changed lightpaths.
 
         Without wavelength channels, only these are traced again.
         """
         links = Links(self._lab, maps, self._spectra)
-        ours, theirs = self.paths, links.__dict__
+        ours = self.paths
+        theirs = links.__dict__
         if self.light is not None:
             ends = ours.keys() | links.paths.keys()
-            return links, frozenset(end for end in ends if ours.get(end) != links.paths.get(end))
+            return links, frozenset(
+                end for end in ends if ours.get(end) != links.paths.get(end)
+            )
         moved = set[Endpoint]()
         for ocs, before in self.maps.items():
-            if (now := links.maps[ocs]) is not before and (change := before.diff(now)):
+            if (now := links.maps[ocs]) is not before and (
+                change := before.diff(now)
+            ):
                 moved.update(self.sources(ocs, change.breaks))
                 moved.update(links.sources(ocs, change.makes))
         # Unchanged paths are copied into the cached properties.
-        paths, sinks = dict(ours), dict(self._sinks)
+        paths = dict(ours)
+        sinks = dict(self._sinks)
         for source in moved:
             paths.pop(source, None)
             sinks.pop(source, None)
             if (path := links.path(source)) is not None:
-                paths[source], sinks[source] = path, path.sink
-        theirs["paths"], theirs["_sinks"] = paths, sinks
+                paths[source] = path
+                sinks[source] = path.sink
+        theirs["paths"] = paths
+        theirs["_sinks"] = sinks
         theirs["_loss_db"] = self._loss_db
         return links, frozenset(moved)
 
     @cached_property
     def paths(self) -> Mapping[Endpoint, LightPath]:
         """Every lightpath, by its source. O(fibres + cross-connects), once."""
-        found = ((source, self.path(source)) for source in self._lab.fibre_ends)
+        found = (
+            (source, self.path(source)) for source in self._lab.fibre_ends
+        )
         return {source: path for source, path in found if path is not None}
 
     def path(self, source: Endpoint) -> LightPath | None:
@@ -229,9 +291,11 @@ class Links:
         at, fibre = self._lab.fibre_ends[source]
         hops: list[Hop] = []
         lost_db: list[float] = []
-        rate_bps, loss_db = fibre.rate_bps, fibre.loss_db
+        rate_bps = fibre.rate_bps
+        loss_db = fibre.loss_db
         while (out_of := self._out_of.get(at.device)) is not None:
-            ocs, inp = at.device, int(at.port)
+            ocs = at.device
+            inp = int(at.port)
             out = out_of.get(inp)
             if out is None or out not in self._fibres[ocs]:
                 return None
@@ -240,17 +304,33 @@ class Links:
             lost_db.append(loss_db + self._loss_db[ocs])
             loss_db = lost_db[-1] + fibre.loss_db
             if fibre.rate_bps is not None:
-                rate_bps = fibre.rate_bps if rate_bps is None else min(rate_bps, fibre.rate_bps)
+                rate_bps = (
+                    fibre.rate_bps
+                    if rate_bps is None
+                    else min(rate_bps, fibre.rate_bps)
+                )
         passed = tuple(hops)
-        return LightPath(source, at, passed, rate_bps, loss_db, tuple(lost_db), passed)
+        return LightPath(
+            source,
+            at,
+            passed,
+            rate_bps,
+            loss_db,
+            tuple(lost_db),
+            passed,
+        )
 
-    def passed(self, path: LightPath) -> Iterable[tuple[tuple[str, Entry], float]]:
+    def passed(
+        self, path: LightPath
+    ) -> Iterable[tuple[tuple[str, Entry], float]]:
         """The entries of maps that pass this path, by switch, and the loss until there."""
         if self.light is None:
             return zip(path.hops, path.lost_db, strict=True)
         return self.light.passed(path)
 
-    def sources(self, ocs: str, cross_connects: Iterable[Entry]) -> Iterator[Endpoint]:
+    def sources(
+        self, ocs: str, cross_connects: Iterable[Entry]
+    ) -> Iterator[Endpoint]:
         """The sources of the lightpaths through these entries of this switch's map.
 
         Without wavelength channels O(entries), not O(lab).
@@ -264,17 +344,25 @@ class Links:
         ends = self._lab.circuit_ends[ocs]
         for c in cross_connects:
             begins = ends.get(c.inp) or self._beyond(ocs, c.inp, self._in_of)
-            if begins is not None and (c.out in ends or self._beyond(ocs, c.out, self._out_of)):
+            if begins is not None and (
+                c.out in ends or self._beyond(ocs, c.out, self._out_of)
+            ):
                 yield begins
 
-    def paths_through(self, ocs: str, cross_connects: Iterable[Entry]) -> Iterator[LightPath]:
+    def paths_through(
+        self, ocs: str, cross_connects: Iterable[Entry]
+    ) -> Iterator[LightPath]:
         """The lightpaths through these entries of this switch's map."""
         return filter(None, map(self.path, self.sources(ocs, cross_connects)))
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
         """The other end of the link at ``endpoint``; ``None`` if it is down or one-way."""
         sink = self._sinks.get(endpoint)
-        return sink if sink is not None and self._sinks.get(sink) == endpoint else None
+        return (
+            sink
+            if sink is not None and self._sinks.get(sink) == endpoint
+            else None
+        )
 
     def peers(self, endpoint: Endpoint) -> tuple[Endpoint, ...]:
         """All ends with lightpaths both ways to ``endpoint``: several behind a coupler."""
@@ -283,17 +371,29 @@ class Links:
             return () if peer is None else (peer,)
         arrivals = self.light.arrivals
         sinks = [path.sink for path in arrivals.get(endpoint, ())]
-        return tuple(s for s in sinks if any(p.sink == endpoint for p in arrivals.get(s, ())))
+        return tuple(
+            s
+            for s in sinks
+            if any(p.sink == endpoint for p in arrivals.get(s, ()))
+        )
 
     def pairs(self) -> tuple[tuple[Endpoint, Endpoint], ...]:
         """Every link that is up, once, with sorted ends."""
         peers = ((end, self.peer(end)) for end in self._sinks)
-        return tuple(sorted((end, peer) for end, peer in peers if peer is not None and end <= peer))
+        return tuple(
+            sorted(
+                (end, peer)
+                for end, peer in peers
+                if peer is not None and end <= peer
+            )
+        )
 
     def switch_of(self, lab: Lab, endpoint: Endpoint) -> str | None:
         """The packet switch that a NIC has a link to, or ``None``."""
         peer = self.peer(endpoint)
-        if peer is None or not isinstance(lab.device(peer.device), PacketSwitch):
+        if peer is None or not isinstance(
+            lab.device(peer.device), PacketSwitch
+        ):
             return None
         return peer.device
 
@@ -318,7 +418,9 @@ class Links:
 
     @cached_property
     def _loss_db(self) -> Mapping[str, float]:
-        return {c.name: c.insertion_loss_db for c in self._lab.circuit_switches}
+        return {
+            c.name: c.insertion_loss_db for c in self._lab.circuit_switches
+        }
 
     def _end(self, at: Endpoint, across: _Across) -> Endpoint | None:
         """The end that a signal at ``at`` reaches through all circuit switches (or came from)."""
@@ -332,19 +434,30 @@ class Links:
             at = fibre[0]
         return at
 
-    def _beyond(self, ocs: str, port: int, across: _Across) -> Endpoint | None:
+    def _beyond(
+        self,
+        ocs: str,
+        port: int,
+        across: _Across,
+    ) -> Endpoint | None:
         fibre = self._fibres[ocs].get(port)
         return None if fibre is None else self._end(fibre[0], across)
 
 
 def trace_links(
-    lab: Lab, maps: Mapping[str, AnyMap], spectra: Mapping[str, SpectrumMap] | None = None
+    lab: Lab,
+    maps: Mapping[str, AnyMap],
+    spectra: Mapping[str, SpectrumMap] | None = None,
 ) -> Links:
     """The lightpaths of these maps; a switch without a map passes nothing.
 
     Without any map of a wavelength switch, these are as in the lab file.
     """
-    return Links(lab, circuits_of(maps), (spectra_of(maps) or None) if spectra is None else spectra)
+    return Links(
+        lab,
+        circuits_of(maps),
+        (spectra_of(maps) or None) if spectra is None else spectra,
+    )
 
 
 def lab_links(lab: Lab, maps: Mapping[str, AnyMap]) -> Links:
@@ -352,7 +465,13 @@ def lab_links(lab: Lab, maps: Mapping[str, AnyMap]) -> Links:
     return Links(lab, circuits_of(maps), spectra_of(maps))
 
 
-def circuit_ports(lab: Lab, endpoints: Iterable[Endpoint]) -> dict[Endpoint, tuple[str, int]]:
+def circuit_ports(
+    lab: Lab, endpoints: Iterable[Endpoint]
+) -> dict[Endpoint, tuple[str, int]]:
     """For each endpoint with a fibre to an OCS: that OCS and its port number."""
     plugs = lab.circuit_plugs
-    return {endpoint: plugs[endpoint] for endpoint in endpoints if endpoint in plugs}
+    return {
+        endpoint: plugs[endpoint]
+        for endpoint in endpoints
+        if endpoint in plugs
+    }

@@ -13,21 +13,41 @@ from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.io.fields import Fields, plain
 from patchlight.testbed.io.reader import FileIssues, Located
 from patchlight.testbed.lab.model import Endpoint, default_mac
-from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, OcsDriver, check_shape
-from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER, PACKET_DRIVERS
+from patchlight.testbed.lab.ocs_drivers import (
+    OCS_DRIVERS,
+    WSS_DRIVERS,
+    OcsDriver,
+    check_shape,
+)
+from patchlight.testbed.lab.packet_drivers import (
+    DEFAULT_DRIVER,
+    PACKET_DRIVERS,
+)
 from patchlight.testbed.lab.portmap import CrossConnect, parse_cross_connects
-from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap, clashes
+from patchlight.testbed.lab.spectrum import (
+    ChannelConnect,
+    Grid,
+    SpectrumMap,
+    clashes,
+)
 from patchlight.testbed.lab.wavelengths import Transceiver, WavelengthSwitch
 from patchlight.testbed.labfile.optical_schema import part_channels
 
-SWITCHES = ("packet_switches", "circuit_switches", "wavelength_switches", "passive_parts")
+SWITCHES = (
+    "packet_switches",
+    "circuit_switches",
+    "wavelength_switches",
+    "passive_parts",
+)
 """The lists of devices with fibres, except servers."""
 _NO_FIELDS = Fields()
 # Keys with a default may stand in the lab's defaults for switches of any driver.
 _KEYS_OF_OTHERS = frozenset({"datapath_id", "address", "vlan"})
 
 
-def repeated(values: Iterable[Located[Any]]) -> Iterator[tuple[Located[Any], Located[Any]]]:
+def repeated(
+    values: Iterable[Located[Any]],
+) -> Iterator[tuple[Located[Any], Located[Any]]]:
     """Each repeated value, and where it first appeared."""
     first: dict[Any, Located[Any]] = {}
     for value in values:
@@ -41,7 +61,10 @@ MOST_RELOCK_S = 20.0
 
 
 def _check_emulated(
-    switch: Fields, drivers: Mapping[str, OcsDriver], issues: FileIssues, mark: str = ""
+    switch: Fields,
+    drivers: Mapping[str, OcsDriver],
+    issues: FileIssues,
+    mark: str = "",
 ) -> None:
     # ``mark`` is in every map entry of a switch of its kind, and in no other.
     emulated: Fields = switch.value_of("emulated", _NO_FIELDS)
@@ -50,22 +73,45 @@ def _check_emulated(
     if "users" in emulated:
         users = emulated["users"]
         if known is not None and not known.has_users and users.value:
-            issues.at(users, f"a {known.name} has no logins: expected no users")
-        names = (user["name"] for user in emulated.listed("users") if "name" in user)
+            issues.at(
+                users, f"a {known.name} has no logins: expected no users"
+            )
+        names = (
+            user["name"] for user in emulated.listed("users") if "name" in user
+        )
         for name, before in repeated(names):
-            message = f"duplicate user {name.value}, first on line {before.line}"
+            message = (
+                f"duplicate user {name.value}, first on line {before.line}"
+            )
             issues.at(name, f"{message}: expected each once")
     faults: list[Fields] = emulated.listed("faults")
-    for entry in (fault[key] for fault in faults for key in ("lose", "meddle") if key in fault):
+    for entry in (
+        fault[key]
+        for fault in faults
+        for key in ("lose", "meddle")
+        if key in fault
+    ):
         if any(("@" in c) != (mark == "@") for c in entry.value.split(",")):
             example = "3>9@193.100" if mark else "3>9"
-            issues.at(entry, f"invalid entry for this switch: expected one like {example}")
-    if driver is not None and not (known and known.makes_room) and "conflict_time" in emulated:
+            issues.at(
+                entry,
+                f"invalid entry for this switch: expected one like {example}",
+            )
+    if (
+        driver is not None
+        and not (known and known.makes_room)
+        and "conflict_time" in emulated
+    ):
         message = (
-            f"an emulated {driver} has no conflict_time: expected it with a Calient driver only"
+            f"an emulated {driver} has no conflict_time: "
+            "expected it with a Calient driver only"
         )
         issues.at(emulated["conflict_time"], message)
-    counts = [switch[key].value for key in ("ports", "inputs", "outputs") if key in switch]
+    counts = [
+        switch[key].value
+        for key in ("ports", "inputs", "outputs")
+        if key in switch
+    ]
     for port, position in (each for fault in faults for each in _ports(fault)):
         if counts and port > max(counts):
             message = f"port {port} is outside the switch: expected 1 to {max(counts)}"
@@ -75,7 +121,10 @@ def _check_emulated(
 def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
     for key in ("refuse_ports", "fail_ports", "dark_ports"):
         yield from ((item.value, item) for item in fault.value_of(key, []))
-    yield from ((int(port), item) for port, item in fault.value_of("drift_db", {}).items())
+    yield from (
+        (int(port), item)
+        for port, item in fault.value_of("drift_db", {}).items()
+    )
     if "lose" in fault:
         lost = parse_cross_connects(fault["lose"].value.partition("@")[0])[0]
         yield from ((port, fault["lose"]) for port in (lost.inp, lost.out))
@@ -86,25 +135,62 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     servers, *switches = (lab.listed(key) for key in ("servers", *SWITCHES))
     packet_switches, circuit_switches, wavelength_switches, parts = switches
     devices = list(chain(servers, *switches))
-    _once("device", "name", devices, issues)
-    _once("datapath id", "datapath_id", [*packet_switches, *circuit_switches], issues)
+    _once(
+        "device",
+        "name",
+        devices,
+        issues,
+    )
+    _once(
+        "datapath id",
+        "datapath_id",
+        [*packet_switches, *circuit_switches],
+        issues,
+    )
     addressed = [*packet_switches, *circuit_switches, *wavelength_switches]
-    _once("address of a switch", "address", addressed, issues)
-    _once("management address", "management", servers, issues)
-    nics, gpus = list[Fields](), list[Fields]()
+    _once(
+        "address of a switch",
+        "address",
+        addressed,
+        issues,
+    )
+    _once(
+        "management address",
+        "management",
+        servers,
+        issues,
+    )
+    nics = list[Fields]()
+    gpus = list[Fields]()
     ports: dict[str, float | list[str] | None] = {}
     for server in servers:
-        its_nics, its_gpus = server.listed("nics"), server.listed("gpus")
+        its_nics = server.listed("nics")
+        its_gpus = server.listed("gpus")
         nics += its_nics
         gpus += its_gpus
-        _check_server(server, its_nics, its_gpus, issues)
+        _check_server(
+            server,
+            its_nics,
+            its_gpus,
+            issues,
+        )
         if "name" in server:
             ports.setdefault(server["name"].value, _names_of(server, its_nics))
     for switch in chain(*switches):
         if "name" in switch:
             ports.setdefault(switch["name"].value, _port_count(switch))
-    _once("GPU UUID", "uuid", gpus, issues)
-    _once("address", "address", nics, issues)
+    _once(
+        "GPU UUID",
+        "uuid",
+        gpus,
+        issues,
+    )
+    _once(
+        "address",
+        "address",
+        nics,
+        issues,
+    )
     _each_once("MAC address", _macs(nics), issues)
     for nic in nics:
         _check_way(nic, issues)
@@ -113,7 +199,12 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         if "transceiver" in nic:
             _check_transceiver(nic["transceiver"], issues)
     ways = [nic["rendezvous"].value for nic in nics if "rendezvous" in nic]
-    _once("address of a rendezvous", "address", ways, issues)
+    _once(
+        "address of a rendezvous",
+        "address",
+        ways,
+        issues,
+    )
     if nics and "network" not in lab.keys() | lab.broken:
         issues.at(
             lab["servers"],
@@ -124,52 +215,107 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         _check_datapath_id(switch, issues)
         _check_cross_connects(switch, issues)
         _check_emulated(switch, OCS_DRIVERS, issues)
-    telemetry = [s["telemetry"].value for s in packet_switches if "telemetry" in s]
+    telemetry = [
+        s["telemetry"].value for s in packet_switches if "telemetry" in s
+    ]
     by_snmp = [each["snmp"].value for each in telemetry if "snmp" in each]
-    _once("SNMP address of a switch", "address", by_snmp, issues)
+    _once(
+        "SNMP address of a switch",
+        "address",
+        by_snmp,
+        issues,
+    )
     for switch in packet_switches:
         _check_packet_switch(switch, issues)
         _check_transceivers(switch, issues)
         _check_snmp(switch, issues)
     for switch in wavelength_switches:
         _check_wavelength_switch(switch, issues)
-        _check_emulated(switch, WSS_DRIVERS, issues, "@")
+        _check_emulated(
+            switch,
+            WSS_DRIVERS,
+            issues,
+            "@",
+        )
     for part in parts:
         _check_passive_part(part, issues)
-    named = not lab.broken & {"servers", *SWITCHES} and all("name" in each for each in devices)
-    _check_fibres(lab.listed("fibres"), ports, issues, every_device_named=named)
+    named = not lab.broken & {"servers", *SWITCHES} and all(
+        "name" in each for each in devices
+    )
+    _check_fibres(
+        lab.listed("fibres"),
+        ports,
+        issues,
+        every_device_named=named,
+    )
     if "queue" in lab:
-        _once("user", "name", lab["queue"].value.listed("users"), issues)
+        _once(
+            "user",
+            "name",
+            lab["queue"].value.listed("users"),
+            issues,
+        )
     controller: Fields = lab.value_of("controller", _NO_FIELDS)
-    addresses = [controller[key] for key in ("api", "openflow") if key in controller]
+    addresses = [
+        controller[key] for key in ("api", "openflow") if key in controller
+    ]
     _each_once("controller address", addresses, issues)
 
 
-def _once(what: str, key: str, owners: Iterable[Fields], issues: FileIssues) -> None:
+def _once(
+    what: str,
+    key: str,
+    owners: Iterable[Fields],
+    issues: FileIssues,
+) -> None:
     _each_once(what, (owner[key] for owner in owners if key in owner), issues)
 
 
-def _each_once(what: str, values: Iterable[Located[Any]], issues: FileIssues) -> None:
+def _each_once(
+    what: str,
+    values: Iterable[Located[Any]],
+    issues: FileIssues,
+) -> None:
     for value, before in repeated(values):
-        shown = hex(value.value) if isinstance(value.value, int) else value.value
+        shown = (
+            hex(value.value) if isinstance(value.value, int) else value.value
+        )
         message = f"duplicate {what} {shown}, first on line {before.line}"
         issues.at(value, f"{message}: expected a unique one")
 
 
 def _check_server(
-    server: Fields, nics: list[Fields], gpus: list[Fields], issues: FileIssues
+    server: Fields,
+    nics: list[Fields],
+    gpus: list[Fields],
+    issues: FileIssues,
 ) -> None:
     ssh: Fields = server.value_of("ssh", _NO_FIELDS)
-    if "jump_host_key" in ssh and "jump" not in ssh.broken and ssh.value_of("jump") is None:
+    if (
+        "jump_host_key" in ssh
+        and "jump" not in ssh.broken
+        and ssh.value_of("jump") is None
+    ):
         message = "a jump host's key without the host: expected 'jump' too"
         issues.at(ssh["jump_host_key"], message)
-    owner = f"server {server['name'].value}" if "name" in server else "the server"
-    _once(f"in {owner}, the name", "name", [*gpus, *nics], issues)
+    owner = (
+        f"server {server['name'].value}" if "name" in server else "the server"
+    )
+    _once(
+        f"in {owner}, the name",
+        "name",
+        [*gpus, *nics],
+        issues,
+    )
     interfaces = (nic.get("interface", nic.get("name")) for nic in nics)
     # Duplicate names of NICs have been noted already.
     given = {nic["name"].value: nic for nic in nics if "name" in nic}.values()
     if len(given) == sum("name" in nic for nic in nics):
-        _each_once(f"in {owner}, the interface", (i for i in interfaces if i is not None), issues)
+        _each_once(
+            f"in {owner}, the interface",
+            (i for i in interfaces if i is not None),
+            issues,
+        )
     names = [gpu["name"].value for gpu in gpus if "name" in gpu]
     all_gpus_known = "gpus" not in server.broken and len(names) == len(gpus)
     served = [nic["gpu"] for nic in nics if "gpu" in nic]
@@ -181,7 +327,11 @@ def _check_server(
         message = f"GPU {gpu.value} already has the NIC on line {before.line}"
         issues.at(gpu, f"{message}: expected one NIC per GPU")
     # A NIC that could not be read may be the missing one.
-    if "nics" not in server or "nics" in server.broken or any("gpu" in n.broken for n in nics):
+    if (
+        "nics" not in server
+        or "nics" in server.broken
+        or any("gpu" in n.broken for n in nics)
+    ):
         return
     with_nic = {gpu.value for gpu in served}
     for name in (gpu["name"] for gpu in gpus if "name" in gpu):
@@ -203,33 +353,49 @@ def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
 
 
 def _check_way(nic: Fields, issues: FileIssues) -> None:
-    mode, mac = nic.value_of("mode", "auto"), nic.value_of("mac")
+    mode = nic.value_of("mode", "auto")
+    mac = nic.value_of("mac")
     if mode == "macvlan" and mac == "hardware":
         message = "a macvlan cannot use the NIC's MAC: expected mac: lab, or an address"
         issues.at(nic["mac"], message)
     rdma = nic.value_of("rdma", "auto")
     if mode == "macvlan" and rdma == "exclusive":
         message = (
-            "a macvlan cannot have an RDMA device exclusively: expected rdma: auto, shared or none"
+            "a macvlan cannot have an RDMA device exclusively: "
+            "expected rdma: auto, shared or none"
         )
         issues.at(nic["rdma"], message)
     if mode == "veth" and rdma in ("exclusive", "shared"):
-        issues.at(nic["rdma"], "a veth has no RDMA device: expected rdma: auto or none")
+        issues.at(
+            nic["rdma"],
+            "a veth has no RDMA device: expected rdma: auto or none",
+        )
     if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
         message = (
-            f"relock is more than {MOST_RELOCK_S:g} s: expected less, because jobs wait for it"
+            f"relock is more than {MOST_RELOCK_S:g} s: "
+            "expected less, because jobs wait for it"
         )
         issues.at(nic["relock"], message)
     way: Fields = nic.value_of("rendezvous", _NO_FIELDS)
-    if "interface" in nic and way.value_of("interface") == nic["interface"].value:
-        message = "the rendezvous uses the NIC itself: expected another interface"
+    if (
+        "interface" in nic
+        and way.value_of("interface") == nic["interface"].value
+    ):
+        message = (
+            "the rendezvous uses the NIC itself: expected another interface"
+        )
         issues.at(way["interface"], message)
 
 
-def _check_address(nic: Fields, network: IPv4Network, issues: FileIssues) -> None:
+def _check_address(
+    nic: Fields,
+    network: IPv4Network,
+    issues: FileIssues,
+) -> None:
     if "address" not in nic:
         return
-    position, address = nic["address"], nic["address"].value
+    position = nic["address"]
+    address = nic["address"].value
     if address not in network:
         message = f"address {address} is outside the lab's network: expected one in {network}"
     elif network.prefixlen < 31 and address == network.network_address:
@@ -247,7 +413,10 @@ def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
         return
     if driver.dials_in and "datapath_id" not in switch:
         message = f"a switch with driver {driver.name} needs 'datapath_id'"
-        issues.at(switch["driver"], f"{message}: expected the id that it reports, like 0x51")
+        issues.at(
+            switch["driver"],
+            f"{message}: expected the id that it reports, like 0x51",
+        )
     # A rehearsal may be for any switch.
     elif driver.device and not driver.dials_in and "datapath_id" in switch:
         message = f"driver {driver.name} has no datapath id: expected one with driver openflow only"
@@ -261,13 +430,17 @@ def _check_packet_switch(switch: Fields, issues: FileIssues) -> None:
         for key in driver.needs:
             if "name" in switch and key not in switch.keys() | switch.broken:
                 message = f"a packet switch with driver {name} needs {key!r}"
-                issues.at(switch["name"], f"{message}: expected it, or another driver")
+                issues.at(
+                    switch["name"],
+                    f"{message}: expected it, or another driver",
+                )
         taken = {*driver.needs, *driver.takes}
         for key in sorted(_KEYS_OF_OTHERS & switch.keys() - taken):
             message = f"driver {name} has no {key!r}: expected it with another driver only"
             issues.at(switch[key], message)
     if "interfaces" in switch and "ports" in switch:
-        names, ports = switch["interfaces"].value, switch["ports"].value
+        names = switch["interfaces"].value
+        ports = switch["ports"].value
         if len(names) != ports:
             message = f"{len(names)} interfaces of {ports} ports: expected the name of each port"
             issues.at(switch["interfaces"], message)
@@ -275,12 +448,24 @@ def _check_packet_switch(switch: Fields, issues: FileIssues) -> None:
 
 
 def _check_snmp(switch: Fields, issues: FileIssues) -> None:
-    snmp: Fields = switch.value_of("telemetry", _NO_FIELDS).value_of("snmp", _NO_FIELDS)
+    snmp: Fields = switch.value_of("telemetry", _NO_FIELDS).value_of(
+        "snmp", _NO_FIELDS
+    )
     if "community_env" in snmp and "user" in snmp:
-        issues.at(snmp["user"], "expected 'community_env' (version 2c) or 'user' (version 3)")
-    for key, needs in (("auth_env", "user"), ("auth", "auth_env"), ("priv_env", "auth_env")):
+        issues.at(
+            snmp["user"],
+            "expected 'community_env' (version 2c) or 'user' (version 3)",
+        )
+    for key, needs in (
+        ("auth_env", "user"),
+        ("auth", "auth_env"),
+        ("priv_env", "auth_env"),
+    ):
         if key in snmp and needs not in snmp:
-            issues.at(snmp[key], f"{key!r} needs {needs!r}: expected both (SNMP version 3)")
+            issues.at(
+                snmp[key],
+                f"{key!r} needs {needs!r}: expected both (SNMP version 3)",
+            )
 
 
 def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:
@@ -288,15 +473,31 @@ def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:
     for item in switch.value_of("cross_connects", []):
         ways: tuple[CrossConnect, ...] = item.value
         count = switch.value_of("ports")
-        outside = [port for port in ways[0] if count is not None and not 1 <= port <= count]
+        outside = [
+            port
+            for port in ways[0]
+            if count is not None and not 1 <= port <= count
+        ]
         for port in outside:
-            issues.at(item, f"port {port} is outside the switch: expected 1 to {count}")
-        sides = [(side, way) for way in ways for side in (("in", way.inp), ("out", way.out))]
+            issues.at(
+                item,
+                f"port {port} is outside the switch: expected 1 to {count}",
+            )
+        sides = [
+            (side, way)
+            for way in ways
+            for side in (("in", way.inp), ("out", way.out))
+        ]
         clash = next((side for side, _ in sides if side in taken), None)
         if clash is not None and not outside:
-            (side, port), (other, line) = clash, taken[clash]
-            message = f"{side}:{port} is used twice, first by {other} on line {line}"
-            issues.at(item, f"{message}: expected each input and each output once")
+            side, port = clash
+            other, line = taken[clash]
+            message = (
+                f"{side}:{port} is used twice, first by {other} on line {line}"
+            )
+            issues.at(
+                item, f"{message}: expected each input and each output once"
+            )
         elif not outside:
             taken.update({side: (way, item.line) for side, way in sides})
 
@@ -311,7 +512,11 @@ def _check_transceivers(switch: Fields, issues: FileIssues) -> None:
 
 def _names_of(server: Fields, nics: list[Fields]) -> list[str] | None:
     """The names of its NICs; ``None`` if one is unknown."""
-    whole = "nics" in server and "nics" not in server.broken and all("name" in n for n in nics)
+    whole = (
+        "nics" in server
+        and "nics" not in server.broken
+        and all("name" in n for n in nics)
+    )
     return [nic["name"].value for nic in nics] if whole else None
 
 
@@ -335,24 +540,34 @@ def _check_fibres(
 ) -> None:
     plugged: list[Located[Endpoint]] = []
     for fibre in fibres:
-        if "jitter" in fibre and fibre["jitter"].value > fibre.value_of("delay", 0.0):
+        if "jitter" in fibre and fibre["jitter"].value > fibre.value_of(
+            "delay", 0.0
+        ):
             message = "jitter is more than the delay: expected at most as much"
             issues.at(fibre["jitter"], message)
         ends: list[Located[Endpoint]] = fibre.value_of("ends", [])
         if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
             message = f"fibre from {ends[0].value.device} to itself: expected two devices"
             issues.at(ends[1], message)
-        for end in ends if every_device_named else [e for e in ends if e.value.device in ports]:
+        for end in (
+            ends
+            if every_device_named
+            else [e for e in ends if e.value.device in ports]
+        ):
             if problem := _wrong_end(end.value, ports):
                 issues.at(end, problem)
             else:
                 plugged.append(end)
     for end, before in repeated(plugged):
-        message = f"port {end.value} is used twice, first on line {before.line}"
+        message = (
+            f"port {end.value} is used twice, first on line {before.line}"
+        )
         issues.at(end, f"{message}: expected one fibre for each port")
 
 
-def _wrong_end(end: Endpoint, ports: Mapping[str, float | list[str] | None]) -> str | None:
+def _wrong_end(
+    end: Endpoint, ports: Mapping[str, float | list[str] | None]
+) -> str | None:
     if end.device not in ports:
         return f"unknown device {end.device!r}: {nearest(end.device, ports)}"
     known = ports[end.device]
@@ -385,7 +600,9 @@ def _check_transceiver(located: Located[Any], issues: FileIssues) -> None:
     except BadInput as error:
         issues.at(place, error.message)
     if "tuning_time" in fields and "tunable" not in fields:
-        message = "a fixed transceiver has no tuning time: expected 'tunable' too"
+        message = (
+            "a fixed transceiver has no tuning time: expected 'tunable' too"
+        )
         issues.at(fields["tuning_time"], message)
 
 
@@ -401,9 +618,14 @@ def _check_wavelength_switch(switch: Fields, issues: FileIssues) -> None:
             if whole:
                 SpectrumMap(ways).check(inputs, outputs, grid)
             for words, line in (
-                (w, n) for way in ways for o, n in before for w in clashes([o, way])
+                (w, n)
+                for way in ways
+                for o, n in before
+                for w in clashes([o, way])
             ):
-                raise BadInput(f"{words} of line {line}: expected other ports or channels")
+                raise BadInput(
+                    f"{words} of line {line}: expected other ports or channels"
+                )
         except BadInput as error:
             issues.at(item, error.message)
         else:
@@ -412,11 +634,26 @@ def _check_wavelength_switch(switch: Fields, issues: FileIssues) -> None:
         initial = SpectrumMap(tuple(way for way, _ in before))
         driver = switch["driver"]
         try:
-            check_shape(WavelengthSwitch("", inputs, outputs, grid, 0, 0, initial, driver.value))
+            check_shape(
+                WavelengthSwitch(
+                    "",
+                    inputs,
+                    outputs,
+                    grid,
+                    0,
+                    0,
+                    initial,
+                    driver.value,
+                )
+            )
         except BadInput as error:
             issues.at(driver, error.message)
     for key, other in (("driver", "address"), ("address", "driver")):
-        if key in switch and other not in switch and other not in switch.broken:
+        if (
+            key in switch
+            and other not in switch
+            and other not in switch.broken
+        ):
             message = f"a wavelength switch with {key!r} needs {other!r}: expected both or neither"
             issues.at(switch[key], message)
 
@@ -428,17 +665,32 @@ def _check_passive_part(part: Fields, issues: FileIssues) -> None:
     if kind.value == "coupler":
         for key in ("channels", "grid"):
             if key in part:
-                issues.at(part[key], f"a coupler does not sort channels: expected no {key!r}")
+                issues.at(
+                    part[key],
+                    f"a coupler does not sort channels: expected no {key!r}",
+                )
     elif "channels" not in part:
-        issues.at(kind, f"a part of kind {kind.value} needs 'channels': expected the band it sorts")
+        issues.at(
+            kind,
+            f"a part of kind {kind.value} needs 'channels': expected the band it sorts",
+        )
         return
     if kind.value != "multiplexer" and "ports" not in part:
-        issues.at(kind, f"a part of kind {kind.value} needs 'ports': expected their number")
+        issues.at(
+            kind,
+            f"a part of kind {kind.value} needs 'ports': expected their number",
+        )
     try:
         count = len(part_channels(part))
     except BadInput as error:
         issues.at(part["channels"], error.message)
         return
-    if kind.value == "multiplexer" and "ports" in part and part["ports"].value != count + 1:
+    if (
+        kind.value == "multiplexer"
+        and "ports" in part
+        and part["ports"].value != count + 1
+    ):
         message = f"a multiplexer of {count} channels has {count + 1} ports"
-        issues.at(part["ports"], f"{message}: expected that number, or no 'ports'")
+        issues.at(
+            part["ports"], f"{message}: expected that number, or no 'ports'"
+        )

@@ -5,11 +5,23 @@ import re
 from typing import NamedTuple
 
 BEGIN = "'patchlight lab init' writes one to start from"
-_OWN = {"servers", "packet_switches", "circuit_switches", "wavelength_switches", "fibres"}
+_OWN = {
+    "servers",
+    "packet_switches",
+    "circuit_switches",
+    "wavelength_switches",
+    "fibres",
+}
 _OWN |= {"passive_parts", "network"}
-_WIRE = f"describe its nodes and links as servers, switches and fibres; {BEGIN}"
-_GNPY = f"describe its optical paths as switches, and fibres with a loss; {BEGIN}"
-_SHOW = "Patchlight writes the topology for it: patchlight lab show LAB --format"
+_WIRE = (
+    f"describe its nodes and links as servers, switches and fibres; {BEGIN}"
+)
+_GNPY = (
+    f"describe its optical paths as switches, and fibres with a loss; {BEGIN}"
+)
+_SHOW = (
+    "Patchlight writes the topology for it: patchlight lab show LAB --format"
+)
 _NODES = f"describe its nodes with GPUs as servers; {BEGIN}"
 _IMAGE = "a job runs an image: patchlight job submit NAME --image IMAGE"
 _SONIC = f"describe its switch under 'packet_switches'; {BEGIN}"
@@ -18,7 +30,8 @@ _POLICY = "name a policy in a lab file's 'policies', as FILE.py:CLASS"
 _SLURM_YAML = r"""^(?:- +|-[ \t]*\n +|\[ *\{ *)["']?(?:topology|cluster_default)["']?[ \t]*:"""
 _SLURM_INCLUDE = r"(?i)^[ \t]*include[ \t]+[^\s:]+[ \t]*$"
 _TRACE = (
-    r"\A\s*(?:;|JobID(?:Raw)?\||(?:-?\d\S*\s+){17}-?\d|[\w,]*(?:submit|creation)_time\b[\w,]*\s*$)"
+    r"\A\s*(?:;|JobID(?:Raw)?\||(?:-?\d\S*\s+){17}-?\d|"
+    r"[\w,]*(?:submit|creation)_time\b[\w,]*\s*$)"
 )
 
 
@@ -39,44 +52,118 @@ def _inner_key(*names: str) -> str:
 
 _KINDS = (
     _Kind(
-        "a Mininet program", _WIRE, r"^[ \t]*(?:from|import) +(?:mininet|mn_wifi|containernet)\b"
+        "a Mininet program",
+        _WIRE,
+        r"^[ \t]*(?:from|import) +(?:mininet|mn_wifi|containernet)\b",
     ),
-    _Kind("a topology of Mininet's MiniEdit", _WIRE, keys=("hosts", "switches", "links")),
-    _Kind("a GNS3 project", _WIRE, keys=("project_id", "topology")),
-    _Kind("a containerlab topology", _WIRE, r"\b(?:nodes|kinds)[\"']?\s*:", ("topology",)),
     _Kind(
-        "a topology of nodes and links, such as netlab's or CML's", _WIRE, keys=("nodes", "links")
+        "a topology of Mininet's MiniEdit",
+        _WIRE,
+        keys=("hosts", "switches", "links"),
+    ),
+    _Kind("a GNS3 project", _WIRE, keys=("project_id", "topology")),
+    _Kind(
+        "a containerlab topology",
+        _WIRE,
+        r"\b(?:nodes|kinds)[\"']?\s*:",
+        ("topology",),
+    ),
+    _Kind(
+        "a topology of nodes and links, such as netlab's or CML's",
+        _WIRE,
+        keys=("nodes", "links"),
     ),
     _Kind("a Kathará lab", _WIRE, r"^\w+\[(?:\d+|image)\] *="),
-    _Kind("a graph (GraphML, GML or DOT)", _WIRE, r"<graphml\b|^(?:strict +)?(?:di)?graph\b.*[{[]"),
+    _Kind(
+        "a graph (GraphML, GML or DOT)",
+        _WIRE,
+        r"<graphml\b|^(?:strict +)?(?:di)?graph\b.*[{[]",
+    ),
     _Kind("an InfraGraph infrastructure", _WIRE, keys=("infrastructure",)),
-    _Kind("an InfraGraph infrastructure", _WIRE, keys=("devices", "instances")),
+    _Kind(
+        "an InfraGraph infrastructure", _WIRE, keys=("devices", "instances")
+    ),
     _Kind("a GNPy network", _GNPY, keys=("elements", "connections")),
-    _Kind("a GNPy equipment library", _GNPY, any_key=("Edfa", "Roadm", "Span")),
+    _Kind(
+        "a GNPy equipment library", _GNPY, any_key=("Edfa", "Roadm", "Span")
+    ),
     _Kind("a GNPy list of services", _GNPY, keys=("path-request",)),
-    _Kind("a GNPy network", _GNPY, r"""^[ \t{]*["']?(?:gnpy|ietf)-network[\w-]*:"""),
-    _Kind("an Ansible inventory", _NODES, _inner_key("hosts", "children"), ("all",)),
-    _Kind("a network of ASTRA-sim", "simulate it: --network astra:FILE", keys=("npus_count",)),
-    _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"(?i)^[ \t]*(?:Switch|Block)Name *="),
+    _Kind(
+        "a GNPy network",
+        _GNPY,
+        r"""^[ \t{]*["']?(?:gnpy|ietf)-network[\w-]*:""",
+    ),
+    _Kind(
+        "an Ansible inventory",
+        _NODES,
+        _inner_key("hosts", "children"),
+        ("all",),
+    ),
+    _Kind(
+        "a network of ASTRA-sim",
+        "simulate it: --network astra:FILE",
+        keys=("npus_count",),
+    ),
+    _Kind(
+        "Slurm's topology.conf",
+        f"{_SHOW} slurm-conf",
+        r"(?i)^[ \t]*(?:Switch|Block)Name *=",
+    ),
     _Kind("Slurm's topology.yaml", f"{_SHOW} slurm", _SLURM_YAML),
-    _Kind("Slurm's gres.conf", _NODES, r"(?i)^[^#\n]*\bName *= *gpu\b|^[ \t]*AutoDetect *="),
+    _Kind(
+        "Slurm's gres.conf",
+        _NODES,
+        r"(?i)^[^#\n]*\bName *= *gpu\b|^[ \t]*AutoDetect *=",
+    ),
     _Kind(
         "Slurm's slurm.conf",
         _NODES,
         r"(?i)^[ \t]*(?:ClusterName|SlurmctldHost|(?:Node|Partition)Name) *=",
     ),
-    _Kind("a Slurm file that includes others", f"{_SHOW} slurm-conf", _SLURM_INCLUDE),
-    _Kind("a Kubernetes manifest", f"{_SHOW} kueue", keys=("apiVersion", "kind")),
-    _Kind("a Docker Compose file", _IMAGE, _inner_key("image", "build"), ("services",)),
-    _Kind("a SONiC configuration", _SONIC, any_key=("DEVICE_METADATA", "PORT", "VLAN_MEMBER")),
-    _Kind("a Patchlight job file", _SUBMIT, _inner_key("workers"), ("jobs",)),
-    _Kind("a Patchlight job file", _SUBMIT, any_key=("model", "iterations", "command", "gradient")),
     _Kind(
-        "a learned policy's card", "name it in a lab file's 'policies'", r'"format": *"patchlight-p'
+        "a Slurm file that includes others",
+        f"{_SHOW} slurm-conf",
+        _SLURM_INCLUDE,
     ),
-    _Kind("an experiment's result", "its report.html shows it", keys=("experiment", "provenance")),
+    _Kind(
+        "a Kubernetes manifest", f"{_SHOW} kueue", keys=("apiVersion", "kind")
+    ),
+    _Kind(
+        "a Docker Compose file",
+        _IMAGE,
+        _inner_key("image", "build"),
+        ("services",),
+    ),
+    _Kind(
+        "a SONiC configuration",
+        _SONIC,
+        any_key=("DEVICE_METADATA", "PORT", "VLAN_MEMBER"),
+    ),
+    _Kind(
+        "a Patchlight job file",
+        _SUBMIT,
+        _inner_key("workers"),
+        ("jobs",),
+    ),
+    _Kind(
+        "a Patchlight job file",
+        _SUBMIT,
+        any_key=("model", "iterations", "command", "gradient"),
+    ),
+    _Kind(
+        "a learned policy's card",
+        "name it in a lab file's 'policies'",
+        r'"format": *"patchlight-p',
+    ),
+    _Kind(
+        "an experiment's result",
+        "its report.html shows it",
+        keys=("experiment", "provenance"),
+    ),
     _Kind("a Python program", _POLICY, r"^(?:import|from|class|def) +\w+"),
-    _Kind("a job trace", "simulate it: patchlight simulate --trace FILE", _TRACE),
+    _Kind(
+        "a job trace", "simulate it: patchlight simulate --trace FILE", _TRACE
+    ),
 )
 """Of several that match, the first counts."""
 
@@ -87,7 +174,9 @@ def recognised(text: str) -> str | None:
     if not keys.isdisjoint(_OWN):
         return None
     for kind in _KINDS:
-        if not keys.issuperset(kind.keys) or (kind.any_key and keys.isdisjoint(kind.any_key)):
+        if not keys.issuperset(kind.keys) or (
+            kind.any_key and keys.isdisjoint(kind.any_key)
+        ):
             continue
         if re.search(kind.pattern, text, re.MULTILINE):
             return f"this is {kind.what}, not a lab file: {kind.to_do}"
@@ -101,4 +190,8 @@ def _keys(text: str) -> set[str]:
             return set(json.loads(text))
         except (ValueError, RecursionError):
             return set()
-    return set(re.findall(r"^[\"']?([\w./-]+)[\"']?[ \t]*:(?=\s|$)", text, re.MULTILINE))
+    return set(
+        re.findall(
+            r"^[\"']?([\w./-]+)[\"']?[ \t]*:(?=\s|$)", text, re.MULTILINE
+        )
+    )

@@ -36,7 +36,11 @@ class _Fault(Group):
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         located = super()._read(node, issues)
         fields: Fields = located.value
-        written = {str(key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
+        written = {
+            str(key.value)
+            for key, _ in node.value
+            if isinstance(key, yaml.ScalarNode)
+        }
         if not written - set(TRIGGERS):
             kinds = [key.name for key in self.keys if key.name not in TRIGGERS]
             issues.at(located, f"a fault needs a kind: {nearest('', kinds)}")
@@ -57,14 +61,18 @@ class _Fault(Group):
 def _words(text: str) -> str:
     if text.strip() and text.isprintable() and len(text) <= 200:
         return text
-    raise BadInput(f"{text[:60]!r} is not a device message: expected 1 to 200 printable characters")
+    raise BadInput(
+        f"{text[:60]!r} is not a device message: expected 1 to 200 printable characters"
+    )
 
 
 def _circuit(text: str) -> str:
     # The check of the whole file decides which form fits, and which ports exist.
-    one_way, *back = (spectrum.parse_channel_connects if "@" in text else parse_cross_connects)(
-        text
-    )
+    one_way, *back = (
+        spectrum.parse_channel_connects
+        if "@" in text
+        else parse_cross_connects
+    )(text)
     return str(one_way).replace(">", "-" if back else ">", 1)
 
 
@@ -86,34 +94,83 @@ def _port(text: str) -> str:
 
 
 # Keys of JSON objects are texts, also on the control socket.
-_PORT_KEY = Text("a port number", _port, {"pattern": "^[1-9][0-9]{0,8}$"}, numbers=True, write=int)
+_PORT_KEY = Text(
+    "a port number",
+    _port,
+    {"pattern": "^[1-9][0-9]{0,8}$"},
+    numbers=True,
+    write=int,
+)
 _PORT = Whole("a port number", 1, _MOST)
 _COUNT = Whole("how many", 1, _MOST)
 _WORDS = Text("the device's message", _words)
 
 FAULT = _Fault(
     "a fault",
-    Key("refuse_ports", ListOf(_PORT, "port numbers"), "ports that are locked"),
-    Key("fail_ports", ListOf(_PORT, "port numbers"), "ports with stuck mirrors"),
-    Key("dark_ports", ListOf(_PORT, "port numbers"), "ports that report circuits and pass nothing"),
-    Key("drift_db", MapOf(_PORT_KEY, Number("dB"), "dB by port", "{3: 1.5}"), "additional loss"),
+    Key(
+        "refuse_ports", ListOf(_PORT, "port numbers"), "ports that are locked"
+    ),
+    Key(
+        "fail_ports", ListOf(_PORT, "port numbers"), "ports with stuck mirrors"
+    ),
+    Key(
+        "dark_ports",
+        ListOf(_PORT, "port numbers"),
+        "ports that report circuits and pass nothing",
+    ),
+    Key(
+        "drift_db",
+        MapOf(
+            _PORT_KEY,
+            Number("dB"),
+            "dB by port",
+            "{3: 1.5}",
+        ),
+        "additional loss",
+    ),
     Key("read_only", YesNo(), "all users are read-only"),
-    Key("repeat_pages", YesNo(), "long replies are sent as several whole replies"),
+    Key(
+        "repeat_pages",
+        YesNo(),
+        "long replies are sent as several whole replies",
+    ),
     Key(
         "monitors",
-        choice("where the power monitors are", "both", "out", "none"),
+        choice(
+            "where the power monitors are",
+            "both",
+            "out",
+            "none",
+        ),
         "where it has power monitors",
         default="both",
     ),
-    Key("acknowledge", YesNo(), "keep reporting that a stalled command is in progress"),
-    Key("names", Text("a name", _name, example="x;DLT-CRS-ALL:::7"), "the name of every circuit"),
-    Key("refuse_next", _WORDS, "refuse the next change with this message", example="busy"),
+    Key(
+        "acknowledge",
+        YesNo(),
+        "keep reporting that a stalled command is in progress",
+    ),
+    Key(
+        "names",
+        Text("a name", _name, example="x;DLT-CRS-ALL:::7"),
+        "the name of every circuit",
+    ),
+    Key(
+        "refuse_next",
+        _WORDS,
+        "refuse the next change with this message",
+        example="busy",
+    ),
     Key(
         "cut",
         choice("when the connection is cut", "before", "after"),
         "drop the connection before or after the next change",
     ),
-    Key("stall_s", Number("seconds", lowest=0), "delay the next change by this time"),
+    Key(
+        "stall_s",
+        Number("seconds", lowest=0),
+        "delay the next change by this time",
+    ),
     Key(
         "meddle",
         Text("cross-connects", _circuits, example="1>7,3>9"),
@@ -123,15 +180,43 @@ FAULT = _Fault(
     Key("garble", _COUNT, "how many of the next answers are corrupted"),
     Key("answer_twice", _COUNT, "how many of the next answers are sent twice"),
     Key("truncate", _COUNT, "how many of the next answers end half-way"),
-    Key("strays", _COUNT, "how many of the next answers follow an unsolicited one (TL1)"),
+    Key(
+        "strays",
+        _COUNT,
+        "how many of the next answers follow an unsolicited one (TL1)",
+    ),
     Key("flood", _COUNT, "how many alarms are sent before the next answer"),
-    Key("report", _WORDS, "say this unasked, as an alarm", example="power supply 2 failed"),
-    Key("lose", Text("a cross-connect", _circuit, example="3>9"), "it disappears without an event"),
-    Key("reboot", choice("what happens to the map", "keep", "forget"), "restart the device"),
-    Key("after", replace(v.TIME, example="30s"), "how long after its start", "immediately"),
-    Key("after_changes", _COUNT, "after how many commands that change something"),
+    Key(
+        "report",
+        _WORDS,
+        "say this unasked, as an alarm",
+        example="power supply 2 failed",
+    ),
+    Key(
+        "lose",
+        Text("a cross-connect", _circuit, example="3>9"),
+        "it disappears without an event",
+    ),
+    Key(
+        "reboot",
+        choice("what happens to the map", "keep", "forget"),
+        "restart the device",
+    ),
+    Key(
+        "after",
+        replace(v.TIME, example="30s"),
+        "how long after its start",
+        "immediately",
+    ),
+    Key(
+        "after_changes",
+        _COUNT,
+        "after how many commands that change something",
+    ),
     make=lambda after_s=0.0, after_changes=0, **said: wavelengths.OcsFault.of(
-        said, after_s=after_s, after_changes=after_changes
+        said,
+        after_s=after_s,
+        after_changes=after_changes,
     ),
     said=lambda fault: {
         **fault.control,
@@ -161,7 +246,11 @@ EMULATED = Key(
             "faults, and when they happen",
             example="[{fail_ports: [3], after: 30s}]",
         ),
-        Key("users", ListOf(_EMULATED_USER, "users"), "users in addition to 'user'"),
+        Key(
+            "users",
+            ListOf(_EMULATED_USER, "users"),
+            "users in addition to 'user'",
+        ),
         Key(
             "conflict_time",
             replace(v.TIME, example="500ms"),
@@ -177,26 +266,49 @@ EMULATED = Key(
 )
 LOGIN = (
     Key("user", v.USER_NAME, "the login"),
-    Key("password_env", v.VARIABLE_NAME, "the variable with the password", "any is accepted"),
+    Key(
+        "password_env",
+        v.VARIABLE_NAME,
+        "the variable with the password",
+        "any is accepted",
+    ),
     Key("legacy_ssh", YesNo(), "it may use old SSH algorithms"),
 )
 
-_CHANNEL = Text("a channel", spectrum.Channel.parse, numbers=True, example="193.100")
+_CHANNEL = Text(
+    "a channel",
+    spectrum.Channel.parse,
+    numbers=True,
+    example="193.100",
+)
 _BAND = Text("a band", spectrum.Band.parse, example="191.350-196.100")
-_GRID = Text("a grid", spectrum.Grid.parse, {"enum": list(spectrum.GRIDS)}, example="50GHz")
-_TIME, _LOSS = replace(v.TIME, example="50ms"), replace(v.LOSS, example="6dB")
+_GRID = Text(
+    "a grid",
+    spectrum.Grid.parse,
+    {"enum": list(spectrum.GRIDS)},
+    example="50GHz",
+)
+_TIME = replace(v.TIME, example="50ms")
+_LOSS = replace(v.LOSS, example="6dB")
 _PORTS = Whole("how many it has", 1, MOST_PORTS)
 _PART_PORTS = Whole("how many ports it has", 2, MOST_PORTS)
 _CROSS_CONNECT = Text(
-    "the way of a channel", spectrum.parse_channel_connects, example="1>3@193.100"
+    "the way of a channel",
+    spectrum.parse_channel_connects,
+    example="1>3@193.100",
 )
 
 
 def _transceiver(**said: Any) -> wavelengths.Transceiver:
     if "channel" not in said:
-        grid, first = said.get("grid", spectrum.Grid()), said["tunable"].first
+        grid = said.get("grid", spectrum.Grid())
+        first = said["tunable"].first
         wide = grid.spacing_ghz is not None
-        said["channel"] = first._replace(slots=int(grid.spacing_ghz / 12.5)) if wide else first
+        said["channel"] = (
+            first._replace(slots=int(grid.spacing_ghz / 12.5))
+            if wide
+            else first
+        )
     return wavelengths.Transceiver(**said)
 
 
@@ -209,11 +321,26 @@ TRANSCEIVER = Group(
         default="of a tunable one, the first of its band",
         example="193.100",
     ),
-    Key("tunable", _BAND, "its tuning band", default="none"),
+    Key(
+        "tunable",
+        _BAND,
+        "its tuning band",
+        default="none",
+    ),
     Key("grid", _GRID, "its channels; flexible takes any"),
     Key("tuning_time", _TIME, "how long it is off while it is tuned"),
-    Key("launch_power", v.POWER, "optical power it sends with", default="as its NIC or switch"),
-    Key("sensitivity", v.POWER, "the least power that it can receive", default="not known"),
+    Key(
+        "launch_power",
+        v.POWER,
+        "optical power it sends with",
+        default="as its NIC or switch",
+    ),
+    Key(
+        "sensitivity",
+        v.POWER,
+        "the least power that it can receive",
+        default="not known",
+    ),
     model=wavelengths.Transceiver,
     make=_transceiver,
 )
@@ -233,20 +360,46 @@ TRANSCEIVERS = MapOf(
 )
 
 
-def _wavelength_switch(*, cross_connects: Any = (), **said: Any) -> wavelengths.WavelengthSwitch:
+def _wavelength_switch(
+    *, cross_connects: Any = (), **said: Any
+) -> wavelengths.WavelengthSwitch:
     ways = [way for item in cross_connects for way in item]
     return wavelengths.WavelengthSwitch(
-        **{"outputs": said["inputs"], "initial": spectrum.SpectrumMap.of(ways), **said}
+        **{
+            "outputs": said["inputs"],
+            "initial": spectrum.SpectrumMap.of(ways),
+            **said,
+        }
     )
 
 
 WAVELENGTH_SWITCH = Group(
     "a wavelength switch",
-    required("name", v.DEVICE_NAME, "its name, like 'wss1'", example="wss1"),
-    required("inputs", _PORTS, "how many inputs it has: of ports 1, 2, …", example="4"),
-    Key("outputs", _PORTS, "how many outputs it has", default="as many as inputs", example="4"),
+    required(
+        "name",
+        v.DEVICE_NAME,
+        "its name, like 'wss1'",
+        example="wss1",
+    ),
+    required(
+        "inputs",
+        _PORTS,
+        "how many inputs it has: of ports 1, 2, …",
+        example="4",
+    ),
+    Key(
+        "outputs",
+        _PORTS,
+        "how many outputs it has",
+        default="as many as inputs",
+        example="4",
+    ),
     Key("grid", _GRID, "its channels; flexible takes any"),
-    Key("switching_time", _TIME, "how long the outage of a channel that moves lasts"),
+    Key(
+        "switching_time",
+        _TIME,
+        "how long the outage of a channel that moves lasts",
+    ),
     Key("insertion_loss", _LOSS, "its insertion loss"),
     Key(
         "cross_connects",
@@ -256,8 +409,15 @@ WAVELENGTH_SWITCH = Group(
         default="none",
         example='["1-3@193.100", "1>2@193.150-2dB"]',
     ),
-    Key("driver", v.WSS_DRIVER, "its driver", default="none: its map cannot change"),
-    Key("address", v.HOST_PORT, "its address, host:port; needed with a driver"),
+    Key(
+        "driver",
+        v.WSS_DRIVER,
+        "its driver",
+        default="none: its map cannot change",
+    ),
+    Key(
+        "address", v.HOST_PORT, "its address, host:port; needed with a driver"
+    ),
     *LOGIN,
     EMULATED,
     model=wavelengths.WavelengthSwitch,
@@ -276,21 +436,36 @@ def part_channels(part: Fields) -> tuple[spectrum.Channel, ...]:
     return (
         ()
         if band is None
-        else wavelengths.channels_in(band, part.value_of("grid", spectrum.Grid()))
+        else wavelengths.channels_in(
+            band, part.value_of("grid", spectrum.Grid())
+        )
     )
 
 
 def _passive_part(
-    *, ports: int = 0, channels: Any = None, grid: Any = None, loss_db: Any = None, **said: Any
+    *,
+    ports: int = 0,
+    channels: Any = None,
+    grid: Any = None,
+    loss_db: Any = None,
+    **said: Any,
 ) -> wavelengths.PassivePart:
-    sorted_ = () if channels is None else wavelengths.channels_in(channels, grid or spectrum.Grid())
+    sorted_ = (
+        ()
+        if channels is None
+        else wavelengths.channels_in(channels, grid or spectrum.Grid())
+    )
     return wavelengths.PassivePart(
-        ports=ports or len(sorted_) + 1, channels=sorted_, own_loss_db=loss_db, **said
+        ports=ports or len(sorted_) + 1,
+        channels=sorted_,
+        own_loss_db=loss_db,
+        **said,
     )
 
 
 def _said_of_part(part: wavelengths.PassivePart) -> dict[str, Any]:
-    first, last = (part.channels or (None,))[0], (part.channels or (None,))[-1]
+    first = (part.channels or (None,))[0]
+    last = (part.channels or (None,))[-1]
     band = f"{first.thz_text}-{last.thz_text}" if first and last else None
     grid = spectrum.Grid(first.width_ghz) if first else spectrum.Grid()
     return {
@@ -301,10 +476,17 @@ def _said_of_part(part: wavelengths.PassivePart) -> dict[str, Any]:
     }
 
 
-PASSIVE_PART_LOSS = "of a coupler its splitting loss and 0.5dB; 4dB (awg), 3dB (multiplexer)"
+PASSIVE_PART_LOSS = (
+    "of a coupler its splitting loss and 0.5dB; 4dB (awg), 3dB (multiplexer)"
+)
 PASSIVE_PART = Group(
     "a passive part",
-    required("name", v.DEVICE_NAME, "its name, like 'mux1'", example="mux1"),
+    required(
+        "name",
+        v.DEVICE_NAME,
+        "its name, like 'mux1'",
+        example="mux1",
+    ),
     required(
         "kind",
         choice("a kind of passive part", *wavelengths.PART_KINDS),
@@ -312,10 +494,32 @@ PASSIVE_PART = Group(
         "k ports further on) or multiplexer (port 1 has all channels, port k + 2 the k-th)",
         example="multiplexer",
     ),
-    Key("ports", _PART_PORTS, "how many ports it has", "of a multiplexer one more than channels"),
-    Key("channels", _BAND, "the band that it sorts", default="none", example="193.100-193.250"),
-    Key("grid", _GRID, "its channel spacing", default="50GHz"),
-    Key("loss", _LOSS, "its insertion loss", default=PASSIVE_PART_LOSS, example="3dB"),
+    Key(
+        "ports",
+        _PART_PORTS,
+        "how many ports it has",
+        "of a multiplexer one more than channels",
+    ),
+    Key(
+        "channels",
+        _BAND,
+        "the band that it sorts",
+        default="none",
+        example="193.100-193.250",
+    ),
+    Key(
+        "grid",
+        _GRID,
+        "its channel spacing",
+        default="50GHz",
+    ),
+    Key(
+        "loss",
+        _LOSS,
+        "its insertion loss",
+        default=PASSIVE_PART_LOSS,
+        example="3dB",
+    ),
     model=wavelengths.PassivePart,
     make=_passive_part,
     said=_said_of_part,

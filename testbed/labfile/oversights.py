@@ -14,7 +14,11 @@ from patchlight.testbed.lab.optical_links import Light
 from patchlight.testbed.lab.rules import KINDS, PolicyKind, full_path
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.check import SWITCHES
-from patchlight.testbed.labfile.reader import LabFileError, checked_fields, fibre_at
+from patchlight.testbed.labfile.reader import (
+    LabFileError,
+    checked_fields,
+    fibre_at,
+)
 
 
 def oversights(path: str | Path) -> tuple[FileIssue, ...]:
@@ -47,15 +51,21 @@ def _note_oversights(lab: Fields, issues: FileIssues) -> None:
     servers, *kinds = (lab.listed(key) for key in ("servers", *SWITCHES))
     switches = [switch for kind in kinds for switch in kind]
     if not (servers or switches):
-        issues.at(lab["name"], "the lab has only a name: expected servers or switches")
+        issues.at(
+            lab["name"],
+            "the lab has only a name: expected servers or switches",
+        )
     user = lab["workers"].value.get("user") if "workers" in lab else None
     if user is not None and user.value == "root":
         message = (
-            "workers run as root: every user who submits jobs can read all files of the servers"
+            "workers run as root: "
+            "every user who submits jobs can read all files of the servers"
         )
         issues.at(user, f"{message}; expected dynamic, or a user by name")
     plugged: set[Endpoint] = {
-        end.value for fibre in lab.listed("fibres") for end in fibre["ends"].value
+        end.value
+        for fibre in lab.listed("fibres")
+        for end in fibre["ends"].value
     }
     for server in servers:
         _note_server(server, plugged, issues)
@@ -66,19 +76,32 @@ def _note_oversights(lab: Fields, issues: FileIssues) -> None:
             if name.value not in joined:
                 message = f"no fibre at {name.value}: expected one in 'fibres'"
                 issues.at(name, message)
-    emulated = {driver.name for driver in OCS_DRIVERS.values() if driver.device}
-    emulated |= {point.name for point in entry_points(group="patchlight.emulated_ocs")}
+    emulated = {
+        driver.name for driver in OCS_DRIVERS.values() if driver.device
+    }
+    emulated |= {
+        point.name for point in entry_points(group="patchlight.emulated_ocs")
+    }
     for switch in lab.listed("circuit_switches"):
         driver = switch["driver"]
         if driver.value not in emulated:
             message = f"driver {driver.value} has no emulated device: the lab cannot be emulated"
-            issues.at(driver, f"{message}; expected one of {', '.join(sorted(emulated))}")
+            issues.at(
+                driver,
+                f"{message}; expected one of {', '.join(sorted(emulated))}",
+            )
 
 
-def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> None:
+def _note_server(
+    server: Fields,
+    plugged: set[Endpoint],
+    issues: FileIssues,
+) -> None:
     name: Located[str] = server["name"]
     if "management" not in server:
-        message = f"server {name.value} has no management address for its agent"
+        message = (
+            f"server {name.value} has no management address for its agent"
+        )
         issues.at(name, f"{message}: expected 'management: {name.value}:8471'")
     for nic in (nic["name"] for nic in server.listed("nics")):
         if Endpoint(name.value, nic.value) not in plugged:
@@ -86,14 +109,28 @@ def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> 
             issues.at(nic, message)
 
 
-def _note_loops(lab: Lab, fields: Fields, issues: FileIssues) -> None:
+def _note_loops(
+    lab: Lab,
+    fields: Fields,
+    issues: FileIssues,
+) -> None:
     for loop in harmful_loops(lab, trace_links(lab, lab.initial_maps).pairs()):
         message = f"a loop through switches that flood, without a spanning tree: {in_words(loop)}"
-        issues.at(fibre_at(lab, fields, loop[0][0]), f"{message}; expected one link fewer")
+        issues.at(
+            fibre_at(lab, fields, loop[0][0]),
+            f"{message}; expected one link fewer",
+        )
 
 
-def _note_weak_signals(lab: Lab, fields: Fields, issues: FileIssues) -> None:
+def _note_weak_signals(
+    lab: Lab,
+    fields: Fields,
+    issues: FileIssues,
+) -> None:
     weak = Light(lab, lab.initial_maps).weak if lab.coloured else ()
     for path, power_dbm in weak:
         message = f"{power_dbm:.1f} dBm of {path.source} arrive at {path.sink}"
-        issues.at(fibre_at(lab, fields, path.sink), f"{message}: expected its sensitivity or more")
+        issues.at(
+            fibre_at(lab, fields, path.sink),
+            f"{message}: expected its sensitivity or more",
+        )

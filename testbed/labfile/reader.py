@@ -12,9 +12,20 @@ from pathlib import Path
 
 import yaml
 
-from patchlight.testbed.errors import BadInput, FileError, FileIssue, nearest, short
+from patchlight.testbed.errors import (
+    BadInput,
+    FileError,
+    FileIssue,
+    nearest,
+    short,
+)
 from patchlight.testbed.io.fields import Fields, locate, plain
-from patchlight.testbed.io.reader import FileIssues, Located, compose, read_text
+from patchlight.testbed.io.reader import (
+    FileIssues,
+    Located,
+    compose,
+    read_text,
+)
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.optical_links import Light, Meeting
 from patchlight.testbed.lab.packet_sizes import too_small
@@ -23,7 +34,15 @@ from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.schema import COMMON, LAB
 
 # Keys that accept ranges; free text (a GPU's model) does not.
-RANGED = {"name", "management", "address", "gpu", "interface", "uuid", "datapath_id"}
+RANGED = {
+    "name",
+    "management",
+    "address",
+    "gpu",
+    "interface",
+    "uuid",
+    "datapath_id",
+}
 RANGED |= {"password_env", "ends", "community_env", "auth_env", "priv_env"}
 # Mappings whose values may be ranges.
 _NESTED = {"telemetry", "snmp"}
@@ -44,7 +63,8 @@ _PART = re.compile("([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _FIBRE = re.compile(r"(\S.*?)\s+-\s+(\S.*?)\s*")
 _SIDE = rf"([0-9]+|{RANGE_PATTERN})"
 _CIRCUITS = re.compile(rf"\s*{_SIDE}\s*([->])\s*{_SIDE}\s*")
-_MOST, _MOST_VALUES = 100_000, 400_000
+_MOST = 100_000
+_MOST_VALUES = 400_000
 
 _Pair = tuple[yaml.Node, yaml.Node]
 
@@ -53,29 +73,49 @@ def _write_out(root: yaml.Node, issues: FileIssues) -> yaml.Node:
     """The file with all ranges and defaults expanded; notes mistakes in ranges."""
     if not isinstance(root, yaml.MappingNode):
         return root
-    defaults = {text_of(key): value for key, value in root.value}.get("defaults")
+    defaults = {text_of(key): value for key, value in root.value}.get(
+        "defaults"
+    )
     groups = defaults.value if isinstance(defaults, yaml.MappingNode) else []
     known = {
         text_of(key): [
-            pair for pair in value.value if text_of(pair[0]) in COMMON.get(text_of(key), ())
+            pair
+            for pair in value.value
+            if text_of(pair[0]) in COMMON.get(text_of(key), ())
         ]
         for key, value in groups
         if isinstance(value, yaml.MappingNode)
     }
     spread = _Spread(issues, known)
-    pairs = [(key, spread.items(text_of(key), value)) for key, value in root.value]
-    return yaml.MappingNode(root.tag, pairs, root.start_mark, root.end_mark)
+    pairs = [
+        (key, spread.items(text_of(key), value)) for key, value in root.value
+    ]
+    return yaml.MappingNode(
+        root.tag,
+        pairs,
+        root.start_mark,
+        root.end_mark,
+    )
 
 
 class _Spread:
-    def __init__(self, issues: FileIssues, defaults: Mapping[str, list[_Pair]]) -> None:
-        self._issues, self._defaults = issues, defaults
+    def __init__(
+        self, issues: FileIssues, defaults: Mapping[str, list[_Pair]]
+    ) -> None:
+        self._issues = issues
+        self._defaults = defaults
         self._left = _MOST
         self._values_left = _MOST_VALUES
         # Values of nested items are spread over all owners, not repeated for each.
         self._known: dict[int, tuple[yaml.Node, list[yaml.Node]]] = {}
 
-    def items(self, key: str, node: yaml.Node, copy: int = 0, copies: int = 1) -> yaml.Node:
+    def items(
+        self,
+        key: str,
+        node: yaml.Node,
+        copy: int = 0,
+        copies: int = 1,
+    ) -> yaml.Node:
         """A list with its ranges expanded, of owner ``copy`` of ``copies``; else the node."""
         if key not in ITEMS or not isinstance(node, yaml.SequenceNode):
             return node
@@ -83,39 +123,79 @@ class _Spread:
         for item in node.value:
             mapping = self._fibre(item) if key == "fibres" else item
             if isinstance(mapping, yaml.MappingNode):
-                made += self._copies(ITEMS[key], mapping, copy, copies)
+                made += self._copies(
+                    ITEMS[key],
+                    mapping,
+                    copy,
+                    copies,
+                )
             else:
                 made.append(mapping)
         return _list(node, made)
 
     def _copies(
-        self, kind: str, item: yaml.MappingNode, copy: int, copies: int
+        self,
+        kind: str,
+        item: yaml.MappingNode,
+        copy: int,
+        copies: int,
     ) -> Iterator[yaml.Node]:
         if self._left < 0:
             return
         there = {text_of(key) for key, _ in item.value}
         defaults = self._defaults.get(kind, [])
-        pairs = [*item.value, *(pair for pair in defaults if text_of(pair[0]) not in there)]
+        pairs = [
+            *item.value,
+            *(pair for pair in defaults if text_of(pair[0]) not in there),
+        ]
         if kind == "server":
             pairs = self._with_ssh_defaults(pairs)
-        spread = {text_of(key): self._spread(text_of(key), value) for key, value in pairs}
+        spread = {
+            text_of(key): self._spread(text_of(key), value)
+            for key, value in pairs
+        }
         leading = spread.get("ends" if kind == "fibre" else "name", [])
         count = max(1, len(leading))
         for key, value in pairs:
             values = spread[text_of(key)]
             if len(values) not in (1, count, count * copies):
-                self._wrong_count(value, len(values), count, copies)
+                self._wrong_count(
+                    value,
+                    len(values),
+                    count,
+                    copies,
+                )
                 spread[text_of(key)] = [value]
         self._left -= count
         if self._left < 0:
             self._issues.only(
-                locate(item), f"ranges expand to more than {_MOST:,} items: expected fewer"
+                locate(item),
+                f"ranges expand to more than {_MOST:,} items: expected fewer",
             )
             return
         for number in range(count):
-            own = [(key, _nth(spread[text_of(key)], number, copy * count)) for key, _ in pairs]
-            whole = [(key, self.items(text_of(key), value, number, count)) for key, value in own]
-            yield yaml.MappingNode(item.tag, whole, item.start_mark, item.end_mark)
+            own = [
+                (key, _nth(spread[text_of(key)], number, copy * count))
+                for key, _ in pairs
+            ]
+            whole = [
+                (
+                    key,
+                    self.items(
+                        text_of(key),
+                        value,
+                        number,
+                        count,
+                    ),
+                )
+                for key, value in own
+            ]
+            yield yaml.MappingNode(
+                item.tag,
+                whole,
+                item.start_mark,
+                item.end_mark,
+            )
             if self._left < 0:
                 return
 
@@ -124,20 +204,38 @@ class _Spread:
         defaults = self._defaults.get("ssh", [])
         if not defaults:
             return pairs
-        own = next((value for key, value in pairs if text_of(key) == "ssh"), None)
+        own = next(
+            (value for key, value in pairs if text_of(key) == "ssh"), None
+        )
         if own is None:
             first = defaults[0][0]
-            key = yaml.ScalarNode(first.tag, "ssh", first.start_mark, first.end_mark)
+            key = yaml.ScalarNode(
+                first.tag,
+                "ssh",
+                first.start_mark,
+                first.end_mark,
+            )
             tag = "tag:yaml.org,2002:map"
-            whole = yaml.MappingNode(tag, defaults, first.start_mark, first.end_mark)
+            whole = yaml.MappingNode(
+                tag,
+                defaults,
+                first.start_mark,
+                first.end_mark,
+            )
             return [*pairs, (key, whole)]
         if not isinstance(own, yaml.MappingNode):
             return pairs
         there = {text_of(key) for key, _ in own.value}
         if "jump" in there:
-            there.add("jump_host_key")  # the default key belongs to another host
+            # The default key belongs to another host.
+            there.add("jump_host_key")
         missing = [pair for pair in defaults if text_of(pair[0]) not in there]
-        full = yaml.MappingNode(own.tag, [*own.value, *missing], own.start_mark, own.end_mark)
+        full = yaml.MappingNode(
+            own.tag,
+            [*own.value, *missing],
+            own.start_mark,
+            own.end_mark,
+        )
         return [(key, full if value is own else value) for key, value in pairs]
 
     def _spread(self, key: str, node: yaml.Node) -> list[yaml.Node]:
@@ -150,21 +248,54 @@ class _Spread:
         if key == "ends" and isinstance(node, yaml.SequenceNode):
             return self._ends(node)
         if key == "cross_connects" and isinstance(node, yaml.SequenceNode):
-            return [_list(node, [one for item in node.value for one in self._circuits(item)])]
+            return [
+                _list(
+                    node,
+                    [
+                        one
+                        for item in node.value
+                        for one in self._circuits(item)
+                    ],
+                )
+            ]
         if key in _NESTED and isinstance(node, yaml.MappingNode):
             return self._mappings(node)
         if key == "interfaces" and isinstance(node, yaml.SequenceNode):
-            return [_list(node, [one for item in node.value for one in self._texts(item)])]
+            return [
+                _list(
+                    node,
+                    [one for item in node.value for one in self._texts(item)],
+                )
+            ]
         return self._texts(node) if key in RANGED else [node]
 
     def _mappings(self, node: yaml.MappingNode) -> list[yaml.Node]:
-        spread = [(key, self._spread(text_of(key), value)) for key, value in node.value]
+        spread = [
+            (key, self._spread(text_of(key), value))
+            for key, value in node.value
+        ]
         count = max((len(values) for _, values in spread), default=1)
         for _, values in spread:
             if len(values) not in (1, count):
-                self._wrong_count(values[0], len(values), count, 1)
-        rows = ([(key, values[n % len(values)]) for key, values in spread] for n in range(count))
-        return [yaml.MappingNode(node.tag, row, node.start_mark, node.end_mark) for row in rows]
+                self._wrong_count(
+                    values[0],
+                    len(values),
+                    count,
+                    1,
+                )
+        rows = (
+            [(key, values[n % len(values)]) for key, values in spread]
+            for n in range(count)
+        )
+        return [
+            yaml.MappingNode(
+                node.tag,
+                row,
+                node.start_mark,
+                node.end_mark,
+            )
+            for row in rows
+        ]
 
     def _texts(self, node: yaml.Node) -> list[yaml.Node]:
         text = text_of(node)
@@ -180,7 +311,9 @@ class _Spread:
         values = spread_text(text) if self._values_left >= 0 else []
         self._values_left -= len(values)
         if self._values_left < 0:
-            raise BadInput(f"ranges expand to more than {_MOST_VALUES:,} values: expected fewer")
+            raise BadInput(
+                f"ranges expand to more than {_MOST_VALUES:,} values: expected fewer"
+            )
         return values
 
     def _ends(self, node: yaml.SequenceNode) -> list[yaml.Node]:
@@ -190,17 +323,22 @@ class _Spread:
                 f"{len(side)} in {short(text_of(end))!r}"
                 for end, side in zip(node.value, sides, strict=True)
             )
-            message = f"{texts}: expected as many ports on both sides of a fibre"
+            message = (
+                f"{texts}: expected as many ports on both sides of a fibre"
+            )
             self._issues.only(locate(node.value[0]), message)
             return [node]
-        return [_list(node, list(ends)) for ends in zip(*sides, strict=True)] or [node]
+        return [
+            _list(node, list(ends)) for ends in zip(*sides, strict=True)
+        ] or [node]
 
     def _circuits(self, node: yaml.Node) -> list[yaml.Node]:
         match = _CIRCUITS.fullmatch(text_of(node))
         if match is None or "[" not in match[0]:
             return [node]
         try:
-            inputs, outputs = self._values(match[1]), self._values(match[3])
+            inputs = self._values(match[1])
+            outputs = self._values(match[3])
             if len(inputs) != len(outputs):
                 counts = f"{len(inputs)} and {len(outputs)} ports in {short(match[0])!r}"
                 raise BadInput(f"{counts}: expected as many on both sides")
@@ -215,15 +353,34 @@ class _Spread:
             ends = self._two_ends(node)
             if ends is node:
                 return node
-            start, end = node.start_mark, node.end_mark
-            key = yaml.ScalarNode(node.tag, "ends", start, end)
-            return yaml.MappingNode("tag:yaml.org,2002:map", [(key, ends)], start, end)
+            start = node.start_mark
+            end = node.end_mark
+            key = yaml.ScalarNode(
+                node.tag,
+                "ends",
+                start,
+                end,
+            )
+            return yaml.MappingNode(
+                "tag:yaml.org,2002:map",
+                [(key, ends)],
+                start,
+                end,
+            )
         if isinstance(node, yaml.MappingNode):
             pairs = [
-                (key, self._two_ends(value) if text_of(key) == "ends" else value)
+                (
+                    key,
+                    self._two_ends(value) if text_of(key) == "ends" else value,
+                )
                 for key, value in node.value
             ]
-            return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
+            return yaml.MappingNode(
+                node.tag,
+                pairs,
+                node.start_mark,
+                node.end_mark,
+            )
         return node
 
     def _two_ends(self, node: yaml.Node) -> yaml.Node:
@@ -232,16 +389,34 @@ class _Spread:
         match = _FIBRE.fullmatch(text_of(node))
         if match is None:
             message = (
-                f"{short(text_of(node))!r} is not a fibre: expected two ports with ' - ' between"
+                f"{short(text_of(node))!r} is not a fibre: "
+                "expected two ports with ' - ' between"
             )
-            self._issues.only(locate(node), f"{message}, like 'server[1-4].nic0 - tor1.[1-4]'")
+            self._issues.only(
+                locate(node),
+                f"{message}, like 'server[1-4].nic0 - tor1.[1-4]'",
+            )
             return node
         quoted = 1 if node.style else 0
-        ends = [_scalar(node, match[side], quoted + match.start(side)) for side in (1, 2)]
+        ends = [
+            _scalar(node, match[side], quoted + match.start(side))
+            for side in (1, 2)
+        ]
         tag = "tag:yaml.org,2002:seq"
-        return yaml.SequenceNode(tag, ends, node.start_mark, node.end_mark)
+        return yaml.SequenceNode(
+            tag,
+            ends,
+            node.start_mark,
+            node.end_mark,
+        )
 
-    def _wrong_count(self, node: yaml.Node, found: int, count: int, copies: int) -> None:
+    def _wrong_count(
+        self,
+        node: yaml.Node,
+        found: int,
+        count: int,
+        copies: int,
+    ) -> None:
         wanted = [1, *sorted({count, count * copies} - {1})]
         expected = " or ".join(map(str, wanted))
         self._issues.only(
@@ -259,16 +434,32 @@ def spread_text(text: str) -> list[str]:
     """
     pieces = _RANGE.split(text)
     bounds = [_bounds(piece, text) for piece in pieces[1::2]]
-    if prod(sum(last - first + 1 for first, last, _ in parts) for parts in bounds) > _MOST:
-        raise BadInput(f"{short(text)!r} expands to more than {_MOST:,} values: expected fewer")
+    if (
+        prod(
+            sum(last - first + 1 for first, last, _ in parts)
+            for parts in bounds
+        )
+        > _MOST
+    ):
+        raise BadInput(
+            f"{short(text)!r} expands to more than {_MOST:,} values: expected fewer"
+        )
     choices = [
-        [f"{number:0{width}}" for first, last, width in parts for number in range(first, last + 1)]
+        [
+            f"{number:0{width}}"
+            for first, last, width in parts
+            for number in range(first, last + 1)
+        ]
         for parts in bounds
     ]
     # Literal text has even indices.
-    literal, closing = pieces[0:-1:2], pieces[-1]
+    literal = pieces[0:-1:2]
+    closing = pieces[-1]
     return [
-        "".join(f"{before}{number}" for before, number in zip(literal, numbers, strict=True))
+        "".join(
+            f"{before}{number}"
+            for before, number in zip(literal, numbers, strict=True)
+        )
         + closing
         for numbers in product(*choices)
     ]
@@ -285,7 +476,9 @@ def _bounds(piece: str, text: str) -> list[tuple[int, int, int]]:
                 f"{short(piece)!r} in {short(text)!r} is not a range: expected rising numbers, "
                 "like '[1-4]' or '[1-3,7]'"
             )
-        parts.append((int(first), int(last), len(first) if first.startswith("0") else 0))
+        parts.append(
+            (int(first), int(last), len(first) if first.startswith("0") else 0)
+        )
     return parts
 
 
@@ -294,22 +487,49 @@ def text_of(node: yaml.Node | None) -> str:
     return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
 
-def _nth(values: list[yaml.Node], number: int, before: int) -> yaml.Node:
+def _nth(
+    values: list[yaml.Node],
+    number: int,
+    before: int,
+) -> yaml.Node:
     """The value for this item: one for all, one for each, or one for each of each owner."""
     if len(values) > before + number and before:
         number += before
     return values[number] if len(values) > 1 else values[0]
 
 
-def _list(node: yaml.SequenceNode, items: list[yaml.Node]) -> yaml.SequenceNode:
-    return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
+def _list(
+    node: yaml.SequenceNode, items: list[yaml.Node]
+) -> yaml.SequenceNode:
+    return yaml.SequenceNode(
+        node.tag,
+        items,
+        node.start_mark,
+        node.end_mark,
+    )
 
 
-def _scalar(node: yaml.Node, text: str, ahead: int = 0) -> yaml.ScalarNode:
+def _scalar(
+    node: yaml.Node,
+    text: str,
+    ahead: int = 0,
+) -> yaml.ScalarNode:
     mark = node.start_mark
     if ahead:
-        mark = yaml.Mark(mark.name, mark.index, mark.line, mark.column + ahead, None, 0)
-    return yaml.ScalarNode(node.tag, text, mark, node.end_mark)
+        mark = yaml.Mark(
+            mark.name,
+            mark.index,
+            mark.line,
+            mark.column + ahead,
+            None,
+            0,
+        )
+    return yaml.ScalarNode(
+        node.tag,
+        text,
+        mark,
+        node.end_mark,
+    )
 
 
 class LabFileError(FileError):
@@ -321,7 +541,9 @@ def read_lab(path: str | Path) -> Lab:
 
     Policy files in it are relative to its folder.
     """
-    expected = f"a lab file, or one of the built-in labs: {', '.join(builtin_labs())}"
+    expected = (
+        f"a lab file, or one of the built-in labs: {', '.join(builtin_labs())}"
+    )
     lab = parse_lab(read_text(path, LabFileError, expected), str(path))
     if lab.policies == NOTHING_SAID:
         return lab
@@ -330,11 +552,14 @@ def read_lab(path: str | Path) -> Lab:
 
 def parse_lab(text: str, name: str = "lab") -> Lab:
     """The lab in this YAML text; ``name`` is the file's name in messages."""
-    fields, issues = checked_fields(text, name), FileIssues(name, LabFileError)
+    fields = checked_fields(text, name)
+    issues = FileIssues(name, LabFileError)
     lab: Lab = plain(fields)
     if lab.coloured:
         _check_meetings(lab, fields, issues)
-    for end, words in too_small(lab) if any(host.nic.mtu for host in lab.hosts) else ():
+    for end, words in (
+        too_small(lab) if any(host.nic.mtu for host in lab.hosts) else ()
+    ):
         message = f"{words}: expected one size along the whole path"
         issues.at(fibre_at(lab, fields, end), message)
     issues.raise_if_any()
@@ -349,15 +574,33 @@ def checked_fields(text: str, name: str) -> Fields:
         from patchlight.testbed.labfile.foreign import recognised
 
         if kind := recognised(text):
-            raise LabFileError([FileIssue(name, 1, 1, kind)]) from None
+            raise LabFileError(
+                [
+                    FileIssue(
+                        name,
+                        1,
+                        1,
+                        kind,
+                    )
+                ]
+            ) from None
         raise
 
 
 def _checked(text: str, name: str) -> Fields:
     issues = FileIssues(name, LabFileError)
-    expected = f"{LAB.expected()}; 'patchlight lab init' writes one to start from"
-    root = compose(text, issues, LAB.what, expected)
-    located = None if root is None else LAB.read(_write_out(root, issues), issues)
+    expected = (
+        f"{LAB.expected()}; 'patchlight lab init' writes one to start from"
+    )
+    root = compose(
+        text,
+        issues,
+        LAB.what,
+        expected,
+    )
+    located = (
+        None if root is None else LAB.read(_write_out(root, issues), issues)
+    )
     if located is not None:
         check_lab(located.value, issues)
     issues.raise_if_any()
@@ -366,18 +609,32 @@ def _checked(text: str, name: str) -> Fields:
     return fields
 
 
-def _check_meetings(lab: Lab, fields: Fields, issues: FileIssues) -> None:
+def _check_meetings(
+    lab: Lab,
+    fields: Fields,
+    issues: FileIssues,
+) -> None:
     """Note where two signals of one channel collide with the initial maps, at that fibre."""
     by_fibre: dict[Endpoint, list[Meeting]] = {}
     for meeting in Light(lab, lab.initial_maps).meetings:
         by_fibre.setdefault(meeting.at, []).append(meeting)
     for at, meetings in by_fibre.items():
-        others = f" (pairs that collide there: {len(meetings)})" if len(meetings) > 1 else ""
-        message = f"{meetings[0]}{others}: expected other channels, or other paths"
+        others = (
+            f" (pairs that collide there: {len(meetings)})"
+            if len(meetings) > 1
+            else ""
+        )
+        message = (
+            f"{meetings[0]}{others}: expected other channels, or other paths"
+        )
         issues.at(fibre_at(lab, fields, at), message)
 
 
-def fibre_at(lab: Lab, fields: Fields, end: Endpoint) -> Located[object]:
+def fibre_at(
+    lab: Lab,
+    fields: Fields,
+    end: Endpoint,
+) -> Located[object]:
     """The position of the fibre at that end in the file."""
     fibre = lab.fibre_ends[end][1]
     located: Located[object] = fields["fibres"].value[lab.fibres.index(fibre)]
@@ -398,7 +655,9 @@ def builtin_lab(name: str) -> Path:
     """The file of a built-in lab; ``BadInput`` with the known names if not found."""
     if name in builtin_labs():
         return labs_dir() / f"{name}.yaml"
-    raise BadInput(f"unknown built-in lab {name!r}: {nearest(name, builtin_labs())}")
+    raise BadInput(
+        f"unknown built-in lab {name!r}: {nearest(name, builtin_labs())}"
+    )
 
 
 def find_lab(text: str) -> Path:

@@ -6,13 +6,23 @@ from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Group, Key, ListOf, Text, Whole, choice, required
+from patchlight.testbed.io.fields import (
+    Group,
+    Key,
+    ListOf,
+    Text,
+    Whole,
+    choice,
+    required,
+)
 from patchlight.testbed.io.forms import Number, YesNo, printable, quantity
 from patchlight.testbed.lab import rules
 from patchlight.testbed.labfile.values import USER_NAME
 
 _ROLE_NAME = choice("a role", str(rules.Role.NOBODY), *rules.ROLES)
-_ROLE = replace(_ROLE_NAME, take=lambda text: rules.Role.named(str(_ROLE_NAME.take(text))))
+_ROLE = replace(
+    _ROLE_NAME, take=lambda text: rules.Role.named(str(_ROLE_NAME.take(text)))
+)
 ACCESS = Group(
     "who may do what",
     Key("group", USER_NAME, "the group of the lab's members"),
@@ -29,7 +39,11 @@ def _whole(name: str, what: str) -> Whole:
 
 def _number(name: str, what: str) -> Number:
     bounds = rules.BOUNDS[name]
-    return Number(what, above=bounds.least, highest=bounds.most)
+    return Number(
+        what,
+        above=bounds.least,
+        highest=bounds.most,
+    )
 
 
 def _time_of(name: str, example: str) -> Text:
@@ -39,26 +53,80 @@ def _time_of(name: str, example: str) -> Text:
         time_s = units.parse_time(text)
         if least <= time_s <= most:
             return time_s
-        raise BadInput(f"{text!r} is out of bounds: expected {least:g} s to {most:g} s")
+        raise BadInput(
+            f"{text!r} is out of bounds: expected {least:g} s to {most:g} s"
+        )
 
-    return quantity(take, units.TIME, "a time", example)
+    return quantity(
+        take,
+        units.TIME,
+        "a time",
+        example,
+    )
 
 
 POLL = _time_of("poll_s", "1s")
 _ALLOWED = (
-    Key("share", _number("share", "a share"), "weight under the order policy fair-share", "1"),
-    Key("gpus", _whole("gpus", "a number of GPUs"), "the most at once", default="no limit"),
-    Key("jobs", _whole("jobs", "a number of jobs"), "the most that wait or run", "no limit"),
-    Key("gpu_hours", _number("gpu_hours", "GPU-hours"), "the most in a quota window", "no limit"),
+    Key(
+        "share",
+        _number("share", "a share"),
+        "weight under the order policy fair-share",
+        "1",
+    ),
+    Key(
+        "gpus",
+        _whole("gpus", "a number of GPUs"),
+        "the most at once",
+        default="no limit",
+    ),
+    Key(
+        "jobs",
+        _whole("jobs", "a number of jobs"),
+        "the most that wait or run",
+        "no limit",
+    ),
+    Key(
+        "gpu_hours",
+        _number("gpu_hours", "GPU-hours"),
+        "the most in a quota window",
+        "no limit",
+    ),
 )
 QUEUE = Group(
     "how jobs wait",
-    Key("backfill", YesNo(), "whether later jobs may start if they do not delay the next one"),
-    Key("backfill_depth", _whole("backfill_depth", "a number"), "how many jobs are considered"),
-    Key("preempt", YesNo(), "whether the next job takes GPUs of jobs that come after it"),
-    Key("quantum", _time_of("quantum_s", "6min"), "how long a job runs before that", "6min"),
-    Key("half_life", _time_of("half_life_s", "7d"), "fair-share: half-life of past usage", "7d"),
-    Key("quota_window", _time_of("quota_window_s", "7d"), "the window of GPU-hours", "7d"),
+    Key(
+        "backfill",
+        YesNo(),
+        "whether later jobs may start if they do not delay the next one",
+    ),
+    Key(
+        "backfill_depth",
+        _whole("backfill_depth", "a number"),
+        "how many jobs are considered",
+    ),
+    Key(
+        "preempt",
+        YesNo(),
+        "whether the next job takes GPUs of jobs that come after it",
+    ),
+    Key(
+        "quantum",
+        _time_of("quantum_s", "6min"),
+        "how long a job runs before that",
+        "6min",
+    ),
+    Key(
+        "half_life",
+        _time_of("half_life_s", "7d"),
+        "fair-share: half-life of past usage",
+        "7d",
+    ),
+    Key(
+        "quota_window",
+        _time_of("quota_window_s", "7d"),
+        "the window of GPU-hours",
+        "7d",
+    ),
     Key(
         "each_user",
         Group("the limits of each user", *_ALLOWED, model=rules.Allowance),
@@ -70,9 +138,17 @@ QUEUE = Group(
         ListOf(
             Group(
                 "a user",
-                required("name", USER_NAME, "the login", "alice"),
+                required(
+                    "name",
+                    USER_NAME,
+                    "the login",
+                    "alice",
+                ),
                 *_ALLOWED,
-                make=lambda name, **allowed: (name, rules.Allowance(**allowed)),
+                make=lambda name, **allowed: (
+                    name,
+                    rules.Allowance(**allowed),
+                ),
                 said=lambda user: {"name": user[0], **asdict(user[1])},
             ),
             "users",
@@ -81,8 +157,17 @@ QUEUE = Group(
         default="none",
         example="[{name: alice, share: 2, gpus: 6}]",
     ),
-    Key("keep_jobs", _whole("keep_jobs", "a number of jobs"), "how many ended jobs are kept"),
-    Key("keep_for", _time_of("keep_for_s", "90d"), "how long history is kept", "no limit"),
+    Key(
+        "keep_jobs",
+        _whole("keep_jobs", "a number of jobs"),
+        "how many ended jobs are kept",
+    ),
+    Key(
+        "keep_for",
+        _time_of("keep_for_s", "90d"),
+        "how long history is kept",
+        "no limit",
+    ),
     model=rules.Discipline,
     block=True,
 )
@@ -94,22 +179,63 @@ def _time(field: str, example: str) -> Text:
         rules.PolicyChoice(**said)  # refuses values out of bounds
         return float(said[field])
 
-    return quantity(take, units.TIME, "a time", example)
+    return quantity(
+        take,
+        units.TIME,
+        "a time",
+        example,
+    )
 
 
-_POLICY = printable(1000, "is not a policy: expected a name, FILE.py:CLASS or FILE.onnx")
-POLICY = Text("a policy", _POLICY, {"minLength": 1, "maxLength": 1000}, example="regroup")
+_POLICY = printable(
+    1000, "is not a policy: expected a name, FILE.py:CLASS or FILE.onnx"
+)
+POLICY = Text(
+    "a policy",
+    _POLICY,
+    {"minLength": 1, "maxLength": 1000},
+    example="regroup",
+)
 POLICIES = Group(
     "the policies of the lab",
     *(
-        Key(kind, POLICY, f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx")
+        Key(
+            kind,
+            POLICY,
+            f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx",
+        )
         for kind in rules.KINDS
     ),
-    Key("deadline", _time("deadline_s", "1s"), "then the default policy decides instead", "1s"),
-    Key("defragment", YesNo(), "circuits change under running jobs when that gains", "false"),
-    Key("defragment_every", _time("defragment_every_s", "10min"), "its interval", "10min"),
-    Key("minimum_gain", _time("minimum_gain_s", "10s"), "the least total gain", default="10s"),
-    Key("interleave", YesNo(), "jobs that share links send in turns", "false"),
+    Key(
+        "deadline",
+        _time("deadline_s", "1s"),
+        "then the default policy decides instead",
+        "1s",
+    ),
+    Key(
+        "defragment",
+        YesNo(),
+        "circuits change under running jobs when that gains",
+        "false",
+    ),
+    Key(
+        "defragment_every",
+        _time("defragment_every_s", "10min"),
+        "its interval",
+        "10min",
+    ),
+    Key(
+        "minimum_gain",
+        _time("minimum_gain_s", "10s"),
+        "the least total gain",
+        default="10s",
+    ),
+    Key(
+        "interleave",
+        YesNo(),
+        "jobs that share links send in turns",
+        "false",
+    ),
     model=rules.PolicyChoice,
     block=True,
 )
@@ -121,31 +247,60 @@ _USER = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$"
 def _folder(text: str) -> str:
     path = text.removesuffix(rules.WRITABLE)
     parts = path.split("/")
-    if path.startswith("/") and path.strip("/") and path.isprintable() and ".." not in parts:
+    if (
+        path.startswith("/")
+        and path.strip("/")
+        and path.isprintable()
+        and ".." not in parts
+    ):
         return text
     example = f"'/srv/data', or '/srv/data{rules.WRITABLE}' to write to"
-    raise BadInput(f"{short(text)!r} is not a folder of the servers: expected one like {example}")
+    raise BadInput(
+        f"{short(text)!r} is not a folder of the servers: expected one like {example}"
+    )
 
 
 def _user(text: str) -> str:
     if re.match(_USER, text):
         return text
-    raise BadInput(f"{short(text)!r} is not a user: expected dynamic, root or another name")
+    raise BadInput(
+        f"{short(text)!r} is not a user: expected dynamic, root or another name"
+    )
 
 
 def _memory(text: str) -> int:
     size = units.parse_size(text)
     if 16 * 2**20 <= size <= 2**44:
         return size
-    raise BadInput(f"{short(text)!r} is out of bounds: expected 16MiB to 16TiB")
+    raise BadInput(
+        f"{short(text)!r} is out of bounds: expected 16MiB to 16TiB"
+    )
 
 
-_FOLDER = Text("a folder", _folder, {"pattern": "^/"}, example="/srv/data")
-_IMAGES = printable(255, "is not an image pattern: expected one like 'pytorch/*'")
-_PATTERN = Text("a pattern of images", _IMAGES, {"minLength": 1}, example="pytorch/*")
+_FOLDER = Text(
+    "a folder",
+    _folder,
+    {"pattern": "^/"},
+    example="/srv/data",
+)
+_IMAGES = printable(
+    255, "is not an image pattern: expected one like 'pytorch/*'"
+)
+_PATTERN = Text(
+    "a pattern of images",
+    _IMAGES,
+    {"minLength": 1},
+    example="pytorch/*",
+)
 WORKERS = Group(
     "limits of jobs' workers",
-    Key("images", ListOf(_PATTERN, "patterns"), "allowed container images", "any", "[pytorch/*]"),
+    Key(
+        "images",
+        ListOf(_PATTERN, "patterns"),
+        "allowed container images",
+        "any",
+        "[pytorch/*]",
+    ),
     Key(
         "mounts",
         ListOf(_FOLDER, "folders"),
@@ -156,11 +311,22 @@ WORKERS = Group(
     ),
     Key(
         "memory",
-        quantity(_memory, units.SIZE, "a size of memory", "64GB"),
+        quantity(
+            _memory,
+            units.SIZE,
+            "a size of memory",
+            "64GB",
+        ),
         "the most memory of a server that one worker may use",
         default="no limit",
     ),
-    Key("cpus", Number("a number of CPUs", 0.01, 4096), "the limit of a worker", "no limit", "16"),
+    Key(
+        "cpus",
+        Number("a number of CPUs", 0.01, 4096),
+        "the limit of a worker",
+        "no limit",
+        "16",
+    ),
     Key(
         "processes",
         Whole("a number of processes", 16, 2**22),
@@ -170,7 +336,12 @@ WORKERS = Group(
     ),
     Key(
         "user",
-        Text("a user of the servers", _user, {"pattern": _USER}, example="trainer"),
+        Text(
+            "a user of the servers",
+            _user,
+            {"pattern": _USER},
+            example="trainer",
+        ),
         "the user that workers run as: a user of the servers, or dynamic, one for each person "
         "who submits jobs",
     ),

@@ -5,7 +5,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
-from ipaddress import AddressValueError, IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import (
+    AddressValueError,
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+)
 from typing import Any, get_args
 
 from patchlight.testbed import units
@@ -20,15 +25,24 @@ from patchlight.testbed.lab.ocs_drivers import (
     WSS_DRIVER_GROUP,
     WSS_DRIVERS,
 )
-from patchlight.testbed.lab.packet_drivers import PACKET_DRIVER_GROUP, PACKET_DRIVERS
-from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
+from patchlight.testbed.lab.packet_drivers import (
+    PACKET_DRIVER_GROUP,
+    PACKET_DRIVERS,
+)
+from patchlight.testbed.lab.portmap import (
+    CrossConnect,
+    PortMap,
+    parse_cross_connects,
+)
 from patchlight.testbed.lab.wavelengths import Transceiver
 
 # OpenFlow 1.3 port numbers are below OFPP_MAX; those of Open vSwitch end at 65279.
 MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
 # Built-in drivers, for editors; external ones are accepted as well.
-KNOWN_DRIVERS = tuple(driver.name for driver in OCS_DRIVERS.values() if driver.device)
+KNOWN_DRIVERS = tuple(
+    driver.name for driver in OCS_DRIVERS.values() if driver.device
+)
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"
@@ -36,15 +50,28 @@ _HOST = "(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f]*:[0-9A-Fa-f:.
 _HOST_PORT = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?):([0-9]{1,5})"
 
 _PORT_NUMBER = (
-    "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+    "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|"
+    "65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 )
 _JUMP_HOST = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _JUMP = f"(?:[^@:/\\s]+@)?(?:{_JUMP_HOST})(?::(?:{_PORT_NUMBER}))?"
 
 
-def _name(what: str, example: str, longest: int) -> Text:
-    expected = f"a letter, then letters, digits, '-' or '_', at most {longest} in all"
-    return matching(_NAME, what, expected, example, longest)
+def _name(
+    what: str,
+    example: str,
+    longest: int,
+) -> Text:
+    expected = (
+        f"a letter, then letters, digits, '-' or '_', at most {longest} in all"
+    )
+    return matching(
+        _NAME,
+        what,
+        expected,
+        example,
+        longest,
+    )
 
 
 def _address(text: str) -> IPv4Address:
@@ -55,18 +82,26 @@ def _address(text: str) -> IPv4Address:
         raise BadInput(message) from error
 
 
-def _with_prefix(text: str, what: str, example: str) -> tuple[IPv4Address, int]:
+def _with_prefix(
+    text: str,
+    what: str,
+    example: str,
+) -> tuple[IPv4Address, int]:
     address, slash, prefix = text.partition("/")
     if slash and re.fullmatch("[0-9]{1,2}", prefix) and int(prefix) <= 32:
         return _address(address), int(prefix)
-    raise BadInput(f"{short(text)!r} is not {what}: expected one like {example!r}")
+    raise BadInput(
+        f"{short(text)!r} is not {what}: expected one like {example!r}"
+    )
 
 
 def _network(text: str) -> IPv4Network:
     address, prefix = _with_prefix(text, "a network", "192.168.10.0/24")
     network = IPv4Network((address, prefix), strict=False)
     if network.network_address != address:
-        raise BadInput(f"{text!r} is a host's address, not a network: expected '{network}'")
+        raise BadInput(
+            f"{text!r} is a host's address, not a network: expected '{network}'"
+        )
     return network
 
 
@@ -85,12 +120,16 @@ def _mac_source(text: str) -> str:
 def _route(text: str) -> Route:
     network, via, gateway = text.partition(" via ")
     if not via:
-        raise BadInput(f"{short(text)!r} is not a route: expected one like {_A_ROUTE!r}")
+        raise BadInput(
+            f"{short(text)!r} is not a route: expected one like {_A_ROUTE!r}"
+        )
     return Route(_network(network.strip()), _address(gateway.strip()))
 
 
 def _interface_address(text: str) -> IPv4Interface:
-    return IPv4Interface(_with_prefix(text, "an address with its network", "10.0.0.51/24"))
+    return IPv4Interface(
+        _with_prefix(text, "an address with its network", "10.0.0.51/24")
+    )
 
 
 def _host_port(text: str) -> str:
@@ -115,7 +154,9 @@ def _management(text: str) -> str:
     if text.startswith("unix:"):
         if re.fullmatch(r"unix:/[^\x00-\x1f]{1,100}", text):
             return text
-        raise BadInput(f"{short(text)!r} is not a Unix socket: expected 'unix:/' and its path")
+        raise BadInput(
+            f"{short(text)!r} is not a Unix socket: expected 'unix:/' and its path"
+        )
     try:
         return _host_port(text)
     except BadInput as error:
@@ -126,7 +167,11 @@ def _management(text: str) -> str:
 
 
 def _model(text: str) -> str:
-    if re.search("[A-Za-z0-9]", text) and text.isprintable() and len(text) <= 64:
+    if (
+        re.search("[A-Za-z0-9]", text)
+        and text.isprintable()
+        and len(text) <= 64
+    ):
         return text
     raise BadInput(
         f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters with a "
@@ -137,26 +182,40 @@ def _model(text: str) -> str:
 def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
     both = parse_cross_connects(text)
     if both[0].inp == both[0].out:
-        raise BadInput(f"{text!r} connects a port to itself: expected two different ports")
+        raise BadInput(
+            f"{text!r} connects a port to itself: expected two different ports"
+        )
     return both
 
 
 def _taking(
-    ours: Mapping[str, object], group: str, others: Mapping[str, object], of_others: str
+    ours: Mapping[str, object],
+    group: str,
+    others: Mapping[str, object],
+    of_others: str,
 ) -> Callable[[str], str]:
     def take(text: str) -> str:
         _DRIVER_NAME.take(text)
         if text in ours:
             return text
-        known = (*ours, *sorted(point.name for point in entry_points(group=group)))
+        known = (
+            *ours,
+            *sorted(point.name for point in entry_points(group=group)),
+        )
         if text in known:
             return text
         if text in others:
             message = f"the driver {text} is for {of_others} switches: expected one of"
             raise BadInput(f"{message} {', '.join(known)}")
         near = difflib.get_close_matches(text, known, n=1)
-        hint = f"did you mean {near[0]!r}? the drivers are" if near else "expected one of"
-        raise BadInput(f"unknown driver {short(text)!r}: {hint} {', '.join(known)}")
+        hint = (
+            f"did you mean {near[0]!r}? the drivers are"
+            if near
+            else "expected one of"
+        )
+        raise BadInput(
+            f"unknown driver {short(text)!r}: {hint} {', '.join(known)}"
+        )
 
     return take
 
@@ -164,15 +223,44 @@ def _taking(
 LAB_NAME = _name("a lab's name", "ofc2022", 24)
 DEVICE_NAME = _name("a device name", "server1", 31)
 PART_NAME = _name("a GPU's or NIC's name", "nic0", 15)
-RATE = quantity(units.parse_rate, units.RATE, "a rate", "40Gbps")
-TIME = quantity(units.parse_time, units.TIME, "a time", "25ms")
-LOSS = quantity(units.parse_loss, units.LOSS, "a loss", "1.5dB")
-POWER = quantity(units.parse_power, units.POWER, "a power", "-3dBm")
+RATE = quantity(
+    units.parse_rate,
+    units.RATE,
+    "a rate",
+    "40Gbps",
+)
+TIME = quantity(
+    units.parse_time,
+    units.TIME,
+    "a time",
+    "25ms",
+)
+LOSS = quantity(
+    units.parse_loss,
+    units.LOSS,
+    "a loss",
+    "1.5dB",
+)
+POWER = quantity(
+    units.parse_power,
+    units.POWER,
+    "a power",
+    "-3dBm",
+)
 ADDRESS = Text("an IPv4 address", _address, example="192.168.10.11")
 HOST_PORT = Text(
-    "a TCP address", _host_port, {"pattern": f"^{_HOST_PORT}$"}, example="10.0.0.5:3082"
+    "a TCP address",
+    _host_port,
+    {"pattern": f"^{_HOST_PORT}$"},
+    example="10.0.0.5:3082",
 )
-USER_NAME = matching(r"[!-~]+", "a user name", "printable characters without blanks", "admin", 64)
+USER_NAME = matching(
+    r"[!-~]+",
+    "a user name",
+    "printable characters without blanks",
+    "admin",
+    64,
+)
 VARIABLE_NAME = matching(
     "[A-Za-z_][A-Za-z0-9_]*",
     "an environment variable's name",
@@ -188,25 +276,51 @@ _DRIVER_NAME = matching(
 )
 DRIVER = replace(
     _DRIVER_NAME,
-    take=_taking(OCS_DRIVERS, DRIVER_GROUP, WSS_DRIVERS, "wavelength"),
+    take=_taking(
+        OCS_DRIVERS,
+        DRIVER_GROUP,
+        WSS_DRIVERS,
+        "wavelength",
+    ),
     json={**_DRIVER_NAME.json, "examples": list(KNOWN_DRIVERS)},
 )
 WSS_DRIVER = replace(
     _DRIVER_NAME,
-    take=_taking(WSS_DRIVERS, WSS_DRIVER_GROUP, OCS_DRIVERS, "circuit"),
-    json={**_DRIVER_NAME.json, "examples": [d.name for d in WSS_DRIVERS.values() if d.device]},
+    take=_taking(
+        WSS_DRIVERS,
+        WSS_DRIVER_GROUP,
+        OCS_DRIVERS,
+        "circuit",
+    ),
+    json={
+        **_DRIVER_NAME.json,
+        "examples": [d.name for d in WSS_DRIVERS.values() if d.device],
+    },
     example="waveshaper-http",
 )
 PACKET_DRIVER = replace(
     _DRIVER_NAME,
-    take=_taking(PACKET_DRIVERS, PACKET_DRIVER_GROUP, OCS_DRIVERS, "circuit"),
+    take=_taking(
+        PACKET_DRIVERS,
+        PACKET_DRIVER_GROUP,
+        OCS_DRIVERS,
+        "circuit",
+    ),
     json={**_DRIVER_NAME.json, "examples": list(PACKET_DRIVERS)},
     example="linux-bridge",
 )
 MODEL = Text(
-    "a GPU model", _model, {"maxLength": 64, "pattern": "[A-Za-z0-9]"}, example="Tesla M40"
+    "a GPU model",
+    _model,
+    {"maxLength": 64, "pattern": "[A-Za-z0-9]"},
+    example="Tesla M40",
 )
-UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
+UUID = matching(
+    "[A-Za-z0-9-]+",
+    "a GPU's UUID",
+    "what nvidia-smi -L prints",
+    "GPU-6f2a1b3c",
+)
 _A_ROUTE = "10.2.0.0/16 via 192.168.10.1"
 MAC = Text(
     "where its MAC address comes from",
@@ -219,7 +333,12 @@ RDMA_USE = choice("an RDMA mode", *get_args(RdmaUse))
 MTU = Whole("an MTU", 576, 65535)
 VLAN = Whole("a VLAN", 1, 4094)
 DSCP = Whole("a DSCP", 0, 63)
-ROUTE = Text("a route", _route, {"pattern": "^.+ via .+$"}, example=_A_ROUTE)
+ROUTE = Text(
+    "a route",
+    _route,
+    {"pattern": "^.+ via .+$"},
+    example=_A_ROUTE,
+)
 INTERFACE_ADDRESS = Text(
     "an address with its network",
     _interface_address,
@@ -227,21 +346,50 @@ INTERFACE_ADDRESS = Text(
     example="10.0.0.51/24",
 )
 INTERFACE = matching(
-    r"[^\s/:]{1,15}", "an interface", "a kernel's name of at most 15 characters", "enp3s0f0"
+    r"[^\s/:]{1,15}",
+    "an interface",
+    "a kernel's name of at most 15 characters",
+    "enp3s0f0",
 )
-SWITCH_INTERFACE = matching("[!-~]{1,64}", "an interface", "a port's name on the switch", "swp1")
+SWITCH_INTERFACE = matching(
+    "[!-~]{1,64}",
+    "an interface",
+    "a port's name on the switch",
+    "swp1",
+)
 MANAGEMENT = Text("the agent's address", _management, example="10.0.0.11:8471")
-SSH_HOST = matching(_HOST, "a host", "a name or an IP address", "10.0.0.11")
-JUMP = Text("a jump host", _jump, {"pattern": f"^{_JUMP}$"}, example="me@gateway.example.org:22")
+SSH_HOST = matching(
+    _HOST,
+    "a host",
+    "a name or an IP address",
+    "10.0.0.11",
+)
+JUMP = Text(
+    "a jump host",
+    _jump,
+    {"pattern": f"^{_JUMP}$"},
+    example="me@gateway.example.org:22",
+)
 TCP_PORT = Whole("a TCP port", 1, 65535)
-FILE_PATH = matching(r"[^\x00-\x1f\x7f]+", "a path", "a file's path", "~/.ssh/id_ed25519", 4096)
+FILE_PATH = matching(
+    r"[^\x00-\x1f\x7f]+",
+    "a path",
+    "a file's path",
+    "~/.ssh/id_ed25519",
+    4096,
+)
 HOST_KEY = matching(
     "SHA256:[A-Za-z0-9+/]{43}",
     "a host key's fingerprint",
     "SHA256: and 43 characters, as ssh-keygen -l prints it",
     "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU",
 )
-DATAPATH_ID = Whole("an OpenFlow datapath id", 1, 2**64 - 1, hexadecimal=True)
+DATAPATH_ID = Whole(
+    "an OpenFlow datapath id",
+    1,
+    2**64 - 1,
+    hexadecimal=True,
+)
 PACKET_PORTS = Whole("how many ports it has", 1, MOST_PACKET_PORTS)
 CIRCUIT_PORTS = Whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS)
 CROSS_CONNECT = Text(
@@ -250,16 +398,36 @@ CROSS_CONNECT = Text(
     {"pattern": r"^\s*[0-9]{1,9}\s*[->]\s*[0-9]{1,9}\s*$"},
     example="1-7",
 )
-SHARE = quantity(units.parse_share, units.SHARE, "a share", "0.1%")
-PORT = Text("a port", Endpoint.parse, {"pattern": r"^.+\..+$"}, example="tor1.3")
+SHARE = quantity(
+    units.parse_share,
+    units.SHARE,
+    "a share",
+    "0.1%",
+)
+PORT = Text(
+    "a port",
+    Endpoint.parse,
+    {"pattern": r"^.+\..+$"},
+    example="tor1.3",
+)
 NETWORK = Text("a network", _network, example="192.168.10.0/24")
 
 
-def nic(*, address: IPv4Address, mac: str = "hardware", **said: Any) -> model.Nic:
+def nic(
+    *,
+    address: IPv4Address,
+    mac: str = "hardware",
+    **said: Any,
+) -> model.Nic:
     """A NIC; ``mac`` is ``hardware``, ``lab`` or an address."""
     own = model.default_mac(address)
     given = own if mac in ("hardware", "lab") else mac
-    return model.Nic(address=address, mac=given, lab_mac=mac in ("lab", own), **said)
+    return model.Nic(
+        address=address,
+        mac=given,
+        lab_mac=mac in ("lab", own),
+        **said,
+    )
 
 
 def said_mac(nic: model.Nic) -> str | None:
@@ -279,7 +447,10 @@ def packet_switch(
     """A packet switch, its transceivers by port number."""
     by_port = tuple(sorted((transceivers or {}).items()))
     said |= {"datapath_id": datapath_id, "interfaces": tuple(interfaces)}
-    return model.PacketSwitch(transceivers=by_port, **said)
+    return model.PacketSwitch(
+        transceivers=by_port,
+        **said,
+    )
 
 
 def circuit_switch(
@@ -287,7 +458,10 @@ def circuit_switch(
 ) -> model.CircuitSwitch:
     """An OCS with these initial circuits."""
     initial = PortMap.of(one for listed in cross_connects for one in listed)
-    return model.CircuitSwitch(initial=initial, **said)
+    return model.CircuitSwitch(
+        initial=initial,
+        **said,
+    )
 
 
 def fibre(*, ends: tuple[Endpoint, Endpoint], **said: Any) -> model.Fibre:
@@ -296,7 +470,13 @@ def fibre(*, ends: tuple[Endpoint, Endpoint], **said: Any) -> model.Fibre:
 
 
 def lab(
-    *, controller: Mapping[str, Any] | None = None, defaults: object = None, **said: Any
+    *,
+    controller: Mapping[str, Any] | None = None,
+    defaults: object = None,
+    **said: Any,
 ) -> model.Lab:
     """A lab; ``defaults`` have been applied to its parts."""
-    return model.Lab(**(controller or {}), **said)
+    return model.Lab(
+        **(controller or {}),
+        **said,
+    )

@@ -18,7 +18,9 @@ from patchlight.testbed.labfile import reader
 from patchlight.testbed.labfile.schema import COMMON, LAB
 
 _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-_MAP, _SEQ, _STR, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int"))
+_MAP, _SEQ, _STR, _INT = (
+    f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int")
+)
 
 
 class _Dumper(_Base):  # type: ignore[misc]
@@ -28,13 +30,21 @@ class _Dumper(_Base):  # type: ignore[misc]
 
 def _text(dumper: Any, text: str) -> Any:
     # PyYAML quotes what YAML 1.1 would misread; the reader recognises more numbers.
-    return dumper.represent_scalar(_STR, text, style=None if fields.is_bare_text(text) else '"')
+    return dumper.represent_scalar(
+        _STR, text, style=None if fields.is_bare_text(text) else '"'
+    )
 
 
 _Dumper.add_representer(str, _text)
-_Dumper.add_representer(fields.OneLine, lambda d, v: d.represent_mapping(_MAP, v, flow_style=True))
-_Dumper.add_representer(fields.Listed, lambda d, v: d.represent_sequence(_SEQ, v, flow_style=True))
-_Dumper.add_representer(fields.Hexadecimal, lambda d, v: d.represent_scalar(_INT, hex(v)))
+_Dumper.add_representer(
+    fields.OneLine, lambda d, v: d.represent_mapping(_MAP, v, flow_style=True)
+)
+_Dumper.add_representer(
+    fields.Listed, lambda d, v: d.represent_sequence(_SEQ, v, flow_style=True)
+)
+_Dumper.add_representer(
+    fields.Hexadecimal, lambda d, v: d.represent_scalar(_INT, hex(v))
+)
 
 
 def write_lab(lab: Lab) -> str:
@@ -65,27 +75,37 @@ _FILE_HEAD = (
 
 def write_commented_lab(lab: Lab) -> str:
     """Commented YAML text that ``parse_lab`` reads back as equal."""
-    return "".join(f"{line}\n" for line in (*_FILE_HEAD, *_group(LAB, LAB.written(lab))))
+    return "".join(
+        f"{line}\n" for line in (*_FILE_HEAD, *_group(LAB, LAB.written(lab)))
+    )
 
 
 def _group(group: fields.Group, values: Mapping[str, Any]) -> Iterator[str]:
     for key in group.keys:
         comment = f"{key.description[0].upper()}{key.description[1:]}."
-        yield from wrap(comment, _WIDTH - 12, initial_indent="# ", subsequent_indent="# ")
+        yield from wrap(
+            comment, _WIDTH - 12, initial_indent="# ", subsequent_indent="# "
+        )
         value = values.get(key.name)
         if value is None:
             yield f"# {key.name}: {_left_out(key)}"
-        elif isinstance(key.type, fields.ListOf) and isinstance(key.type.item, fields.Group):
+        elif isinstance(key.type, fields.ListOf) and isinstance(
+            key.type.item, fields.Group
+        ):
             yield f"{key.name}:"
             yield from _items(key.type.item, value)
         else:
             yield from to_yaml({key.name: value}).splitlines()
 
 
-def _items(group: fields.Group, items: list[Mapping[str, Any]]) -> Iterator[str]:
+def _items(
+    group: fields.Group, items: list[Mapping[str, Any]]
+) -> Iterator[str]:
     starts = True
     for line in _group(group, items[0]):
-        indent = "    " if not starts else "  " if line.startswith("#") else "  - "
+        indent = (
+            "    " if not starts else "  " if line.startswith("#") else "  - "
+        )
         starts = starts and line.startswith("#")
         yield f"{indent}{line}"
     for item in items[1:]:
@@ -197,7 +217,14 @@ def lab_file_reference() -> str:
     """Each group of keys as a table, and a whole file, as Markdown."""
     example = write_commented_lab(reader.load_lab("ofc2022"))
     whole = f"## A whole file\n\n```yaml\n{example}```\n"
-    return "\n".join([_HEAD, *sections(LAB), whole, _SHORT])
+    return "\n".join(
+        [
+            _HEAD,
+            *sections(LAB),
+            whole,
+            _SHORT,
+        ]
+    )
 
 
 Change = tuple[int, int, str]
@@ -211,7 +238,10 @@ def with_changes(text: str, changes: Iterable[Change]) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Rewired:
     """The new text; without ``keeps_comments`` the whole file was rewritten."""
 
@@ -229,7 +259,9 @@ def rewired(text: str, fibres: Sequence[tuple[str, str]]) -> Rewired:
     wanted = _with_fibres(lab, fibres)
     try:
         edited = _edited(text, lab, wanted)
-        if edited is not None and _pairs(reader.parse_lab(edited)) == _pairs(wanted):
+        if edited is not None and _pairs(reader.parse_lab(edited)) == _pairs(
+            wanted
+        ):
             return Rewired(edited, keeps_comments=True)
     except reader.LabFileError:
         pass
@@ -253,17 +285,29 @@ def _with_fibres(lab: Lab, fibres: Sequence[tuple[str, str]]) -> Lab:
         there = lab.fibre_ends.get(device)
         like = there[1] if there is not None else Fibre(a, b)
         return Fibre(
-            a, b, like.rate_bps, like.loss_db, like.delay_s, like.jitter_s, like.packet_loss
+            a,
+            b,
+            like.rate_bps,
+            like.loss_db,
+            like.delay_s,
+            like.jitter_s,
+            like.packet_loss,
         )
 
     return lab.with_changes(fibres=tuple(made(a, b) for a, b in pairs))
 
 
-def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
+def _edited(
+    text: str,
+    lab: Lab,
+    wanted: Lab,
+) -> str | None:
     """The text with its fibres changed in place; ``None`` if some line is not one fibre."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     listed = values_of(root).get("fibres")
-    if not isinstance(listed, yaml.SequenceNode) or len(listed.value) != len(lab.fibres):
+    if not isinstance(listed, yaml.SequenceNode) or len(listed.value) != len(
+        lab.fibres
+    ):
         return None
     ends_of = wanted.fibre_ends
     switches = {switch.name for switch in lab.circuit_switches}
@@ -280,19 +324,32 @@ def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
             left.discard(frozenset((fibre.a, fibre.b)))
             continue
         both = (fibre.a, fibre.b)
-        kept = [at for at, end in enumerate(both) if end.device not in switches]
+        kept = [
+            at for at, end in enumerate(both) if end.device not in switches
+        ]
         moved = next((at for at in kept if both[at] in ends_of), None)
         other = None if moved is None else ends_of[both[moved]][0]
-        if moved is None or other is None or frozenset((both[moved], other)) not in left:
+        if (
+            moved is None
+            or other is None
+            or frozenset((both[moved], other)) not in left
+        ):
             gone.append(item)
             continue
         left.discard(frozenset((both[moved], other)))
         node = ends.value[1 - moved]
         quote = node.style or ""
-        edits.append((node.start_mark.index, node.end_mark.index, f"{quote}{other}{quote}"))
+        edits.append(
+            (
+                node.start_mark.index,
+                node.end_mark.index,
+                f"{quote}{other}{quote}",
+            )
+        )
     lines = _line_starts(text)
     for item in gone:
-        first, last = item.start_mark.line, item.end_mark.line
+        first = item.start_mark.line
+        last = item.end_mark.line
         if first != last or listed.flow_style:
             return None
         edits.append((lines[first], lines[first + 1], ""))
@@ -301,9 +358,19 @@ def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
             return None
         after = lines[listed.value[-1].end_mark.line + 1]
         indent = text[lines[listed.start_mark.line] : listed.start_mark.index]
-        new = [fibre for fibre in wanted.fibres if frozenset((fibre.a, fibre.b)) in left]
+        new = [
+            fibre
+            for fibre in wanted.fibres
+            if frozenset((fibre.a, fibre.b)) in left
+        ]
         written = "".join(f"{indent}- {{ends: [{f.a}, {f.b}]}}\n" for f in new)
-        edits.append((after, after, written if text[after - 1 : after] == "\n" else f"\n{written}"))
+        edits.append(
+            (
+                after,
+                after,
+                written if text[after - 1 : after] == "\n" else f"\n{written}",
+            )
+        )
     return with_changes(text, edits)
 
 

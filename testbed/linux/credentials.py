@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 # ``cryptography`` is imported late: agents on Unix sockets only need the names.
 
-CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+CA_FILE = "ca.pem"
+CERTIFICATE_FILE = "cert.pem"
+KEY_FILE = "key.pem"
 _ANEW = "make it with 'patchlight deploy certificates LAB --output DIR'"
 
 
@@ -46,7 +48,10 @@ def prometheus_name(lab: str) -> str:
     return f"prometheus.{lab}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Credentials:
     """A folder with a certificate: ``fingerprint`` is its SHA-256 in hex, ``serves`` whether it is
     for a server, else for a client."""
@@ -81,7 +86,9 @@ class Credentials:
     def load_into(self, context: ssl.SSLContext) -> None:
         """Make a context's new connections use this certificate and trust this authority."""
         context.load_verify_locations(self.folder / CA_FILE)
-        context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
+        context.load_cert_chain(
+            self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE
+        )
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """A ``new_context`` with this certificate and authority."""
@@ -94,7 +101,9 @@ def new_context(*, server: bool) -> ssl.SSLContext:
     """TLS 1.3 with certificates on both sides, for the name that a client expects
     (``server_hostname``). It does not trust an authority yet."""
     # The default context takes 20 ms to load the machine's authorities, which are not used.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.SSLContext(
+        ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
+    )
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -112,10 +121,16 @@ def read_credentials(folder: Path) -> Credentials:
     others may read the key, or key, certificate and authority do not match."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.hazmat.primitives.serialization import (
+        load_pem_private_key,
+    )
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    mode = stat.S_IMODE((folder / KEY_FILE).stat().st_mode) if _read(folder, KEY_FILE) else 0
+    mode = (
+        stat.S_IMODE((folder / KEY_FILE).stat().st_mode)
+        if _read(folder, KEY_FILE)
+        else 0
+    )
     if mode & 0o077:
         raise BadInput(
             f"other users may read or change the key {folder / KEY_FILE} (mode {mode:04o})",
@@ -127,10 +142,13 @@ def read_credentials(folder: Path) -> Credentials:
         key = load_pem_private_key(_read(folder, KEY_FILE), None)
     except (ValueError, TypeError) as error:
         raise BadInput(
-            f"{folder / KEY_FILE} is not a private key in PEM format", hint=_ANEW
+            f"{folder / KEY_FILE} is not a private key in PEM format",
+            hint=_ANEW,
         ) from error
     if key.public_key() != own.public_key():
-        raise BadInput(f"key and certificate in {folder} do not match", hint=_ANEW)
+        raise BadInput(
+            f"key and certificate in {folder} do not match", hint=_ANEW
+        )
     try:
         own.verify_directly_issued_by(_certificate(folder, CA_FILE))
     except (InvalidSignature, ValueError, TypeError) as error:
@@ -153,7 +171,11 @@ def usages_in(certificate: "Certificate") -> list["ObjectIdentifier"]:
     from cryptography import x509
 
     try:
-        return list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+        return list(
+            certificate.extensions.get_extension_for_class(
+                x509.ExtendedKeyUsage
+            ).value
+        )
     except x509.ExtensionNotFound:
         return []
 
@@ -163,7 +185,9 @@ def name_in(certificate: "Certificate") -> str:
     from cryptography import x509
 
     try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        ).value
     except x509.ExtensionNotFound:
         return ""
     return next(iter(names.get_values_for_type(x509.DNSName)), "")
@@ -175,14 +199,18 @@ def _certificate(folder: Path, file: str) -> "Certificate":
     try:
         return x509.load_pem_x509_certificate(_read(folder, file))
     except ValueError as error:
-        raise BadInput(f"{folder / file} is not a certificate in PEM format", hint=_ANEW) from error
+        raise BadInput(
+            f"{folder / file} is not a certificate in PEM format", hint=_ANEW
+        ) from error
 
 
 def _read(folder: Path, file: str) -> bytes:
     try:
         return (folder / file).read_bytes()
     except OSError as error:
-        raise BadInput(f"reading {folder / file}: {error.strerror}", hint=_ANEW) from error
+        raise BadInput(
+            f"reading {folder / file}: {error.strerror}", hint=_ANEW
+        ) from error
 
 
 def secret_of(variable: str | None, what: str) -> str:

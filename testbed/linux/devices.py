@@ -18,11 +18,20 @@ from typing import Literal
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import netlink as rtnetlink
-from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute, attributes
+from patchlight.testbed.linux.netlink import (
+    KernelRefused,
+    Netlink,
+    Request,
+    attribute,
+    attributes,
+)
 
 # Equal on all architectures: these numbers were added after unification.
-_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
-_CLOEXEC, _CREATE = 1, 6
+_FSOPEN = 430
+_FSCONFIG = 431
+_FSMOUNT = 432
+_CLOEXEC = 1
+_CREATE = 6
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -35,8 +44,20 @@ def sysfs() -> Iterator[Path]:
     """Mount the ``/sys`` of the calling thread's namespace for the block; returns its path."""
     opened = _call(_FSOPEN, b"sysfs", _CLOEXEC)
     try:
-        _call(_FSCONFIG, opened, _CREATE, None, None, 0)
-        mounted = _call(_FSMOUNT, opened, _CLOEXEC, 0)
+        _call(
+            _FSCONFIG,
+            opened,
+            _CREATE,
+            None,
+            None,
+            0,
+        )
+        mounted = _call(
+            _FSMOUNT,
+            opened,
+            _CLOEXEC,
+            0,
+        )
     finally:
         os.close(opened)
     try:
@@ -49,8 +70,15 @@ def _call(number: int, *arguments: object) -> int:
     result = int(_libc.syscall(number, *arguments))
     if result < 0:
         code = ctypes.get_errno()
-        hint = "run it as root" if code == errno.EPERM else "Linux 5.2 or newer is needed"
-        raise NoSysfs(f"reading the /sys of a network namespace: {os.strerror(code)}", hint=hint)
+        hint = (
+            "run it as root"
+            if code == errno.EPERM
+            else "Linux 5.2 or newer is needed"
+        )
+        raise NoSysfs(
+            f"reading the /sys of a network namespace: {os.strerror(code)}",
+            hint=hint,
+        )
     return result
 
 
@@ -74,12 +102,17 @@ class Distance(IntEnum):
 
 
 def distance(
-    path: Sequence[str], node: int | None, other: Sequence[str], other_node: int | None
+    path: Sequence[str],
+    node: int | None,
+    other: Sequence[str],
+    other_node: int | None,
 ) -> Distance | None:
     """From their common ancestors in ``/sys/devices`` (folders, root first, device last) and NUMA
     nodes; ``None`` if unknown."""
     above = zip(path[:-1], other[:-1], strict=False)
-    shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], above)))
+    shared = len(
+        list(itertools.takewhile(lambda pair: pair[0] == pair[1], above))
+    )
     if shared > 1:
         return Distance.SWITCH
     known = node is not None and other_node is not None
@@ -92,11 +125,19 @@ def distance(
 
 _RTM_GETLINK = 18
 _IFINFOMSG = struct.Struct("=BxHiII")
-_ADDRESS, _NAME, _MTU, _STATS, _CARRIER, _CARRIER_CHANGES = 1, 3, 4, 23, 33, 35
+_ADDRESS = 1
+_NAME = 3
+_MTU = 4
+_STATS = 23
+_CARRIER = 33
+_CARRIER_CHANGES = 35
 _COUNTERS = struct.Struct("=8Q")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class LinkReading:
     """An interface and its counters since it was created. ``carrier_changes`` counts ups and downs,
     so short outages between two readings show."""
@@ -117,9 +158,22 @@ class LinkReading:
 
 def read_link(interface: str) -> LinkReading:
     """An interface of the calling thread's namespace; ``KernelRefused`` (ENODEV) if it is gone."""
-    body = _IFINFOMSG.pack(0, 0, 0, 0, 0) + attribute(_NAME, interface.encode() + b"\0")
+    body = _IFINFOMSG.pack(
+        0,
+        0,
+        0,
+        0,
+        0,
+    ) + attribute(_NAME, interface.encode() + b"\0")
     with Netlink() as netlink:
-        ((_, answer),) = netlink.ask(Request(_RTM_GETLINK, 0, body, f"reading {interface}"))
+        ((_, answer),) = netlink.ask(
+            Request(
+                _RTM_GETLINK,
+                0,
+                body,
+                f"reading {interface}",
+            )
+        )
     said = dict(attributes(answer[_IFINFOMSG.size :]))
     number = struct.Struct("=I").unpack
     return LinkReading(
@@ -138,8 +192,13 @@ NamespaceMode = Literal["shared", "exclusive"]
 
 _NETLINK_RDMA = 20
 _NLDEV = 5 << 10
-_GET, _SET, _SYS_GET = _NLDEV | 1, _NLDEV | 2, _NLDEV | 6
-_INDEX, _DEVICE_NAME, _NETNS_MODE, _NETNS_FD = 1, 2, 66, 68
+_GET = _NLDEV | 1
+_SET = _NLDEV | 2
+_SYS_GET = _NLDEV | 6
+_INDEX = 1
+_DEVICE_NAME = 2
+_NETNS_MODE = 66
+_NETNS_FD = 68
 _MODES: tuple[NamespaceMode, NamespaceMode] = ("exclusive", "shared")
 HOW_TO_CHANGE = (
     "'rdma system set netns exclusive' (or shared) changes it while the machine has no other "
@@ -156,11 +215,20 @@ def namespace_mode() -> NamespaceMode | None:
     """The RDMA sharing mode; ``None`` on a kernel without RDMA."""
     try:
         with Netlink(family=_NETLINK_RDMA) as netlink:
-            answers = netlink.ask(Request(_SYS_GET, 0, b"", "reading the mode of RDMA"))
+            answers = netlink.ask(
+                Request(
+                    _SYS_GET,
+                    0,
+                    b"",
+                    "reading the mode of RDMA",
+                )
+            )
     except OSError as error:
         if error.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
             return None
-        raise RdmaError(f"reading the mode of RDMA: {error.strerror}") from error
+        raise RdmaError(
+            f"reading the mode of RDMA: {error.strerror}"
+        ) from error
     except KernelRefused as error:
         raise RdmaError(error.message, hint=error.hint) from error
     return mode_in(answers[0][1]) if answers else "shared"
@@ -176,12 +244,31 @@ def move_device(name: str, namespace: Path) -> None:
     """Move a device from this namespace to another; only in exclusive mode."""
     doing = f"moving the RDMA device {name} to {namespace}"
     try:
-        with Netlink(family=_NETLINK_RDMA) as netlink, namespace.open("rb") as opened:
-            found = netlink.ask(Request(_GET, rtnetlink.F_DUMP, b"", doing))
+        with (
+            Netlink(family=_NETLINK_RDMA) as netlink,
+            namespace.open("rb") as opened,
+        ):
+            found = netlink.ask(
+                Request(
+                    _GET,
+                    rtnetlink.F_DUMP,
+                    b"",
+                    doing,
+                )
+            )
             index = index_of(name, [body for _, body in found])
             if index is None:
                 raise RdmaError(f"{doing}: device not found")
-            netlink.run([Request(_SET, 0, move_body(index, opened.fileno()), doing)])
+            netlink.run(
+                [
+                    Request(
+                        _SET,
+                        0,
+                        move_body(index, opened.fileno()),
+                        doing,
+                    )
+                ]
+            )
     except KernelRefused as error:
         hint = HOW_TO_CHANGE if error.code == errno.EOPNOTSUPP else error.hint
         raise RdmaError(error.message, hint=hint) from error
@@ -201,13 +288,20 @@ def index_of(name: str, bodies: list[bytes]) -> int | None:
 def move_body(index: int, descriptor: int) -> bytes:
     """The message that moves device ``index`` to an open namespace."""
     number = struct.Struct("=I").pack
-    return attribute(_INDEX, number(index)) + attribute(_NETNS_FD, number(descriptor))
+    return attribute(_INDEX, number(index)) + attribute(
+        _NETNS_FD, number(descriptor)
+    )
 
 
 _SIOCETHTOOL = 0x8946
-_GET_LINK, _GET_TX_CHECKSUM, _SET_TX_CHECKSUM = 0x0A, 0x16, 0x17
-_GET_NAMES, _GET_VALUES, _GET_COUNT = 0x1B, 0x1D, 0x37
-_STATISTICS, _NAME_BYTES = 1, 32
+_GET_LINK = 0x0A
+_GET_TX_CHECKSUM = 0x16
+_SET_TX_CHECKSUM = 0x17
+_GET_NAMES = 0x1B
+_GET_VALUES = 0x1D
+_GET_COUNT = 0x37
+_STATISTICS = 1
+_NAME_BYTES = 32
 
 
 class OffloadNotSet(PatchlightError):
@@ -249,11 +343,32 @@ def settle_link(interface: str) -> bool:
 def pause_frames(interface: str) -> dict[str, int]:
     """The driver's counters of pause frames, sent and received, by its names."""
     try:
-        count = _ask(interface, struct.pack("=IIQI", _GET_COUNT, 0, 1 << _STATISTICS, 0))
+        count = _ask(
+            interface,
+            struct.pack(
+                "=IIQI",
+                _GET_COUNT,
+                0,
+                1 << _STATISTICS,
+                0,
+            ),
+        )
         (counters,) = struct.unpack_from("=I", count, 16)
         room = bytes(counters * _NAME_BYTES)
-        names = _ask(interface, struct.pack("=III", _GET_NAMES, _STATISTICS, counters) + room)
-        values = _ask(interface, struct.pack("=II", _GET_VALUES, counters) + bytes(8 * counters))
+        names = _ask(
+            interface,
+            struct.pack(
+                "=III",
+                _GET_NAMES,
+                _STATISTICS,
+                counters,
+            )
+            + room,
+        )
+        values = _ask(
+            interface,
+            struct.pack("=II", _GET_VALUES, counters) + bytes(8 * counters),
+        )
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             return {}
@@ -261,14 +376,24 @@ def pause_frames(interface: str) -> dict[str, int]:
     found = {}
     for number in range(counters):
         start = 12 + number * _NAME_BYTES
-        name = names[start : start + _NAME_BYTES].partition(b"\0")[0].decode("ascii", "replace")
+        name = (
+            names[start : start + _NAME_BYTES]
+            .partition(b"\0")[0]
+            .decode("ascii", "replace")
+        )
         if "pause" in name:
             (found[name],) = struct.unpack_from("=Q", values, 8 + 8 * number)
     return found
 
 
-def _ethtool(interface: str, command: int, value: int) -> int:
-    (result,) = struct.unpack_from("=I", _ask(interface, struct.pack("=II", command, value)), 4)
+def _ethtool(
+    interface: str,
+    command: int,
+    value: int,
+) -> int:
+    (result,) = struct.unpack_from(
+        "=I", _ask(interface, struct.pack("=II", command, value)), 4
+    )
     return int(result)
 
 
@@ -281,15 +406,23 @@ def _ask(interface: str, question: bytes) -> bytes:
     return data.tobytes()
 
 
-_GET_DCB, _IEEE_GET = 78, 21
-_IFNAME, _IEEE, _PFC, _APP_TABLE, _APP = 1, 13, 2, 3, 1
+_GET_DCB = 78
+_IEEE_GET = 21
+_IFNAME = 1
+_IEEE = 13
+_PFC = 2
+_APP_TABLE = 3
+_APP = 1
 _SELECTOR_DSCP = 5
 _DCBMSG = struct.Struct("=BBH")
 _APP_ENTRY = struct.Struct("=BBH")
 _ABSENT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Priorities:
     """``paused``: the priorities with priority flow control (PFC); ``of_dscp``: each DSCP's."""
 
@@ -299,10 +432,19 @@ class Priorities:
 
 def read_priorities(interface: str) -> Priorities | None:
     """The priorities of an interface of the calling thread's namespace; ``None`` if it has none."""
-    body = _DCBMSG.pack(0, _IEEE_GET, 0) + attribute(_IFNAME, interface.encode() + b"\0")
+    body = _DCBMSG.pack(0, _IEEE_GET, 0) + attribute(
+        _IFNAME, interface.encode() + b"\0"
+    )
     try:
         with Netlink() as netlink:
-            answers = netlink.ask(Request(_GET_DCB, 0, body, f"reading priorities of {interface}"))
+            answers = netlink.ask(
+                Request(
+                    _GET_DCB,
+                    0,
+                    body,
+                    f"reading priorities of {interface}",
+                )
+            )
     except KernelRefused as refused:
         if refused.code in _ABSENT:
             return None

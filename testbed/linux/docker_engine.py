@@ -41,7 +41,9 @@ class EngineAnswer:
         try:
             return json.loads(self.text)
         except ValueError as error:
-            raise OSError(f"unexpected reply from the Docker engine: {error}") from error
+            raise OSError(
+                f"unexpected reply from the Docker engine: {error}"
+            ) from error
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -73,13 +75,21 @@ def ask(
     connection = _connection(url or engine_url(), timeout_s)
     try:
         headers = {} if body is None else {"Content-Type": "application/x-tar"}
-        connection.request(method, path, body, headers, encode_chunked=body is not None)
+        connection.request(
+            method,
+            path,
+            body,
+            headers,
+            encode_chunked=body is not None,
+        )
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
         return EngineAnswer(response.status, dict(response.getheaders()), text)
     except (http.client.HTTPException, ValueError) as error:
         said = str(error) or type(error).__name__
-        raise OSError(f"unexpected reply from the Docker engine: {said}") from error
+        raise OSError(
+            f"unexpected reply from the Docker engine: {said}"
+        ) from error
     finally:
         connection.close()
 
@@ -89,20 +99,35 @@ def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
     if parts.scheme == "unix":
         return _UnixConnection(parts.path, timeout_s)
     if parts.scheme in ("tcp", "http"):
-        host, port = parts.hostname or "localhost", parts.port or 2375
+        host = parts.hostname or "localhost"
+        port = parts.port or 2375
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
-    raise EngineNotAskable(f"DOCKER_HOST={url} needs a login, which is not supported here")
+    raise EngineNotAskable(
+        f"DOCKER_HOST={url} needs a login, which is not supported here"
+    )
 
 
 def answers(url: str = "") -> bool:
     """Whether a Docker engine answers at the URL."""
     try:
-        return ask("GET", "/_ping", url, timeout_s=5).status == 200
+        return (
+            ask(
+                "GET",
+                "/_ping",
+                url,
+                timeout_s=5,
+            ).status
+            == 200
+        )
     except OSError:
         return False
 
 
-def has_image(image: str, url: str = "", recipe: str | None = None) -> bool:
+def has_image(
+    image: str,
+    url: str = "",
+    recipe: str | None = None,
+) -> bool:
     """Whether the engine has the image, made by that recipe if one is given."""
     try:
         answer = ask("GET", f"/images/{quote(image, safe='')}/json", url)
@@ -124,7 +149,9 @@ def _tell() -> None:
             info = ask("GET", "/info", timeout_s=10).json()
             told["runtimes"] = sorted(info.get("Runtimes") or ())
             # Older engines (before 28) do not report the devices in their CDI files.
-            told["devices"] = [device["ID"] for device in info.get("DiscoveredDevices") or ()]
+            told["devices"] = [
+                device["ID"] for device in info.get("DiscoveredDevices") or ()
+            ]
         else:
             told["said"] = f"answers {ping.status}: {ping.text[:80]}"
     except EngineNotAskable:

@@ -33,7 +33,11 @@ def user_folder(variable: str, usual: str) -> Path:
 
 def private_folder(folder: Path, mode: int = 0o700) -> None:
     """Make a folder if missing; ``PatchlightError`` if a user other than root could write there."""
-    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    folder.mkdir(
+        mode=mode,
+        parents=True,
+        exist_ok=True,
+    )
     found = folder.stat()
     # Also a link: its owner decides where it leads.
     owners = {found.st_uid, folder.lstat().st_uid}
@@ -49,7 +53,9 @@ def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
     """Open a plain file to read or change it, or raise ``OSError``: a link could lead anywhere, and
     a pipe could block the reader."""
     flags = os.O_RDWR if change else os.O_RDONLY
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(
+        path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    )
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a plain file", str(path))
@@ -58,14 +64,25 @@ def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
 
 def append_line(path: Path, line: str) -> None:
     """Append a line in one write to a private file, completing an unfinished last line first."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", 0) as file:
+    path.parent.mkdir(
+        parents=True,
+        exist_ok=True,
+        mode=0o700,
+    )
+    with open(
+        os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", 0
+    ) as file:
         size = os.fstat(file.fileno()).st_size
-        begin = "\n" if size and os.pread(file.fileno(), 1, size - 1) != b"\n" else ""
+        begin = (
+            "\n"
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            else ""
+        )
         file.write(f"{begin}{line}\n".encode())
 
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_KEEP_SIZE = 1
+_PUNCH_HOLE = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -81,15 +98,26 @@ def first_kept(descriptor: int) -> int:
 
 def give_back(descriptor: int, until: int) -> None:
     """Free the disk space before ``until``, in whole blocks. ``OSError`` if that fails."""
-    offset, length = ctypes.c_int64(0), ctypes.c_int64(until)
-    if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length):
+    offset = ctypes.c_int64(0)
+    length = ctypes.c_int64(until)
+    if _libc.fallocate(
+        descriptor,
+        _KEEP_SIZE | _PUNCH_HOLE,
+        offset,
+        length,
+    ):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
-def used_bytes(folder: Path, most_folders: int = 100, most_files: int = 10_000) -> int:
+def used_bytes(
+    folder: Path,
+    most_folders: int = 100,
+    most_files: int = 10_000,
+) -> int:
     """The disk usage of a folder's files; only the first count if there are very many."""
-    used, folders = 0, deque([str(folder)])
+    used = 0
+    folders = deque([str(folder)])
     for _ in range(most_folders):
         if not folders:
             break
@@ -99,7 +127,9 @@ def used_bytes(folder: Path, most_folders: int = 100, most_files: int = 10_000) 
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
                     else:
-                        used += 512 * entry.stat(follow_symlinks=False).st_blocks
+                        used += (
+                            512 * entry.stat(follow_symlinks=False).st_blocks
+                        )
         except OSError:  # files may disappear meanwhile
             continue
     return used
@@ -119,4 +149,13 @@ def remove_half_written(folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder with all that is in it, however deep. Blocks."""
-    subprocess.run(["/bin/rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [
+            "/bin/rm",
+            "-rf",
+            "--",
+            folder,
+        ],
+        check=False,
+        stderr=subprocess.DEVNULL,
+    )

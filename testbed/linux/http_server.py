@@ -86,7 +86,11 @@ def http_server(
     Set ``should_exit`` to stop: uvicorn's signal handlers would end the process before the caller
     can clean up.
     """
-    connection = partial(_Encrypted, tls, limits) if tls else partial(_Connection, limits)
+    connection = (
+        partial(_Encrypted, tls, limits)
+        if tls
+        else partial(_Connection, limits)
+    )
     config = uvicorn.Config(
         _Guard(app, hosts, limits.body_bytes),
         log_level="warning",
@@ -102,7 +106,12 @@ def http_server(
     return _Server(config, limits, is_plain=tls is None)
 
 
-def _last_answer(status: int, detail: str, hint: str, *headers: str) -> bytes:
+def _last_answer(
+    status: int,
+    detail: str,
+    hint: str,
+    *headers: str,
+) -> bytes:
     """A response with problem details, after which the connection is closed."""
     body = json.dumps(problem(status, detail, hint))
     lines = (
@@ -129,7 +138,13 @@ class _Server(uvicorn.Server):
     """Checks once a second, and immediately at shutdown: uvicorn checks ten times a second, which
     takes 1.2 ms of CPU instead of 0.2 in each agent of an emulated lab."""
 
-    def __init__(self, config: uvicorn.Config, limits: ServerLimits, *, is_plain: bool) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        limits: ServerLimits,
+        *,
+        is_plain: bool,
+    ) -> None:
         self._told_to_end = asyncio.Event()
         self._limits = limits
         self._refusal = _REFUSAL if is_plain else b""
@@ -144,11 +159,21 @@ class _Server(uvicorn.Server):
         if told:
             self._told_to_end.set()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(
+        self, sockets: list[socket.socket] | None = None
+    ) -> None:
         most = self._limits.per_user
         trusted = self._limits.trusted
         if most is not None and sockets is not None:
-            sockets = [LimitedListener(each, most / 2, trusted, self._refusal) for each in sockets]
+            sockets = [
+                LimitedListener(
+                    each,
+                    most / 2,
+                    trusted,
+                    self._refusal,
+                )
+                for each in sockets
+            ]
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(_WAITING)
@@ -167,7 +192,12 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    def __init__(self, limits: ServerLimits, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        limits: ServerLimits,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self._limits = limits
         # Each request gets a copy of the outer one.
@@ -185,8 +215,15 @@ class _Connection(H11Protocol):
         if peer.family == socket.AF_UNIX:
             self.client = (UNIX_CLIENT, self._facts["uid"])
         elif shown := transport.get_extra_info("peercert"):
-            names = [name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS"]
-            self.client = (next(iter(names), ""), self.client[1] if self.client else 0)
+            names = [
+                name
+                for kind, name in shown.get("subjectAltName", ())
+                if kind == "DNS"
+            ]
+            self.client = (
+                next(iter(names), ""),
+                self.client[1] if self.client else 0,
+            )
         self._wait_among_others()
 
     def arrive(self, transport: asyncio.Transport) -> None:
@@ -206,13 +243,27 @@ class _Connection(H11Protocol):
 
     def _wait_among_others(self) -> None:
         self._judge()
-        most = min(self._limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        most = min(
+            self._limits.connections,
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4,
+        )
         if len(self.connections) > most:
-            ours = [each for each in self.connections if isinstance(each, _Connection)]
+            ours = [
+                each
+                for each in self.connections
+                if isinstance(each, _Connection)
+            ]
             # Connections with a request in progress are closed last.
             ours = [each for each in ours if each.value < _AT_WORK] or ours
             counts = Counter(each.owner for each in ours)
-            min(ours, key=lambda each: (-counts[each.owner], each.value, each._since)).give_up()
+            min(
+                ours,
+                key=lambda each: (
+                    -counts[each.owner],
+                    each.value,
+                    each._since,
+                ),
+            ).give_up()
         self._keep_to_own_share()
 
     def _keep_to_own_share(self) -> None:
@@ -220,7 +271,9 @@ class _Connection(H11Protocol):
         most = self._limits.per_user
         if most is None or self._uid in self._limits.trusted:
             return
-        own = [each for each in self.connections if isinstance(each, _Connection)]
+        own = [
+            each for each in self.connections if isinstance(each, _Connection)
+        ]
         if self._uid is not None:  # for whomever they call
             own = [each for each in own if each._uid == self._uid]
         else:
@@ -239,8 +292,12 @@ class _Connection(H11Protocol):
 
     @property
     def owner(self) -> object:
-        peer = self.client or self.transport.get_extra_info("peername") or ("",)
-        return self._facts.get("owner", peer[0] if self._uid is None else self._uid)
+        peer = (
+            self.client or self.transport.get_extra_info("peername") or ("",)
+        )
+        return self._facts.get(
+            "owner", peer[0] if self._uid is None else self._uid
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -291,11 +348,17 @@ class _Connection(H11Protocol):
     def _judge(self) -> None:
         """Start the timer while the peer must act, and stop it otherwise."""
         request = self.cycle
-        whole = request is not None and not request.more_body and not request.response_complete
+        whole = (
+            request is not None
+            and not request.more_body
+            and not request.response_complete
+        )
         if self._is_websocket or (whole and not self.flow.write_paused):
             self._rest()
         elif self._waits is None and not self.transport.is_closing():
-            self._waits = self.loop.call_later(self._limits.peer_s, self.give_up)
+            self._waits = self.loop.call_later(
+                self._limits.peer_s, self.give_up
+            )
             self._since = self.loop.time()
 
     def _rest(self) -> None:
@@ -306,7 +369,9 @@ class _Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse non-HTTP data with the usual error format."""
-        self.transport.write(_last_answer(400, msg, "expected an HTTP/1.1 request"))
+        self.transport.write(
+            _last_answer(400, msg, "expected an HTTP/1.1 request")
+        )
         self.transport.close()
 
 
@@ -315,7 +380,12 @@ class _Encrypted(SSLProtocol):
 
     max_size = 64 << 10  # the buffer that each connection has
 
-    def __init__(self, context: ssl.SSLContext, limits: ServerLimits, **options: Any) -> None:
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        limits: ServerLimits,
+        **options: Any,
+    ) -> None:
         self._connection = _Connection(limits, **options)
         shows = context.verify_mode is ssl.CERT_REQUIRED
         self._missing = "no valid certificate" if shows else "no TLS"
@@ -337,23 +407,45 @@ class _Encrypted(SSLProtocol):
         self._connection.leave()
         super().connection_lost(exc)
 
-    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+    def _on_handshake_complete(
+        self, handshake_exc: BaseException | None
+    ) -> None:
         if handshake_exc is not None:
             # asyncio would drop the alert, so the peer would not learn the reason.
             self._process_outgoing()  # type: ignore[attr-defined]
             if isinstance(handshake_exc, ssl.SSLError):
-                why = getattr(handshake_exc, "verify_message", "") or handshake_exc.reason
-                _log.warning("refused %s, %s: %s", self._peer, self._missing, why)
+                why = (
+                    getattr(handshake_exc, "verify_message", "")
+                    or handshake_exc.reason
+                )
+                _log.warning(
+                    "refused %s, %s: %s",
+                    self._peer,
+                    self._missing,
+                    why,
+                )
         super()._on_handshake_complete(handshake_exc)
 
 
 class _Guard:
     """Refuses requests that are for another host, come from a foreign web page, or are too long."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str], body_bytes: int) -> None:
-        self._app, self._hosts, self._body_bytes = app, frozenset(hosts), body_bytes
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Collection[str],
+        body_bytes: int,
+    ) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+        self._body_bytes = body_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -369,7 +461,12 @@ class _Guard:
             # A further request needs a further connection, which costs the peer more than this.
             head = {"Connection": "close"}
             body = problem(*refusal)
-            answer = JSONResponse(body, refusal[0], head, media_type=PROBLEM_MEDIA_TYPE)
+            answer = JSONResponse(
+                body,
+                refusal[0],
+                head,
+                media_type=PROBLEM_MEDIA_TYPE,
+            )
             await answer(scope, receive, send)
             return
         taken = 0
@@ -387,21 +484,34 @@ class _Guard:
     def _refusal(
         self, scope: MutableMapping[str, Any], headers: Headers
     ) -> tuple[int, str, str] | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host = headers.get("host", "")
+        origin = headers.get("origin")
         known = {*self._hosts, (scope.get("server") or ("",))[0]} - {""}
         called = ""
-        with suppress(ValueError):  # [::1]:8470 is ::1, localhost:8470 is localhost
+        with suppress(
+            ValueError
+        ):  # [::1]:8470 is ::1, localhost:8470 is localhost
             called = urlsplit(f"//{host}").hostname or ""
         if self._hosts and called not in known:
             names = ", ".join(sorted(self._hosts))
             return 421, f"unknown host {host[:80]!r}", f"use one of: {names}"
-        scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
+        scheme = {"ws": "http", "wss": "https"}.get(
+            scope["scheme"], scope["scheme"]
+        )
         foreign = origin is not None and origin != f"{scheme}://{host}"
         # A websocket may make changes, too.
         if self._hosts and foreign and scope.get("method") not in _READS:
-            return 403, f"web page {str(origin)[:80]} may not make changes", "use the CLI"
+            return (
+                403,
+                f"web page {str(origin)[:80]} may not make changes",
+                "use the CLI",
+            )
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 18 or int(length) > self._body_bytes:
+        if (
+            not length.isdecimal()
+            or len(length) > 18
+            or int(length) > self._body_bytes
+        ):
             return 413, self._too_long(), "request less at a time"
         return None
 

@@ -36,7 +36,11 @@ class LimitedListener(socket.socket):
     """
 
     def __init__(
-        self, listener: socket.socket, per_second: float, trusted: Collection[int], refusal: bytes
+        self,
+        listener: socket.socket,
+        per_second: float,
+        trusted: Collection[int],
+        refusal: bytes,
     ) -> None:
         super().__init__(fileno=os.dup(listener.fileno()))
         self._per_second = per_second
@@ -52,14 +56,20 @@ class LimitedListener(socket.socket):
         while self._refused < _REFUSED_IN_A_ROW:
             connection, address = super().accept()
             peer = _peer_of(connection)
-            if peer is None or peer in self._trusted or self._may_connect(peer):
+            if (
+                peer is None
+                or peer in self._trusted
+                or self._may_connect(peer)
+            ):
                 return connection, address
             self._refused += 1
             if peer == _CLOSED or len(self._untold) >= _MOST_UNTOLD:
                 self._tell(connection)
             else:
                 self._untold.add(connection)
-                asyncio.get_running_loop().call_later(_TOLD_AFTER_S, self._tell, connection)
+                asyncio.get_running_loop().call_later(
+                    _TOLD_AFTER_S, self._tell, connection
+                )
         self._refused = 0
         raise BlockingIOError
 
@@ -85,7 +95,11 @@ class LimitedListener(socket.socket):
                 self._logged_at = now
                 who = f"uid {peer}" if isinstance(peer, int) else peer
                 limit = self._per_second
-                _log.warning("%s opens more than %g connections a second: refused", who, limit)
+                _log.warning(
+                    "%s opens more than %g connections a second: refused",
+                    who,
+                    limit,
+                )
             return False
         self._spent[peer] = spent  # the latest last
         if len(self._spent) > _MOST_PEERS:

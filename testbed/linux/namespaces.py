@@ -20,8 +20,12 @@ from patchlight.testbed.linux.processes import may_run, process_ids
 T = TypeVar("T")
 
 DIRECTORY = Path("/run/netns")
-_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
-_MS_BIND, _MS_REC, _MS_SLAVE, _MS_SHARED = 0x1000, 0x4000, 0x80000, 0x100000
+_CLONE_NEWNS = 0x20000
+_CLONE_NEWNET = 0x40000000
+_MS_BIND = 0x1000
+_MS_REC = 0x4000
+_MS_SLAVE = 0x80000
+_MS_SHARED = 0x100000
 _MNT_DETACH = 2
 _OWN = "/proc/thread-self/ns/net"
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,8 +68,12 @@ def own_inode() -> int:
 def prepare_directory() -> None:
     """Make ``/run/netns`` a shared mount. ``ip netns`` would do so over a plain directory, and hide
     a second copy of every mount in it, which keeps deleted namespaces alive."""
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    directory, shared = str(DIRECTORY), _MS_SHARED | _MS_REC
+    DIRECTORY.mkdir(
+        parents=True,
+        exist_ok=True,
+    )
+    directory = str(DIRECTORY)
+    shared = _MS_SHARED | _MS_REC
     if _mount(None, directory, shared):
         bound = _mount(directory, directory, _MS_BIND | _MS_REC) == 0
         if not bound or _mount(None, directory, shared):
@@ -186,13 +194,17 @@ def delete(name: str) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise NamespaceError(f"deleting the network namespace {name}: {error.strerror}") from error
+        raise NamespaceError(
+            f"deleting the network namespace {name}: {error.strerror}"
+        ) from error
 
 
 def names_with_prefix(prefix: str) -> list[str]:
     """The names in ``/run/netns`` that start with ``prefix``, sorted."""
     with suppress(FileNotFoundError):
-        return sorted(name for name in os.listdir(DIRECTORY) if name.startswith(prefix))
+        return sorted(
+            name for name in os.listdir(DIRECTORY) if name.startswith(prefix)
+        )
     return []
 
 
@@ -216,13 +228,27 @@ def see_file_at(file: Path, path: Path) -> None:
     if _libc.unshare(_CLONE_NEWNS):
         raise _failed("making a mount namespace")
     # Otherwise the mount would be visible outside.
-    if _mount("none", "/", _MS_REC | _MS_SLAVE) or _mount(str(file), str(path), _MS_BIND):
+    if _mount("none", "/", _MS_REC | _MS_SLAVE) or _mount(
+        str(file), str(path), _MS_BIND
+    ):
         raise _failed(f"showing {file} as {path}")
 
 
-def _mount(source: str | None, target: str, flags: int) -> int:
+def _mount(
+    source: str | None,
+    target: str,
+    flags: int,
+) -> int:
     encoded = source.encode() if source else b""
-    return int(_libc.mount(encoded, target.encode(), b"none", ctypes.c_ulong(flags), None))
+    return int(
+        _libc.mount(
+            encoded,
+            target.encode(),
+            b"none",
+            ctypes.c_ulong(flags),
+            None,
+        )
+    )
 
 
 def _failed(doing: str) -> NamespaceError:
@@ -265,7 +291,9 @@ def stop_all(namespace: str, deadline_s: float = 5.0) -> None:
         if not going_on:
             return
         if time.monotonic() > end:
-            raise StillThere(f"stopping the processes of {namespace}: {len(going_on)} continue")
+            raise StillThere(
+                f"stopping the processes of {namespace}: {len(going_on)} continue"
+            )
         if not fresh:
             time.sleep(0.002)
 
@@ -278,17 +306,24 @@ def continue_all(namespace: str) -> None:
 def end_all(namespace: str, quiet_s: float = 10.0) -> None:
     """Kill every process; ``StillThere`` if their number has not fallen for ``quiet_s`` seconds.
     They are stopped first, so that they cannot fork. Thousands take a while."""
-    end, stopped = time.monotonic() + quiet_s, set[int]()
-    while (fresh := set(processes_in(namespace)) - stopped) and time.monotonic() < end:
+    end = time.monotonic() + quiet_s
+    stopped = set[int]()
+    while (
+        fresh := set(processes_in(namespace)) - stopped
+    ) and time.monotonic() < end:
         _signal(fresh, signal.SIGSTOP)
         stopped |= fresh
-    end, fewest = time.monotonic() + quiet_s, 0
+    end = time.monotonic() + quiet_s
+    fewest = 0
     while running := processes_in(namespace):
         _signal(running, signal.SIGKILL)
         if not fewest or len(running) < fewest:
-            end, fewest = time.monotonic() + quiet_s, len(running)
+            end = time.monotonic() + quiet_s
+            fewest = len(running)
         if time.monotonic() > end:
-            raise StillThere(f"ending the processes of {namespace}: {running} remain")
+            raise StillThere(
+                f"ending the processes of {namespace}: {running} remain"
+            )
         time.sleep(0.005)
 
 

@@ -13,10 +13,18 @@ from typing import NamedTuple, Self
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import namespaces
 
-F_REQUEST, F_ACK, F_DUMP = 0x1, 0x4, 0x300
-F_CREATE, F_EXCL, F_REPLACE = 0x400, 0x200, 0x100
-_NOOP, _ERROR, _DONE = 1, 2, 3
-_SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
+F_REQUEST = 0x1
+F_ACK = 0x4
+F_DUMP = 0x300
+F_CREATE = 0x400
+F_EXCL = 0x200
+F_REPLACE = 0x100
+_NOOP = 1
+_ERROR = 2
+_DONE = 3
+_SOL_NETLINK = 270
+_CAP_ACK = 10
+_EXT_ACK = 11
 _F_ACK_TLVS = 0x200
 _ATTR_MESSAGE = 1
 _HEADER = struct.Struct("=IHHII")
@@ -28,9 +36,16 @@ _BATCH = 128
 class KernelRefused(PatchlightError):
     """The kernel refused to create, change or show a network object; ``code`` is its errno."""
 
-    def __init__(self, doing: str, code: int, explanation: str = "") -> None:
+    def __init__(
+        self,
+        doing: str,
+        code: int,
+        explanation: str = "",
+    ) -> None:
         text = os.strerror(code) + (f" ({explanation})" if explanation else "")
-        super().__init__(f"{doing}: the kernel answered: {text}", hint=_HINTS.get(code))
+        super().__init__(
+            f"{doing}: the kernel answered: {text}", hint=_HINTS.get(code)
+        )
         self.code = code
 
 
@@ -52,7 +67,9 @@ class Request(NamedTuple):
 class Netlink:
     """An rtnetlink socket of a namespace (path or descriptor). Raises ``KernelRefused``."""
 
-    def __init__(self, namespace: Path | str | int | None = None, *, family: int = 0) -> None:
+    def __init__(
+        self, namespace: Path | str | int | None = None, *, family: int = 0
+    ) -> None:
         if namespace is None:
             self._socket = self._open(family)
         else:
@@ -62,7 +79,9 @@ class Netlink:
 
     @staticmethod
     def _open(family: int) -> socket.socket:
-        netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
+        netlink = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family
+        )
         netlink.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
         netlink.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
         netlink.bind((0, 0))
@@ -89,15 +108,30 @@ class Netlink:
         self._sequence += len(batch)
         parts = []
         for sequence, request in enumerate(batch, first):
-            flags = request.flags | F_REQUEST | (F_ACK if sequence == self._sequence else 0)
-            parts.append(_pack(request.type, flags, sequence, request.body))
+            flags = (
+                request.flags
+                | F_REQUEST
+                | (F_ACK if sequence == self._sequence else 0)
+            )
+            parts.append(
+                _pack(
+                    request.type,
+                    flags,
+                    sequence,
+                    request.body,
+                )
+            )
         self._socket.send(b"".join(parts))
         failure: KernelRefused | None = None
-        for kind, flags, sequence, payload in self._answers(first, batch[-1].doing):
+        for kind, flags, sequence, payload in self._answers(
+            first, batch[-1].doing
+        ):
             if kind == _ERROR:
                 code, explanation = _error(flags, payload)
                 if code and failure is None:
-                    failure = KernelRefused(batch[sequence - first].doing, code, explanation)
+                    failure = KernelRefused(
+                        batch[sequence - first].doing, code, explanation
+                    )
                 if sequence == self._sequence:
                     break
         if failure:
@@ -108,34 +142,60 @@ class Netlink:
         self._sequence += 1
         dump = request.flags & F_DUMP == F_DUMP
         flags = request.flags | F_REQUEST | (0 if dump else F_ACK)
-        self._socket.send(_pack(request.type, flags, self._sequence, request.body))
+        self._socket.send(
+            _pack(
+                request.type,
+                flags,
+                self._sequence,
+                request.body,
+            )
+        )
         answers: list[tuple[int, bytes]] = []
-        for kind, flags, _, payload in self._answers(self._sequence, request.doing):
+        for kind, flags, _, payload in self._answers(
+            self._sequence, request.doing
+        ):
             if kind in (_DONE, _ERROR):
-                code, explanation = _error(flags, payload) if kind == _ERROR else (0, "")
+                code, explanation = (
+                    _error(flags, payload) if kind == _ERROR else (0, "")
+                )
                 if code:
                     raise KernelRefused(request.doing, code, explanation)
                 break
             answers.append((kind, payload))
         return answers
 
-    def _answers(self, first: int, doing: str) -> Iterator[tuple[int, int, int, bytes]]:
+    def _answers(
+        self, first: int, doing: str
+    ) -> Iterator[tuple[int, int, int, bytes]]:
         """The kernel's answers to the requests numbered ``first`` and above, in order."""
         while True:
             try:
                 data = self._socket.recv(1 << 18)
             except OSError as error:
                 timed_out = isinstance(error, TimeoutError)
-                code = errno.ETIMEDOUT if timed_out else error.errno or errno.EIO
+                code = (
+                    errno.ETIMEDOUT if timed_out else error.errno or errno.EIO
+                )
                 raise KernelRefused(doing, code) from error
             for message in _messages(data):
                 if first <= message[2] <= self._sequence:
                     yield message
 
 
-def _pack(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
+def _pack(
+    kind: int,
+    flags: int,
+    sequence: int,
+    body: bytes,
+) -> bytes:
     padding = -len(body) % 4
-    header = _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0)
+    header = _HEADER.pack(
+        _HEADER.size + len(body),
+        kind,
+        flags,
+        sequence,
+        0,
+    )
     return header + body + b"\0" * padding
 
 
@@ -146,7 +206,12 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         if length < _HEADER.size:
             return
         if kind != _NOOP:
-            yield kind, flags, sequence, data[offset + _HEADER.size : offset + length]
+            yield (
+                kind,
+                flags,
+                sequence,
+                data[offset + _HEADER.size : offset + length],
+            )
         offset += (length + 3) & ~3
 
 
@@ -155,7 +220,9 @@ def _error(flags: int, payload: bytes) -> tuple[int, str]:
     explanation = ""
     if flags & _F_ACK_TLVS:
         # With CAP_ACK only the failed request's header precedes the attributes.
-        text = dict(attributes(payload[4 + _HEADER.size :])).get(_ATTR_MESSAGE, b"")
+        text = dict(attributes(payload[4 + _HEADER.size :])).get(
+            _ATTR_MESSAGE, b""
+        )
         explanation = text.rstrip(b"\0").decode(errors="replace")
     return -code, explanation
 
@@ -181,11 +248,15 @@ def attribute(kind: int, payload: bytes | Iterable[bytes]) -> bytes:
 _NEWNEIGH = 28
 _NDMSG = struct.Struct("=BxxxiHBB")
 _PERMANENT = 0x80
-_NDA_DST, _NDA_LLADDR = 1, 2
+_NDA_DST = 1
+_NDA_LLADDR = 2
 
 
 def set_neighbours(
-    netlink: Netlink, index: int, name: str, neighbours: Iterable[tuple[str, str]]
+    netlink: Netlink,
+    index: int,
+    name: str,
+    neighbours: Iterable[tuple[str, str]],
 ) -> None:
     """Give an interface these static neighbours, (IP address, MAC), or raise."""
     family = {4: socket.AF_INET, 6: socket.AF_INET6}
@@ -194,7 +265,13 @@ def set_neighbours(
             Request(
                 _NEWNEIGH,
                 F_CREATE | F_REPLACE,
-                _NDMSG.pack(family[ip_address(address).version], index, _PERMANENT, 0, 0)
+                _NDMSG.pack(
+                    family[ip_address(address).version],
+                    index,
+                    _PERMANENT,
+                    0,
+                    0,
+                )
                 + attribute(_NDA_DST, ip_address(address).packed)
                 + attribute(_NDA_LLADDR, bytes.fromhex(mac.replace(":", ""))),
                 f"adding {address} as a neighbour of {name}",

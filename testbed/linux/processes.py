@@ -72,7 +72,8 @@ def session_processor_ticks(session: int) -> int:
 
 def ancestors() -> set[int]:
     """This process and its ancestors."""
-    pids, pid = set(), os.getpid()
+    pids = set()
+    pid = os.getpid()
     while pid > 0 and pid not in pids:
         pids.add(pid)
         with suppress(OSError):
@@ -83,7 +84,9 @@ def ancestors() -> set[int]:
 def command_line(pid: int) -> str:
     """The command and its arguments; empty for a kernel thread or if unreadable."""
     with suppress(OSError):
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        arguments = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        )
         return " ".join(filter(None, arguments.split("\0")))
     return ""
 
@@ -91,7 +94,12 @@ def command_line(pid: int) -> str:
 def environment(pid: int) -> list[str]:
     """The environment at the start of a process, as ``NAME=value``; empty if unreadable."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        return (
+            Path(f"/proc/{pid}/environ")
+            .read_bytes()
+            .decode(errors="replace")
+            .split("\0")
+        )
     return []
 
 
@@ -101,11 +109,17 @@ def _ticks(stat: list[str]) -> int:
 
 def _stat(process: int | str) -> list[str]:
     # The command's name, in parentheses, may contain parentheses too.
-    return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return (
+        Path(f"/proc/{process}/stat")
+        .read_text(errors="replace")
+        .rpartition(")")[2]
+        .split()
+    )
 
 
 # Fields of /proc/self/stat after the name with the addresses of arguments and environment.
-ARGUMENTS, ENVIRONMENT = slice(45, 47), slice(47, 49)
+ARGUMENTS = slice(45, 47)
+ENVIRONMENT = slice(47, 49)
 
 
 def show(which: slice, texts: Iterable[str]) -> None:
@@ -137,7 +151,11 @@ def busy_threads(over_s: float = 0.5) -> float:
     ends = time.monotonic() + over_s
     while time.monotonic() < ends:
         lines = Path("/proc/stat").read_text().splitlines()
-        found += [int(line.split()[1]) - 1 for line in lines if line.startswith("procs_running")]
+        found += [
+            int(line.split()[1]) - 1
+            for line in lines
+            if line.startswith("procs_running")
+        ]
         time.sleep(over_s / 20)
     return sum(found) / len(found)
 
@@ -163,9 +181,13 @@ def favour_like_this_process(pid: int) -> None:
     """Give a process of another parent, with its threads, the priority of this one."""
     for thread in _threads(pid):
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))
+            os.setpriority(
+                os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0)
+            )
             # Refused in a cgroup without a real-time budget.
-            os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))
+            os.sched_setscheduler(
+                thread, os.sched_getscheduler(0), os.sched_getparam(0)
+            )
 
 
 def _threads(pid: int) -> Iterator[int]:
@@ -173,7 +195,9 @@ def _threads(pid: int) -> Iterator[int]:
     for _ in range(_LOOKS):
         new = set[int]()
         with suppress(OSError):
-            new = {int(thread) for thread in os.listdir(f"/proc/{pid}/task")} - seen
+            new = {
+                int(thread) for thread in os.listdir(f"/proc/{pid}/task")
+            } - seen
         if not new:
             return
         yield from sorted(new)
@@ -202,8 +226,11 @@ class ProgressWatch:
     """Watches a ``sign`` of progress, at most once a second."""
 
     def __init__(self, sign: Callable[[], object]) -> None:
-        self._sign, self._last = sign, sign()
-        self._began = self._changed = self._looked = self._told = time.monotonic()
+        self._sign = sign
+        self._last = sign()
+        self._began = self._changed = self._looked = self._told = (
+            time.monotonic()
+        )
 
     def quiet_s(self) -> float:
         """For how many seconds nothing has changed."""
@@ -211,7 +238,8 @@ class ProgressWatch:
         if now - self._looked >= _LOOK_S:
             self._looked = now
             if (sign := self._sign()) != self._last:
-                self._last, self._changed = sign, now
+                self._last = sign
+                self._changed = now
         return now - self._changed
 
     @property
@@ -230,7 +258,8 @@ class ProgressWatch:
 
 _OURS = "patchlight"
 _PERIOD_US = 100_000
-_MEMORY_FOR_WORKERS, _PIDS_FOR_WORKERS = 0.9, 0.5
+_MEMORY_FOR_WORKERS = 0.9
+_PIDS_FOR_WORKERS = 0.5
 
 
 def memory_for_workers() -> int:
@@ -240,7 +269,10 @@ def memory_for_workers() -> int:
 
 
 def _pids_for_workers() -> int:
-    numbers = [Path("/proc/sys/kernel", each).read_text() for each in ("pid_max", "threads-max")]
+    numbers = [
+        Path("/proc/sys/kernel", each).read_text()
+        for each in ("pid_max", "threads-max")
+    ]
     return int(_PIDS_FOR_WORKERS * min(map(int, numbers)))
 
 
@@ -248,7 +280,10 @@ class CgroupError(PatchlightError):
     """A cgroup could not be created, limited or removed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Limits:
     """``processes`` includes threads; ``cpus`` is a number of them, ``None`` for all."""
 
@@ -257,7 +292,11 @@ class Limits:
     cpus: float | None = None
 
 
-def remove_group(folder: Path, ends_s: float, hint: str | None = None) -> None:
+def remove_group(
+    folder: Path,
+    ends_s: float,
+    hint: str | None = None,
+) -> None:
     """Remove one group, by ``ends_s`` of ``time.monotonic``; harmless if it is missing."""
     while True:
         try:
@@ -291,7 +330,9 @@ class Cgroups:
                 if self._is_v2:
                     for above in (self._root, folder):
                         above.mkdir(exist_ok=True)
-                        (above / "cgroup.subtree_control").write_text(f"+{controller}")
+                        (above / "cgroup.subtree_control").write_text(
+                            f"+{controller}"
+                        )
                 elif (self._root / controller).is_dir():
                     folder.mkdir(exist_ok=True)
                 else:
@@ -303,12 +344,18 @@ class Cgroups:
             for file, value in self._settings(controller, together).items():
                 # CPUs need no limit: the folder has the weight of one process beside the others.
                 if controller != "cpu":
-                    with suppress(OSError):  # no swap accounting, or they use more at present
+                    with suppress(
+                        OSError
+                    ):  # no swap accounting, or they use more at present
                         (folder / file).write_text(value)
         return tuple(usable)
 
     def _folder(self, controller: str) -> Path:
-        return self._root / _OURS if self._is_v2 else self._root / controller / _OURS
+        return (
+            self._root / _OURS
+            if self._is_v2
+            else self._root / controller / _OURS
+        )
 
     def _folders(self, name: str) -> dict[str, Path]:
         return {each: self._folder(each) / name for each in self.controllers}
@@ -325,7 +372,9 @@ class Cgroups:
             for controller, folder in folders.items():
                 folder.mkdir(exist_ok=True)
                 for file, value in self._settings(controller, limits).items():
-                    with suppress(FileNotFoundError):  # a kernel without swap accounting
+                    with suppress(
+                        FileNotFoundError
+                    ):  # a kernel without swap accounting
                         (folder / file).write_text(value)
         except OSError as error:
             with suppress(CgroupError):
@@ -333,11 +382,19 @@ class Cgroups:
             raise CgroupError(
                 f"limiting {name} by a cgroup: {error.strerror} ({error.filename})"
             ) from error
-        return [folder / "cgroup.procs" for folder in dict.fromkeys(folders.values())]
+        return [
+            folder / "cgroup.procs"
+            for folder in dict.fromkeys(folders.values())
+        ]
 
     def _settings(self, controller: str, limits: Limits) -> Mapping[str, str]:
-        memory, most = str(limits.memory_bytes), str(limits.processes)
-        quota = "max" if limits.cpus is None else str(round(_PERIOD_US * limits.cpus))
+        memory = str(limits.memory_bytes)
+        most = str(limits.processes)
+        quota = (
+            "max"
+            if limits.cpus is None
+            else str(round(_PERIOD_US * limits.cpus))
+        )
         if controller == "pids":
             return {"pids.max": most}
         if self._is_v2:
@@ -345,9 +402,15 @@ class Cgroups:
                 return {"memory.max": memory, "memory.swap.max": "0"}
             return {"cpu.max": f"{quota} {_PERIOD_US}"}
         if controller == "memory":
-            return {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
+            return {
+                "memory.limit_in_bytes": memory,
+                "memory.memsw.limit_in_bytes": memory,
+            }
         quota = quota.replace("max", "-1")
-        return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota}
+        return {
+            "cpu.cfs_period_us": str(_PERIOD_US),
+            "cpu.cfs_quota_us": quota,
+        }
 
     def ran_out_of_memory(self, name: str) -> bool:
         """Whether the kernel has killed a process of the group because of its memory limit."""
@@ -366,7 +429,9 @@ class Cgroups:
             for file, value in files.items():
                 with (
                     suppress(OSError),
-                    open(os.open(folder / file, os.O_WRONLY | os.O_TRUNC), "w") as opened,
+                    open(
+                        os.open(folder / file, os.O_WRONLY | os.O_TRUNC), "w"
+                    ) as opened,
                 ):
                     opened.write(value)
 
@@ -380,7 +445,10 @@ class Cgroups:
         """The names of the existing groups."""
         found = set[str]()
         for controller in self.controllers:
-            with suppress(OSError), os.scandir(self._folder(controller)) as entries:
+            with (
+                suppress(OSError),
+                os.scandir(self._folder(controller)) as entries,
+            ):
                 found |= {entry.name for entry in entries if entry.is_dir()}
         yield from sorted(found)
 

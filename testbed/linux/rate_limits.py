@@ -14,30 +14,49 @@ from dataclasses import dataclass, replace
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux import netlink as rtnetlink
-from patchlight.testbed.linux.netlink import Netlink, Request, attribute, attributes
+from patchlight.testbed.linux.netlink import (
+    Netlink,
+    Request,
+    attribute,
+    attributes,
+)
 from patchlight.testbed.units import format_rate
 
-_NEWQDISC, _GETQDISC = 36, 38
+_NEWQDISC = 36
+_GETQDISC = 38
 _TCMSG = struct.Struct("=BxxxiIII")
 _ROOT = 0xFFFFFFFF
 _HANDLE = 0x10000  # 1:
 _BELOW = 0x10001  # the one class of the tbf, 1:1
 _NETEM_HANDLE = 0x20000  # 2:
-_TCA_KIND, _TCA_OPTIONS = 1, 2
+_TCA_KIND = 1
+_TCA_OPTIONS = 2
 _NESTED = 0x8000
-_TBF_PARMS, _TBF_RATE64, _TBF_BURST = 1, 4, 6
+_TBF_PARMS = 1
+_TBF_RATE64 = 4
+_TBF_BURST = 6
 # tc_tbf_qopt: two tc_ratespec (cell_log, linklayer, overhead, align, mpu, rate), limit, buffer,
 # mtu. With link layer 1 (Ethernet) the kernel computes times without a table.
 _RATESPEC = struct.Struct("=BBHhHI")
 _QOPT_TAIL = struct.Struct("=III")
 _ETHERNET = 1
-_USUAL_MTU, _HEADER_BYTES, _FRAME_BYTES = 1500, 14, 1514
+_USUAL_MTU = 1500
+_HEADER_BYTES = 14
+_FRAME_BYTES = 1514
 # A timer that fires once a tick (250 to 1000 Hz) needs at least a tick's worth of tokens.
 _TICK_S = 0.004
 _QUEUE_S = 0.05
 _LEAST_QUEUE_BYTES = 64 * 1024
 # Default queueing disciplines, which the kernel chooses again.
-_KERNEL_QDISCS = {"mq", "fq", "fq_codel", "pfifo", "pfifo_fast", "noqueue", "noop"}
+_KERNEL_QDISCS = {
+    "mq",
+    "fq",
+    "fq_codel",
+    "pfifo",
+    "pfifo_fast",
+    "noqueue",
+    "noop",
+}
 
 
 class NotShaped(PatchlightError):
@@ -48,7 +67,10 @@ class LimitNotKept(PatchlightError):
     """A queueing discipline would be lost, or was, when its interface changed namespaces."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SavedLimit:
     """A ``tbf`` at the root (``options``), a ``netem`` below it or alone, or both, as the kernel's
     attributes in hex; empty for none."""
@@ -57,7 +79,10 @@ class SavedLimit:
     netem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class TokenBucket:
     """The parameters of one limit, in bytes and bytes per second."""
 
@@ -77,39 +102,92 @@ def token_bucket(rate_bps: float, mtu: int = _USUAL_MTU) -> TokenBucket:
     return TokenBucket(rate, min(burst, 1 << 30), min(limit, 1 << 31))
 
 
-def limit_request(index: int, name: str, rate_bps: float, mtu: int = _USUAL_MTU) -> Request:
+def limit_request(
+    index: int,
+    name: str,
+    rate_bps: float,
+    mtu: int = _USUAL_MTU,
+) -> Request:
     """Limit what the interface sends, replacing a previous limit."""
     bucket = token_bucket(rate_bps, mtu)
     old_rate = min(bucket.rate_bytes_per_s, 0xFFFFFFFF)
     parms = (
-        _RATESPEC.pack(0, _ETHERNET, 0, 0, 0, old_rate)
-        + _RATESPEC.pack(0, 0, 0, 0, 0, 0)
+        _RATESPEC.pack(
+            0,
+            _ETHERNET,
+            0,
+            0,
+            0,
+            old_rate,
+        )
+        + _RATESPEC.pack(
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
         + _QOPT_TAIL.pack(bucket.limit_bytes, 0, 0)
     )
     options = [attribute(_TBF_PARMS, parms)]
     if bucket.rate_bytes_per_s > 0xFFFFFFFF:
-        options.append(attribute(_TBF_RATE64, struct.pack("=Q", bucket.rate_bytes_per_s)))
-    options.append(attribute(_TBF_BURST, struct.pack("=I", bucket.burst_bytes)))
+        options.append(
+            attribute(_TBF_RATE64, struct.pack("=Q", bucket.rate_bytes_per_s))
+        )
+    options.append(
+        attribute(_TBF_BURST, struct.pack("=I", bucket.burst_bytes))
+    )
     doing = f"limiting {name} to {format_rate(rate_bps)} with a tbf queue"
     return _set_tbf(index, b"".join(options), doing)
 
 
-def _set_tbf(index: int, options: bytes, doing: str) -> Request:
-    head = _TCMSG.pack(0, index, _HANDLE, _ROOT, 0) + attribute(_TCA_KIND, b"tbf\0")
+def _set_tbf(
+    index: int,
+    options: bytes,
+    doing: str,
+) -> Request:
+    head = _TCMSG.pack(
+        0,
+        index,
+        _HANDLE,
+        _ROOT,
+        0,
+    ) + attribute(_TCA_KIND, b"tbf\0")
     return _set(head + attribute(_TCA_OPTIONS | _NESTED, options), doing)
 
 
-def _set_netem(index: int, options: bytes, doing: str, *, limited: bool) -> Request:
+def _set_netem(
+    index: int,
+    options: bytes,
+    doing: str,
+    *,
+    limited: bool,
+) -> Request:
     parent = _BELOW if limited else _ROOT
-    head = _TCMSG.pack(0, index, _NETEM_HANDLE, parent, 0) + attribute(_TCA_KIND, b"netem\0")
+    head = _TCMSG.pack(
+        0,
+        index,
+        _NETEM_HANDLE,
+        parent,
+        0,
+    ) + attribute(_TCA_KIND, b"netem\0")
     return _set(head + attribute(_TCA_OPTIONS, options), doing)
 
 
 def _set(body: bytes, doing: str) -> Request:
-    return Request(_NEWQDISC, rtnetlink.F_CREATE | rtnetlink.F_REPLACE, body, doing)
+    return Request(
+        _NEWQDISC,
+        rtnetlink.F_CREATE | rtnetlink.F_REPLACE,
+        body,
+        doing,
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class _Qdisc:
     index: int
     handle: int
@@ -119,13 +197,30 @@ class _Qdisc:
 
 
 def _qdiscs(netlink: Netlink) -> Iterator[_Qdisc]:
-    request = Request(_GETQDISC, rtnetlink.F_DUMP, _TCMSG.pack(0, 0, 0, 0, 0), "reading the queues")
+    request = Request(
+        _GETQDISC,
+        rtnetlink.F_DUMP,
+        _TCMSG.pack(
+            0,
+            0,
+            0,
+            0,
+            0,
+        ),
+        "reading the queues",
+    )
     for message_type, body in netlink.ask(request):
         if message_type == _NEWQDISC:
             _, index, handle, parent, _ = _TCMSG.unpack_from(body)
             values = dict(attributes(body[_TCMSG.size :]))
             kind = values.get(_TCA_KIND, b"").rstrip(b"\0").decode()
-            yield _Qdisc(index, handle, parent, kind, values.get(_TCA_OPTIONS, b""))
+            yield _Qdisc(
+                index,
+                handle,
+                parent,
+                kind,
+                values.get(_TCA_OPTIONS, b""),
+            )
 
 
 def read_limits(netlink: Netlink) -> dict[int, float]:
@@ -143,12 +238,20 @@ def read_limits(netlink: Netlink) -> dict[int, float]:
     return limits
 
 
-def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
+def save_limit(
+    netlink: Netlink,
+    index: int,
+    name: str,
+) -> SavedLimit | None:
     """The token bucket and ``netem`` of an interface, if any; ``LimitNotKept`` for another
     discipline, which a move would lose."""
     saved = None
     for qdisc in _qdiscs(netlink):
-        if qdisc.index != index or qdisc.handle == 0 or qdisc.kind in _KERNEL_QDISCS:
+        if (
+            qdisc.index != index
+            or qdisc.handle == 0
+            or qdisc.kind in _KERNEL_QDISCS
+        ):
             continue
         if qdisc.kind == "netem" and qdisc.parent in (_ROOT, _BELOW):
             saved = replace(saved or SavedLimit(), netem=qdisc.options.hex())
@@ -164,7 +267,12 @@ def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
     return saved
 
 
-def restore_limit(netlink: Netlink, index: int, name: str, limit: SavedLimit) -> None:
+def restore_limit(
+    netlink: Netlink,
+    index: int,
+    name: str,
+    limit: SavedLimit,
+) -> None:
     """Give an interface these queues; ``LimitNotKept`` if it has others afterwards."""
     if save_limit(netlink, index, name) == limit:
         return
@@ -173,19 +281,33 @@ def restore_limit(netlink: Netlink, index: int, name: str, limit: SavedLimit) ->
     if limit.options:
         requests.append(_set_tbf(index, bytes.fromhex(limit.options), doing))
     if limit.netem:
-        options, limited = bytes.fromhex(limit.netem), bool(limit.options)
-        requests.append(_set_netem(index, options, doing, limited=limited))
+        options = bytes.fromhex(limit.netem)
+        limited = bool(limit.options)
+        requests.append(
+            _set_netem(
+                index,
+                options,
+                doing,
+                limited=limited,
+            )
+        )
     netlink.run(requests)
     applied = save_limit(netlink, index, name)
     if applied != limit:
-        raise LimitNotKept(f"{doing}: requested {limit}, the kernel has {applied}")
+        raise LimitNotKept(
+            f"{doing}: requested {limit}, the kernel has {applied}"
+        )
 
 
-def verify_limits(netlink: Netlink, limited: Iterable[tuple[int, str, float]]) -> None:
+def verify_limits(
+    netlink: Netlink, limited: Iterable[tuple[int, str, float]]
+) -> None:
     """Raise ``NotShaped`` unless each (index, name, rate) has its limit."""
     if wrong := wrong_limits(read_limits(netlink), limited):
         first = dict(list(wrong.items())[:5])
-        have = "; ".join(f"{name} has {limit}" for name, limit in first.items())
+        have = "; ".join(
+            f"{name} has {limit}" for name, limit in first.items()
+        )
         raise NotShaped(
             f"shaping {', '.join(first)}: read back, {have}",
             hint="Something removed or replaced the queue, so rates would be wrong.",
@@ -203,16 +325,20 @@ def wrong_limits(
         if have is None:
             wrong[name] = f"no limit instead of {format_rate(rate_bps)}"
         elif abs(have - expected) > 0.01 * expected:
-            wrong[name] = f"{format_rate(have)} instead of {format_rate(rate_bps)}"
+            wrong[name] = (
+                f"{format_rate(have)} instead of {format_rate(rate_bps)}"
+            )
     return wrong
 
 
 # tc_netem_qopt: latency and jitter in ticks (the attributes below, in ns, override them), queue
 # length in packets, loss as a share of 2^32 - 1, gap, duplicates.
 _QOPT = struct.Struct("=IIIIII")
-_LATENCY64, _JITTER64 = 10, 11
+_LATENCY64 = 10
+_JITTER64 = 11
 _MOST = 0xFFFFFFFF
-_LEAST_PACKETS, _MOST_PACKETS = 1000, 1_000_000
+_LEAST_PACKETS = 1000
+_MOST_PACKETS = 1_000_000
 _LOOPBACK = 1
 
 
@@ -220,7 +346,10 @@ class NoNetem(PatchlightError):
     """The kernel has no ``netem``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Impairment:
     """Delay, jitter and loss of packets that an interface sends; ``packet_loss`` is a fraction."""
 
@@ -236,18 +365,41 @@ NOT_IMPAIRED = Impairment()
 
 
 def impair_request(
-    index: int, name: str, impairment: Impairment, rate_bps: float | None
+    index: int,
+    name: str,
+    impairment: Impairment,
+    rate_bps: float | None,
 ) -> Request:
     """Impair what the interface sends. ``rate_bps`` is its present limit, or ``None``."""
     held_s = impairment.delay_s + impairment.jitter_s + _QUEUE_S
-    packets = _MOST_PACKETS if rate_bps is None else round(rate_bps * held_s / 8 / _FRAME_BYTES)
+    packets = (
+        _MOST_PACKETS
+        if rate_bps is None
+        else round(rate_bps * held_s / 8 / _FRAME_BYTES)
+    )
     packets = min(max(packets, _LEAST_PACKETS), _MOST_PACKETS)
     loss = round(impairment.packet_loss * _MOST)
-    options = _QOPT.pack(0, packets, loss, 0, 0, 0)
-    options += attribute(_LATENCY64, struct.pack("=q", round(impairment.delay_s * 1e9)))
-    options += attribute(_JITTER64, struct.pack("=q", round(impairment.jitter_s * 1e9)))
+    options = _QOPT.pack(
+        0,
+        packets,
+        loss,
+        0,
+        0,
+        0,
+    )
+    options += attribute(
+        _LATENCY64, struct.pack("=q", round(impairment.delay_s * 1e9))
+    )
+    options += attribute(
+        _JITTER64, struct.pack("=q", round(impairment.jitter_s * 1e9))
+    )
     doing = f"delaying and losing packets at {name} with netem"
-    return _set_netem(index, options, doing, limited=rate_bps is not None)
+    return _set_netem(
+        index,
+        options,
+        doing,
+        limited=rate_bps is not None,
+    )
 
 
 def read_impairments(netlink: Netlink) -> Mapping[int, Impairment]:
@@ -259,9 +411,12 @@ def read_impairments(netlink: Netlink) -> Mapping[int, Impairment]:
         loss = _QOPT.unpack_from(qdisc.options)[2]
         times = dict(attributes(qdisc.options[_QOPT.size :]))
         delay_ns, jitter_ns = (
-            struct.unpack("=q", times.get(kind, bytes(8)))[0] for kind in (_LATENCY64, _JITTER64)
+            struct.unpack("=q", times.get(kind, bytes(8)))[0]
+            for kind in (_LATENCY64, _JITTER64)
         )
-        if impairment := Impairment(delay_ns / 1e9, jitter_ns / 1e9, round(loss / _MOST, 9)):
+        if impairment := Impairment(
+            delay_ns / 1e9, jitter_ns / 1e9, round(loss / _MOST, 9)
+        ):
             found[qdisc.index] = impairment
     return found
 
@@ -272,7 +427,16 @@ def check_supported() -> None:
         namespaces.unshare_namespace()
         with Netlink() as netlink:
             try:
-                netlink.run([impair_request(_LOOPBACK, "lo", Impairment(0.001), None)])
+                netlink.run(
+                    [
+                        impair_request(
+                            _LOOPBACK,
+                            "lo",
+                            Impairment(0.001),
+                            None,
+                        )
+                    ]
+                )
             except rtnetlink.KernelRefused as error:
                 raise NoNetem(
                     "this kernel has no netem, which delay, jitter and packet loss of fibres "

@@ -24,10 +24,13 @@ UNIX_CLIENT = "unix"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the peer
 # Of sock_diag(7): the request for one socket, and where its answer has the user and the inode.
 _DIAG_HEAD = struct.Struct("=IHHII4BI")
-_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST = 4, 20, 1
+_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_REQUEST = 1
 _ANY_STATE = 0xFFFFFFFF
 _ESTABLISHED = 1
-_DIAG_ANSWER = struct.Struct("=4xH11xB62xII")  # message type, state, user and inode
+# Message type, state, user and inode.
+_DIAG_ANSWER = struct.Struct("=4xH11xB62xII")
 
 
 class PortTaken(PatchlightError):
@@ -38,7 +41,9 @@ def split_address(text: str) -> tuple[str, int]:
     """``"127.0.0.1:6653"`` or ``"[::1]:6653"`` → host and port; ``BadInput`` otherwise."""
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isdigit() and int(port) < 65536):
-        raise BadInput(f"{text!r} is not an address: expected host:port, like 127.0.0.1:6653")
+        raise BadInput(
+            f"{text!r} is not an address: expected host:port, like 127.0.0.1:6653"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -46,7 +51,8 @@ def split_address(text: str) -> tuple[str, int]:
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach an IP address; ``::ffff:127.0.0.1`` does not count."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    return ip.is_loopback and getattr(ip, "ipv4_mapped", None) is None  # Python 3.13 follows it
+    # Python 3.13 follows it.
+    return ip.is_loopback and getattr(ip, "ipv4_mapped", None) is None
 
 
 def listen(address: str) -> socket.socket:
@@ -77,51 +83,88 @@ def listen(address: str) -> socket.socket:
 
 def is_open(connection: socket.socket) -> bool:
     """Whether the other end of a TCP connection has neither closed it nor ended its sending."""
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+    return (
+        connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        == _ESTABLISHED
+    )
 
 
 def user_of_peer(connection: socket.socket) -> int | None:
     """The user id at the other end of a Unix or loopback connection; ``None`` if that end is on
     another machine, or closed. ``LookupError`` if the kernel does not report it."""
     if connection.family == socket.AF_UNIX:
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        raw = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
         return int(_CREDENTIALS.unpack(raw)[1])
     try:
-        theirs, ours = connection.getpeername(), connection.getsockname()
+        theirs = connection.getpeername()
+        ours = connection.getsockname()
         if not is_loopback(theirs[0]):
             return None
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        with socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG
+        ) as kernel:
             kernel.send(_question_about(connection.family, theirs, ours))
             answer = kernel.recv(4096, socket.MSG_DONTWAIT)
         if len(answer) >= _DIAG_ANSWER.size:
             kind, state, uid, inode = _DIAG_ANSWER.unpack_from(answer)
             # A closed socket has no inode, and is shown as root's; another may listen on its port.
-            if kind == _SOCK_DIAG_BY_FAMILY and inode and f"{state:02X}" != _LISTEN:
+            if (
+                kind == _SOCK_DIAG_BY_FAMILY
+                and inode
+                and f"{state:02X}" != _LISTEN
+            ):
                 return int(uid)
         if not is_open(connection):
             return None
     except OSError as error:
         if error.errno == errno.ENOTCONN:
             return None
-    raise LookupError("the kernel does not report the users of TCP connections")
+    raise LookupError(
+        "the kernel does not report the users of TCP connections"
+    )
 
 
-def _question_about(family: int, local: tuple[str, int], remote: tuple[str, int]) -> bytes:
+def _question_about(
+    family: int,
+    local: tuple[str, int],
+    remote: tuple[str, int],
+) -> bytes:
     """A request to sock_diag(7) for the TCP socket with these ends."""
     ends = struct.pack("!HH", local[1], remote[1])
     for host in (local[0], remote[0]):
         ends += socket.inet_pton(family, host).ljust(16, b"\0")
-    any_interface, any_cookie = bytes(4), b"\xff" * 8
+    any_interface = bytes(4)
+    any_cookie = b"\xff" * 8
     wanted = ends + any_interface + any_cookie
-    head = (_DIAG_HEAD.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _REQUEST, 0, 0)
-    return _DIAG_HEAD.pack(*head, family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE) + wanted
+    head = (
+        _DIAG_HEAD.size + len(wanted),
+        _SOCK_DIAG_BY_FAMILY,
+        _REQUEST,
+        0,
+        0,
+    )
+    return (
+        _DIAG_HEAD.pack(
+            *head,
+            family,
+            socket.IPPROTO_TCP,
+            0,
+            0,
+            _ANY_STATE,
+        )
+        + wanted
+    )
 
 
 def free_ports(count: int, preferred: int = 0) -> list[int]:
     """Free loopback TCP ports; the first is ``preferred`` if that is free."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe, port in zip(probes, [preferred] + [0] * count, strict=False):
+        for probe, port in zip(
+            probes, [preferred] + [0] * count, strict=False
+        ):
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
@@ -129,15 +172,25 @@ def free_ports(count: int, preferred: int = 0) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def bind_unix(path: Path, server: str, *, mode: int = 0o600) -> socket.socket:
+def bind_unix(
+    path: Path,
+    server: str,
+    *,
+    mode: int = 0o600,
+) -> socket.socket:
     """A Unix socket with ``mode``, for this user only, replacing one of a dead server.
     ``PatchlightError`` if another ``server`` (its name in messages) answers there."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.parent.mkdir(mode=0o755 if mode & 0o077 else 0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(
+            mode=0o755 if mode & 0o077 else 0o700,
+            parents=True,
+            exist_ok=True,
+        )
         if unix_socket_answers(path):
             raise PatchlightError(
-                f"another {server} already serves {path}", hint="stop it, or choose another path"
+                f"another {server} already serves {path}",
+                hint="stop it, or choose another path",
             )
         path.unlink(missing_ok=True)
         mask = os.umask(0o777 & ~mode)
@@ -166,7 +219,10 @@ def unix_socket_answers(path: Path) -> bool:
 
 def ssh_answers(host: str, port: int = 22) -> bool:
     """Whether an SSH server answers there."""
-    with suppress(OSError), socket.create_connection((host, port), timeout=1) as client:
+    with (
+        suppress(OSError),
+        socket.create_connection((host, port), timeout=1) as client,
+    ):
         return client.recv(4) == b"SSH-"
     return False
 
@@ -176,8 +232,13 @@ def port_owner(port: int) -> str:
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            for columns in map(str.split, Path(table).read_text().splitlines()[1:]):
-                if columns[3] == _LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
+            for columns in map(
+                str.split, Path(table).read_text().splitlines()[1:]
+            ):
+                if (
+                    columns[3] == _LISTEN
+                    and int(columns[1].rpartition(":")[2], 16) == port
+                ):
                     inodes.add(columns[9])
     for pid in process_ids():
         if _holds(Path(f"/proc/{pid}"), inodes):

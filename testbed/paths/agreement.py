@@ -27,7 +27,10 @@ ANY_CHANNEL = -2
 """In a request: any channel."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Bounds:
     """What the nodes decide among themselves: which nodes, which channels, how long.
 
@@ -90,7 +93,10 @@ class Hold(NamedTuple):
     left_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Asking:
     """A sender that requests a path; what it was granted is valid for ``left_us``."""
 
@@ -99,7 +105,10 @@ class Asking:
     has_receiver: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Lit:
     """A sender with a path for ``left_us``; ``NO_CHANNEL``: the destination determines it."""
 
@@ -108,7 +117,10 @@ class Lit:
     left_us: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Node:
     """What one node knows, as a value: each event returns a new one, and messages to send.
 
@@ -126,21 +138,37 @@ class Node:
     seen: tuple[int, ...] = ()
 
     @classmethod
-    def started(cls, number: int, bounds: Bounds, boot: int) -> Node:
+    def started(
+        cls,
+        number: int,
+        bounds: Bounds,
+        boot: int,
+    ) -> Node:
         """A node that starts, or gets new bounds, with its transmitter off.
 
         ``boot`` is more than the number of any earlier attempt.
         """
         quiet_us = bounds.lease_us + bounds.margin_us
-        return cls(number, bounds, boot, quiet_us, seen=(-1,) * bounds.nodes)
+        return cls(
+            number,
+            bounds,
+            boot,
+            quiet_us,
+            seen=(-1,) * bounds.nodes,
+        )
 
     # What its owner does.
 
     def want(self, destination: int) -> Step:
         """Request a path. ``BadInput`` if it has or requests one, or for an unknown node."""
         if self.path is not None:
-            raise BadInput(f"node {self.number} has one transmitter, which is used by {self.path}")
-        if destination == self.number or not 0 <= destination < self.bounds.nodes:
+            raise BadInput(
+                f"node {self.number} has one transmitter, which is used by {self.path}"
+            )
+        if (
+            destination == self.number
+            or not 0 <= destination < self.bounds.nodes
+        ):
             raise BadInput(
                 f"node {self.number} cannot send to node {destination}: expected another of "
                 f"0 to {self.bounds.nodes - 1}"
@@ -149,7 +177,11 @@ class Node:
 
     def again(self) -> Step:
         """Repeat a pending request that got no answer."""
-        return self._ask(self.path.destination) if isinstance(self.path, Asking) else (self, ())
+        return (
+            self._ask(self.path.destination)
+            if isinstance(self.path, Asking)
+            else (self, ())
+        )
 
     def done(self) -> Step:
         """Release the path, or cancel the request."""
@@ -158,7 +190,13 @@ class Node:
         destination = self.path.destination
         givers = sorted({destination, self.bounds.owner_for(destination)})
         return replace(self, path=None)._deliver(
-            Message("release", self.bounds.epoch, self.number, giver, self.attempt)
+            Message(
+                "release",
+                self.bounds.epoch,
+                self.number,
+                giver,
+                self.attempt,
+            )
             for giver in givers
         )
 
@@ -170,10 +208,17 @@ class Node:
             if isinstance(path, Lit) and not path.left_us:
                 path = None
         given = tuple(
-            hold._replace(left_us=hold.left_us - us) for hold in self.given if hold.left_us > us
+            hold._replace(left_us=hold.left_us - us)
+            for hold in self.given
+            if hold.left_us > us
         )
         quiet_us = max(0, self.quiet_us - us)
-        return replace(self, path=path, given=given, quiet_us=quiet_us)._give()
+        return replace(
+            self,
+            path=path,
+            given=given,
+            quiet_us=quiet_us,
+        )._give()
 
     def hear(self, message: Message) -> Step:
         """Handle a message, at any time, perhaps a duplicate."""
@@ -185,7 +230,9 @@ class Node:
             return self, ()
         if message.kind == "ask":
             return self._answer(message)
-        waiting = tuple(hold for hold in self.waiting if hold.source != message.sender)
+        waiting = tuple(
+            hold for hold in self.waiting if hold.source != message.sender
+        )
         return replace(self._without(message), waiting=waiting)._give()
 
     # What tells late from new.
@@ -193,7 +240,9 @@ class Node:
     def is_current(self, give: Message) -> bool:
         """Whether a grant answers this node's present request and is usable."""
         return (
-            isinstance(self.path, Asking) and give.attempt == self.attempt and self.path.left_us > 0
+            isinstance(self.path, Asking)
+            and give.attempt == self.attempt
+            and self.path.left_us > 0
         )
 
     def is_new(self, message: Message) -> bool:
@@ -204,22 +253,52 @@ class Node:
 
     def _ask(self, destination: int) -> Step:
         node = replace(
-            self, attempt=self.attempt + 1, path=Asking(destination, self.bounds.lease_us)
+            self,
+            attempt=self.attempt + 1,
+            path=Asking(destination, self.bounds.lease_us),
         )
         owner = self.bounds.owner_for(destination)
         has_channel = bool(self.bounds.owners) and owner == destination
-        return node._deliver([node._asks(destination, receiver=True, channel=has_channel)])
+        return node._deliver(
+            [
+                node._asks(
+                    destination,
+                    receiver=True,
+                    channel=has_channel,
+                )
+            ]
+        )
 
-    def _asks(self, giver: int, *, receiver: bool, channel: bool) -> Message:
+    def _asks(
+        self,
+        giver: int,
+        *,
+        receiver: bool,
+        channel: bool,
+    ) -> Message:
         wanted = ANY_CHANNEL if channel else NO_CHANNEL
-        return Message("ask", self.bounds.epoch, self.number, giver, self.attempt, receiver, wanted)
+        return Message(
+            "ask",
+            self.bounds.epoch,
+            self.number,
+            giver,
+            self.attempt,
+            receiver,
+            wanted,
+        )
 
     def _get(self, give: Message) -> Step:
         path = self.path
         if isinstance(path, Lit) and give.attempt == self.attempt:
             return self, ()  # a duplicate of the grant in use
         if not self.is_current(give):
-            back = Message("release", self.bounds.epoch, self.number, give.sender, give.attempt)
+            back = Message(
+                "release",
+                self.bounds.epoch,
+                self.number,
+                give.sender,
+                give.attempt,
+            )
             return self._deliver([back])
         assert isinstance(path, Asking)
         owner = self.bounds.owner_for(path.destination)
@@ -227,25 +306,46 @@ class Node:
             if path.has_receiver:
                 return self, ()
             node = replace(self, path=replace(path, has_receiver=True))
-            return node._deliver([self._asks(owner, receiver=False, channel=True)])
-        return replace(self, path=Lit(path.destination, give.channel, path.left_us)), ()
+            return node._deliver(
+                [
+                    self._asks(
+                        owner,
+                        receiver=False,
+                        channel=True,
+                    )
+                ]
+            )
+        return replace(
+            self, path=Lit(path.destination, give.channel, path.left_us)
+        ), ()
 
     # The giver.
 
     def _answer(self, ask: Message) -> Step:
-        held = next((hold for hold in self.given if hold.source == ask.sender), None)
+        held = next(
+            (hold for hold in self.given if hold.source == ask.sender), None
+        )
         if ask.attempt == self.seen[ask.sender]:  # a duplicate
             if held is None or held.attempt != ask.attempt:
                 return self, ()
             return self._deliver([self._gives(held)])
         # A new request means that the sender's transmitter is off, so its grants are free.
-        wanted = Hold(ask.sender, ask.attempt, ask.receiver, ask.channel)
+        wanted = Hold(
+            ask.sender,
+            ask.attempt,
+            ask.receiver,
+            ask.channel,
+        )
         others = [hold for hold in self.waiting if hold.source != ask.sender]
         sources = [hold.source for hold in self.waiting]
         if held is not None:
             place = 0
         else:
-            place = sources.index(ask.sender) if ask.sender in sources else len(others)
+            place = (
+                sources.index(ask.sender)
+                if ask.sender in sources
+                else len(others)
+            )
         others.insert(place, wanted)
         return replace(self._without(ask), waiting=tuple(others))._give()
 
@@ -253,37 +353,67 @@ class Node:
         """The node without its grants to the sender of a message, whose attempt it has seen."""
         seen = list(self.seen)
         seen[message.sender] = message.attempt
-        given = tuple(hold for hold in self.given if hold.source != message.sender)
-        return replace(self, given=given, seen=tuple(seen))
+        given = tuple(
+            hold for hold in self.given if hold.source != message.sender
+        )
+        return replace(
+            self,
+            given=given,
+            seen=tuple(seen),
+        )
 
     def _give(self) -> Step:
         if self.quiet_us or not self.waiting:
             return self, ()
-        given, waiting = list(self.given), []
+        given = list(self.given)
+        waiting = []
         messages = []
-        own = [channel for channel, owner in enumerate(self.bounds.owners) if owner == self.number]
+        own = [
+            channel
+            for channel, owner in enumerate(self.bounds.owners)
+            if owner == self.number
+        ]
         for wanted in self.waiting:
             busy = {hold.channel for hold in given}
             channel = wanted.channel
             if channel == ANY_CHANNEL:
-                channel = next((each for each in own if each not in busy), ANY_CHANNEL)
-            if channel == ANY_CHANNEL or (wanted.receiver and any(h.receiver for h in given)):
+                channel = next(
+                    (each for each in own if each not in busy), ANY_CHANNEL
+                )
+            if channel == ANY_CHANNEL or (
+                wanted.receiver and any(h.receiver for h in given)
+            ):
                 waiting.append(wanted)
                 continue
             left_us = self.bounds.lease_us + self.bounds.margin_us
-            given.append(wanted._replace(channel=channel, left_us=left_us))
+            given.append(
+                wanted._replace(
+                    channel=channel,
+                    left_us=left_us,
+                )
+            )
             messages.append(self._gives(given[-1]))
-        return replace(self, given=tuple(given), waiting=tuple(waiting))._deliver(messages)
+        return replace(
+            self,
+            given=tuple(given),
+            waiting=tuple(waiting),
+        )._deliver(messages)
 
     def _gives(self, hold: Hold) -> Message:
         return Message(
-            *("give", self.bounds.epoch, self.number, hold.source, hold.attempt),
-            *(hold.receiver, hold.channel),
+            "give",
+            self.bounds.epoch,
+            self.number,
+            hold.source,
+            hold.attempt,
+            hold.receiver,
+            hold.channel,
         )
 
     def _deliver(self, messages: Iterator[Message] | list[Message]) -> Step:
         """The messages to send; those to itself are handled directly."""
-        node, out = self, list[Message]()
+        node = self
+        out = list[Message]()
         for message in messages:
             if message.to != node.number:
                 out.append(message)

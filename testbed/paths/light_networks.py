@@ -43,7 +43,8 @@ class LightNetwork:
         """Whether the same hosts have the same channels to each other."""
         if (self.hosts, self.channels) != (other.hosts, other.channels):
             return False
-        mine, theirs = self.paths.routes, other.paths.routes
+        mine = self.paths.routes
+        theirs = other.paths.routes
         if mine is None or theirs is None:
             return mine is theirs
         return np.array_equal(mine, theirs)
@@ -59,8 +60,14 @@ def light_networks(lab: Lab, maps: Mapping[str, AnyMap]) -> list[LightNetwork]:
     hosts = [host for host in lab.hosts if _tunable(host) is not None]
     reach = _reach(lab, hosts, maps)
     groups = _groups(len(hosts), reach)
-    found = [_network(hosts, members, reach) for members in groups if len(members) > 1]
-    return sorted((each for each in found if each), key=lambda network: network.hosts)
+    found = [
+        _network(hosts, members, reach)
+        for members in groups
+        if len(members) > 1
+    ]
+    return sorted(
+        (each for each in found if each), key=lambda network: network.hosts
+    )
 
 
 def _tunable(host: Host) -> Transceiver | None:
@@ -85,7 +92,11 @@ def channels_of(transceiver: Transceiver) -> Iterator[Channel]:
         yield channel
 
 
-def _reach(lab: Lab, hosts: list[Host], maps: Mapping[str, AnyMap]) -> _Reach:
+def _reach(
+    lab: Lab,
+    hosts: list[Host],
+    maps: Mapping[str, AnyMap],
+) -> _Reach:
     able: defaultdict[Channel, list[int]] = defaultdict(list)
     for number, host in enumerate(hosts):
         own = _tunable(host)
@@ -101,7 +112,12 @@ def _reach(lab: Lab, hosts: list[Host], maps: Mapping[str, AnyMap]) -> _Reach:
     reach: dict[Channel, dict[int, frozenset[int]]] = {}
     for channel, senders in sorted(able.items()):
         sent = {hosts[number].endpoint: channel for number in senders}
-        alone = Light(lab, circuits_of(maps), spectra_of(maps) or None, sent).alone
+        alone = Light(
+            lab,
+            circuits_of(maps),
+            spectra_of(maps) or None,
+            sent,
+        ).alone
         reach[channel] = {
             number: frozenset(
                 numbers[path.sink]
@@ -121,27 +137,50 @@ def _groups(count: int, reach: _Reach) -> list[list[int]]:
                 if receiver not in group[sender]:
                     group[sender] |= group[receiver]
                     group.update(dict.fromkeys(group[receiver], group[sender]))
-    return [sorted(members) for first, members in group.items() if first == min(members)]
+    return [
+        sorted(members)
+        for first, members in group.items()
+        if first == min(members)
+    ]
 
 
-def _network(hosts: list[Host], members: list[int], reach: _Reach) -> LightNetwork | None:
+def _network(
+    hosts: list[Host],
+    members: list[int],
+    reach: _Reach,
+) -> LightNetwork | None:
     everybody = frozenset(members)
-    lit = {c: {s: r for s, r in by.items() if s in everybody and r} for c, by in reach.items()}
+    lit = {
+        c: {s: r for s, r in by.items() if s in everybody and r}
+        for c, by in reach.items()
+    }
     lit = {channel: by for channel, by in lit.items() if by}
-    shared = [c for c, by in lit.items() if all(by.get(m) == everybody - {m} for m in members)]
+    shared = [
+        c
+        for c, by in lit.items()
+        if all(by.get(m) == everybody - {m} for m in members)
+    ]
     routes = None
     if shared and len(members) > 2:
         channels = tuple(shared)
-    elif all(len(receivers) == 1 for by in lit.values() for receivers in by.values()):
+    elif all(
+        len(receivers) == 1 for by in lit.values() for receivers in by.values()
+    ):
         channels = tuple(sorted(lit))
         place = {number: at for at, number in enumerate(members)}
         routes = np.full((len(members), len(members)), NO_CHANNEL, np.int64)
         for at, channel in reversed(list(enumerate(channels))):
-            for sender, (receiver,) in ((s, tuple(r)) for s, r in lit[channel].items()):
+            for sender, (receiver,) in (
+                (s, tuple(r)) for s, r in lit[channel].items()
+            ):
                 routes[place[sender], place[receiver]] = at
     else:
         return None
-    own = [transceiver for m in members if (transceiver := _tunable(hosts[m])) is not None]
+    own = [
+        transceiver
+        for m in members
+        if (transceiver := _tunable(hosts[m])) is not None
+    ]
     paths = PathNetwork(
         len(members),
         len(channels),

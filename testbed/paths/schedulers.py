@@ -19,12 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetwork, PathScheduler
+from patchlight.testbed.paths.scheduling import (
+    FlowRequest,
+    PathGrant,
+    PathNetwork,
+    PathScheduler,
+)
 
 Order = tuple[float, ...]
 Turn = Callable[[PathNetwork, FlowRequest], Order]
 """The position of a flow in the order; ties are in order of arrival."""
-_Place = tuple[Order, int, FlowRequest]  # its turn, its number among all that came, itself
+# Its turn, its number among all that came, itself.
+_Place = tuple[Order, int, FlowRequest]
 
 
 def first_come(network: PathNetwork, flow: FlowRequest) -> Order:
@@ -58,14 +64,21 @@ class Greedy(PathScheduler):
     is left. A collective keeps its place while a flow of it waits.
     """
 
-    def __init__(self, network: PathNetwork, turn: Turn, *, by_collective: bool = False) -> None:
+    def __init__(
+        self,
+        network: PathNetwork,
+        turn: Turn,
+        *,
+        by_collective: bool = False,
+    ) -> None:
         super().__init__(network)
         self._turn = turn
         self._by_collective = by_collective
         self._collectives: dict[str, int] = {}  # the number of its first flow
         self._members = Counter[str]()  # how many of its flows wait
         self._came = 0
-        self._lines: defaultdict[int, list[_Place]] = defaultdict(list)  # of each source, in order
+        # Of each source, in order.
+        self._lines: defaultdict[int, list[_Place]] = defaultdict(list)
         self._places: dict[int, _Place] = {}
         # Nothing fitted last time, unless channels ran out: only check sources with changes.
         self._senders_to: defaultdict[int, Counter[int]] = defaultdict(Counter)
@@ -89,7 +102,9 @@ class Greedy(PathScheduler):
     def _freed(self, grant: PathGrant) -> None:
         if self._to_look_at is not None:
             self._to_look_at.add(grant.source)
-            self._to_look_at.update(self._senders_to.get(grant.destination, ()))
+            self._to_look_at.update(
+                self._senders_to.get(grant.destination, ())
+            )
 
     def _leave(self, flow: FlowRequest) -> None:
         place = self._places.pop(flow.flow)
@@ -109,8 +124,12 @@ class Greedy(PathScheduler):
     def _chosen(self) -> Iterator[FlowRequest]:
         occupancy = self._occupancy
         # The first flow of each source that fits; after another is chosen it may not fit.
-        looked_at = self._lines if self._to_look_at is None else self._to_look_at
-        heads = [place for source in looked_at if (place := self._first(source))]
+        looked_at = (
+            self._lines if self._to_look_at is None else self._to_look_at
+        )
+        heads = [
+            place for source in looked_at if (place := self._first(source))
+        ]
         heapq.heapify(heads)
         while heads and occupancy.free_channels:
             flow = heapq.heappop(heads)[-1]
@@ -139,13 +158,18 @@ class RoundRobinMatching(PathScheduler):
     def __init__(self, network: PathNetwork) -> None:
         super().__init__(network)
         self._pairs: dict[tuple[int, int], deque[FlowRequest]] = {}
-        self._waits = np.zeros((network.nodes, network.nodes), bool)  # source × destination
-        self._accepts_next = np.zeros(network.nodes, np.int64)  # of each source: a destination
-        self._grants_next = np.zeros(network.nodes, np.int64)  # of each destination: a source
+        # Source × destination.
+        self._waits = np.zeros((network.nodes, network.nodes), bool)
+        # Of each source: a destination.
+        self._accepts_next = np.zeros(network.nodes, np.int64)
+        # Of each destination: a source.
+        self._grants_next = np.zeros(network.nodes, np.int64)
         self._channel_next = 0  # a source
 
     def _enter(self, flow: FlowRequest) -> None:
-        self._pairs.setdefault((flow.source, flow.destination), deque()).append(flow)
+        self._pairs.setdefault(
+            (flow.source, flow.destination), deque()
+        ).append(flow)
         self._waits[flow.source, flow.destination] = True
 
     def _leave(self, flow: FlowRequest) -> None:
@@ -156,19 +180,28 @@ class RoundRobinMatching(PathScheduler):
             self._waits[pair] = False
 
     def _chosen(self) -> Iterator[FlowRequest]:
-        occupancy, nodes = self._occupancy, self.network.nodes
+        occupancy = self._occupancy
+        nodes = self.network.nodes
         is_first = True
         while occupancy.free_channels:
             can_send = _nodes_with(occupancy.free_transmitters)
             can_send = can_send[np.any(self._waits, axis=1)[can_send]]
             can_receive = _nodes_with(occupancy.free_receivers)
-            can_receive = can_receive[np.any(self._waits[can_send], axis=0)[can_receive]]
-            rows, columns = np.nonzero(self._waits[np.ix_(can_send, can_receive)])
+            can_receive = can_receive[
+                np.any(self._waits[can_send], axis=0)[can_receive]
+            ]
+            rows, columns = np.nonzero(
+                self._waits[np.ix_(can_send, can_receive)]
+            )
             if not len(rows):
                 return
-            receiver, sender = _nearest(can_receive[columns], can_send[rows], self._grants_next)
+            receiver, sender = _nearest(
+                can_receive[columns], can_send[rows], self._grants_next
+            )
             sender, receiver = _nearest(sender, receiver, self._accepts_next)
-            turns = np.argsort((sender - self._channel_next) % nodes)[: occupancy.free_channels]
+            turns = np.argsort((sender - self._channel_next) % nodes)[
+                : occupancy.free_channels
+            ]
             for source, destination in zip(
                 sender[turns].tolist(), receiver[turns].tolist(), strict=True
             ):
@@ -186,7 +219,11 @@ def _nodes_with(free: list[list[int]]) -> Ints:
     return np.flatnonzero([bool(each) for each in free])
 
 
-def _nearest(chooser: Ints, other: Ints, pointers: Ints) -> tuple[Ints, Ints]:
+def _nearest(
+    chooser: Ints,
+    other: Ints,
+    pointers: Ints,
+) -> tuple[Ints, Ints]:
     """For each chooser, the pair with the next partner after its pointer."""
     nodes = len(pointers)
     distance = np.full(nodes, nodes)
@@ -200,7 +237,11 @@ SCHEDULERS: dict[str, Callable[[PathNetwork], PathScheduler]] = {
     "shortest-first": partial(Greedy, turn=shortest_first),
     "deadline-first": partial(Greedy, turn=deadline_first),
     "matching": RoundRobinMatching,
-    "collective": partial(Greedy, turn=rounds_first, by_collective=True),
+    "collective": partial(
+        Greedy,
+        turn=rounds_first,
+        by_collective=True,
+    ),
 }
 # Paths that end within this fraction of the time end together.
 _AT_ONCE = 1e-12
@@ -209,12 +250,16 @@ _AT_ONCE = 1e-12
 def path_scheduler(name: str, network: PathNetwork) -> PathScheduler:
     """An empty scheduler for a network; ``BadInput`` for an unknown name."""
     if name not in SCHEDULERS:
-        raise BadInput(f"unknown path scheduler {name!r}: expected {', '.join(SCHEDULERS)}")
+        raise BadInput(
+            f"unknown path scheduler {name!r}: expected {', '.join(SCHEDULERS)}"
+        )
     return SCHEDULERS[name](network)
 
 
 def in_time(
-    scheduler: PathScheduler, arrivals: Iterable[tuple[float, FlowRequest]], control_s: float = 0.0
+    scheduler: PathScheduler,
+    arrivals: Iterable[tuple[float, FlowRequest]],
+    control_s: float = 0.0,
 ) -> Iterator[PathGrant]:
     """The paths of flows that arrive at given seconds, each released when it is sent, in order.
 
@@ -238,10 +283,13 @@ def in_time(
             fresh.append(requests[at][1])
             at += 1
         if refused := scheduler.admit(fresh, now_s):
-            raise PatchlightError(f"flow {refused[0].flow}: {refused[0].reason}")
+            raise PatchlightError(
+                f"flow {refused[0].flow}: {refused[0].reason}"
+            )
         for grant in scheduler.grants(now_s):
             told = grant._replace(
-                starts_s=grant.starts_s + control_s, ends_s=grant.ends_s + control_s
+                starts_s=grant.starts_s + control_s,
+                ends_s=grant.ends_s + control_s,
             )
             heapq.heappush(ending, (told.ends_s + control_s, told.flow))
             yield told

@@ -66,7 +66,10 @@ class PathRefusal(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class PathNetwork:
     """A job's optical network: ``nodes`` and ``channels``, both counted from 0.
 
@@ -88,7 +91,12 @@ class PathNetwork:
     routes: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        least = min(self.nodes - 1, self.channels, self.transmitters, self.receivers)
+        least = min(
+            self.nodes - 1,
+            self.channels,
+            self.transmitters,
+            self.receivers,
+        )
         if least < 1 or not (self.rate_bps > 0 and 0 <= self.tuning_s < inf):
             raise BadInput(
                 f"invalid network of paths: {self.nodes} nodes with {self.transmitters} "
@@ -97,7 +105,8 @@ class PathNetwork:
                 "1 or more of the others, and a time that is not negative"
             )
         if self.routes is not None and (
-            self.routes.shape != (self.nodes, self.nodes) or self.routes.max() >= self.channels
+            self.routes.shape != (self.nodes, self.nodes)
+            or self.routes.max() >= self.channels
         ):
             raise BadInput(
                 f"routes of shape {self.routes.shape} with channels up to {self.routes.max()} do "
@@ -121,7 +130,9 @@ class PathNetwork:
                 "destination"
             )
         if not 0 < flow.nbytes < inf:
-            raise BadInput(f"flow {flow.flow} has {flow.nbytes:g} bytes: expected more than 0")
+            raise BadInput(
+                f"flow {flow.flow} has {flow.nbytes:g} bytes: expected more than 0"
+            )
 
 
 class ControlDelay(NamedTuple):
@@ -160,8 +171,12 @@ class PathOccupancy:
 
     def __init__(self, network: PathNetwork) -> None:
         self.network = network
-        self.free_transmitters = [list(range(network.transmitters)) for _ in range(network.nodes)]
-        self.free_receivers = [list(range(network.receivers)) for _ in range(network.nodes)]
+        self.free_transmitters = [
+            list(range(network.transmitters)) for _ in range(network.nodes)
+        ]
+        self.free_receivers = [
+            list(range(network.receivers)) for _ in range(network.nodes)
+        ]
         self.granted: dict[int, PathGrant] = {}
         # Longest free first, so that others stay tuned. With routes, channels are never taken.
         self._channels = dict.fromkeys(range(network.channels))
@@ -171,14 +186,22 @@ class PathOccupancy:
     @property
     def free_channels(self) -> int:
         """How many further paths have channels."""
-        return len(self._channels) if self.network.routes is None else self.network.nodes
+        return (
+            len(self._channels)
+            if self.network.routes is None
+            else self.network.nodes
+        )
 
     def refusal(self, flow: FlowRequest, now_s: float) -> PathRefusal | None:
         """Why a flow can get no path even in an empty network; ``None`` if it can."""
         routes = self.network.routes
-        if routes is not None and routes[flow.source, flow.destination] == NO_CHANNEL:
+        if (
+            routes is not None
+            and routes[flow.source, flow.destination] == NO_CHANNEL
+        ):
             return PathRefusal(
-                flow.flow, f"no path leads from node {flow.source} to node {flow.destination}"
+                flow.flow,
+                f"no path leads from node {flow.source} to node {flow.destination}",
             )
         takes_s = self.network.sending_s(flow.nbytes)
         if now_s + takes_s > flow.deadline_s:
@@ -204,12 +227,18 @@ class PathOccupancy:
             if ((channel, source), there) in heard
         )
 
-    def take(self, flow: FlowRequest, now_s: float, channel: int | None = None) -> PathGrant:
+    def take(
+        self,
+        flow: FlowRequest,
+        now_s: float,
+        channel: int | None = None,
+    ) -> PathGrant:
         """The earliest path for a flow with free ends, if a channel is free.
 
         It uses ``channel``, a free one, if given.
         """
-        source, destination = flow.source, flow.destination
+        source = flow.source
+        destination = flow.destination
         path = self.tuned(source, destination, channel)
         starts_s = now_s
         if path is None:
@@ -219,7 +248,11 @@ class PathOccupancy:
                 channel = int(routes[source, destination])
             elif channel is None:
                 channel = next(iter(self._channels))
-            path = self.free_transmitters[source][0], self.free_receivers[destination][0], channel
+            path = (
+                self.free_transmitters[source][0],
+                self.free_receivers[destination][0],
+                channel,
+            )
         transmitter, receiver, channel = path
         self.free_transmitters[source].remove(transmitter)
         self.free_receivers[destination].remove(receiver)
@@ -229,7 +262,14 @@ class PathOccupancy:
         self._received[destination, receiver] = channel, source
         ends_s = starts_s + self.network.sending_s(flow.nbytes)
         grant = PathGrant(
-            *(flow.flow, source, destination, channel, starts_s, ends_s, transmitter, receiver)
+            flow.flow,
+            source,
+            destination,
+            channel,
+            starts_s,
+            ends_s,
+            transmitter,
+            receiver,
         )
         self.granted[flow.flow] = grant
         return grant
@@ -243,21 +283,32 @@ class PathOccupancy:
             self._channels[grant.channel] = None
 
     def tuned(
-        self, source: int, destination: int, over: int | None = None
+        self,
+        source: int,
+        destination: int,
+        over: int | None = None,
     ) -> tuple[int, int, int] | None:
         """A free path whose ends are still tuned to each other.
 
         Its transmitter, receiver and channel; only ``over`` this channel, if given.
         """
         for transmitter in self.free_transmitters[source]:
-            channel, there = self._sent.get((source, transmitter), (NO_CHANNEL, NO_CHANNEL))
+            channel, there = self._sent.get(
+                (source, transmitter), (NO_CHANNEL, NO_CHANNEL)
+            )
             if (
                 there == destination
                 and (over is None or channel == over)
-                and (self.network.routes is not None or channel in self._channels)
+                and (
+                    self.network.routes is not None
+                    or channel in self._channels
+                )
             ):
                 for receiver in self.free_receivers[destination]:
-                    if self._received.get((destination, receiver)) == (channel, source):
+                    if self._received.get((destination, receiver)) == (
+                        channel,
+                        source,
+                    ):
                         return transmitter, receiver, channel
         return None
 
@@ -290,7 +341,9 @@ class PathScheduler(ABC):
         """Whether a flow waits or has a path."""
         return flow in self._waiting or flow in self._occupancy.granted
 
-    def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[PathRefusal]:
+    def admit(
+        self, flows: Sequence[FlowRequest], now_s: float
+    ) -> list[PathRefusal]:
         """Queue flows, except those that are refused: too late, or without a route.
 
         ``BadInput`` for an invalid flow or a number in use; then none is queued.
@@ -299,7 +352,9 @@ class PathScheduler(ABC):
         for flow in flows:
             self.network.check(flow)
             if flow.flow in fresh or self.has(flow.flow):
-                raise BadInput(f"flow {flow.flow} already exists: expected another number")
+                raise BadInput(
+                    f"flow {flow.flow} already exists: expected another number"
+                )
             fresh.add(flow.flow)
         refused = []
         for flow in flows:
@@ -327,7 +382,9 @@ class PathScheduler(ABC):
         elif flow in self._waiting:
             self._leave(self._waiting.pop(flow))
         else:
-            raise BadInput(f"unknown flow {flow}: it was released, or never admitted")
+            raise BadInput(
+                f"unknown flow {flow}: it was released, or never admitted"
+            )
 
     def _freed(self, grant: PathGrant) -> None:
         return

@@ -11,8 +11,21 @@ from patchlight.testbed.wire.worker_api import GidStatus, Mac, WorkerStatus
 
 _MOST_NODES = 2**16
 _LONGEST_US = 3_600_000_000
-_Text = Annotated[str, Field(min_length=1, max_length=200)]
-_Texts = Annotated[list[_Text], FailFast(), Field(min_length=2, max_length=_MOST_NODES)]
+_Text = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=200,
+    ),
+]
+_Texts = Annotated[
+    list[_Text],
+    FailFast(),
+    Field(
+        min_length=2,
+        max_length=_MOST_NODES,
+    ),
+]
 
 
 class PathBounds(BaseModel, extra="forbid"):
@@ -22,13 +35,31 @@ class PathBounds(BaseModel, extra="forbid"):
     to it. ``key`` is in hexadecimal. Bounds of a NIC replace those of a lower ``epoch``.
     """
 
-    epoch: Annotated[int, Field(ge=1, lt=2**32)]
+    epoch: Annotated[
+        int,
+        Field(
+            ge=1,
+            lt=2**32,
+        ),
+    ]
     job: _Text
     number: Annotated[int, Field(ge=0)]
     addresses: _Texts
     channels: _Texts
-    lease_us: Annotated[int, Field(ge=1, le=_LONGEST_US)]
-    margin_us: Annotated[int, Field(ge=0, le=_LONGEST_US)]
+    lease_us: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=_LONGEST_US,
+        ),
+    ]
+    margin_us: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=_LONGEST_US,
+        ),
+    ]
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
     @model_validator(mode="after")
@@ -44,7 +75,13 @@ class PathBounds(BaseModel, extra="forbid"):
     def bounds(self) -> Bounds:
         """The bounds as values."""
         nodes = len(self.addresses)
-        return Bounds(self.epoch, nodes, tuple(range(nodes)), self.lease_us, self.margin_us)
+        return Bounds(
+            self.epoch,
+            nodes,
+            tuple(range(nodes)),
+            self.lease_us,
+            self.margin_us,
+        )
 
 
 class PathNodeStatus(BaseModel):
@@ -62,7 +99,10 @@ class PathNodeStatus(BaseModel):
     channel: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class GpuTelemetry:
     """What a GPU's driver reports; ``None`` for what it does not.
 
@@ -191,7 +231,14 @@ class ProbeRequest(BaseModel, extra="forbid"):
     """Send probes from every idle NIC, and listen for ``listen_s`` seconds."""
 
     token: Token
-    listen_s: Annotated[float, Field(gt=0, le=LONGEST_LISTEN_S, allow_inf_nan=False)]
+    listen_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=LONGEST_LISTEN_S,
+            allow_inf_nan=False,
+        ),
+    ]
 
 
 class ProbedNic(BaseModel):

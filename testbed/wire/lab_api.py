@@ -8,7 +8,11 @@ from typing import Self
 
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.files import user_folder
-from patchlight.testbed.linux.sockets import UNIX, is_beyond_this_machine, unix_socket_answers
+from patchlight.testbed.linux.sockets import (
+    UNIX,
+    is_beyond_this_machine,
+    unix_socket_answers,
+)
 
 RUN_ROOT = Path("/run/patchlight")
 API_SOCKET = "api.sock"
@@ -25,7 +29,9 @@ def api_address(lab: Lab) -> str:
     if not lab.controller_api or is_beyond_this_machine(lab.controller_api):
         system = system_socket(lab.name)
         # An existing but forbidden socket is named, not skipped.
-        if unix_socket_answers(system) or (system.exists() and not os.access(system, os.W_OK)):
+        if unix_socket_answers(system) or (
+            system.exists() and not os.access(system, os.W_OK)
+        ):
             return f"{UNIX}{system}"
     return new_api_address(lab)
 
@@ -49,7 +55,10 @@ def own_socket(lab: str) -> str:
     """The address of a lab's controller that this user runs: ``unix:/path``."""
     if os.geteuid() == 0:
         return f"{UNIX}{system_socket(lab)}"
-    folder = user_folder("XDG_RUNTIME_DIR", ".local/state") / "patchlight/controllers"
+    folder = (
+        user_folder("XDG_RUNTIME_DIR", ".local/state")
+        / "patchlight/controllers"
+    )
     return f"{UNIX}{folder / f'{lab}.sock'}"
 
 
@@ -65,10 +74,18 @@ class LabIdentity:
     def of(cls, lab: Lab, file: Path | None) -> Self:
         """The identity of a lab, from a file or made in memory."""
         lines = [
-            f"{s.name} {nic.name} {nic.address} {nic.gpu}" for s in lab.servers for nic in s.nics
+            f"{s.name} {nic.name} {nic.address} {nic.gpu}"
+            for s in lab.servers
+            for nic in s.nics
         ]
-        lines += [f"{p.name} {p.datapath_id or p.driver} {p.ports}" for p in lab.packet_switches]
-        lines += [f"{c.name} {c.driver} {c.address} {c.ports}" for c in lab.circuit_switches]
+        lines += [
+            f"{p.name} {p.datapath_id or p.driver} {p.ports}"
+            for p in lab.packet_switches
+        ]
+        lines += [
+            f"{c.name} {c.driver} {c.address} {c.ports}"
+            for c in lab.circuit_switches
+        ]
         lines += [
             f"{w.name} {w.inputs} {w.outputs} {w.driver} {w.address}"
             for w in lab.wavelength_switches
@@ -76,4 +93,6 @@ class LabIdentity:
         lines += [f"{p.name} {p.kind} {p.ports}" for p in lab.passive_parts]
         lines += [" ".join(sorted((str(f.a), str(f.b)))) for f in lab.fibres]
         digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
-        return cls(lab.name, str(file.resolve()) if file else "no file", digest[:16])
+        return cls(
+            lab.name, str(file.resolve()) if file else "no file", digest[:16]
+        )

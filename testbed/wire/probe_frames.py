@@ -14,16 +14,27 @@ ETHERTYPE = 0x88B5
 ETHERTYPE_LLDP = 0x88CC
 TO_THE_NEAREST = "01:80:c2:00:00:0e"
 
-_MAGIC, _LLDP_MAGIC = b"patchlight-probe\0", b"patchlight-probe "
-_HEADER_BYTES, _LEAST_BYTES = 14, 60
+_MAGIC = b"patchlight-probe\0"
+_LLDP_MAGIC = b"patchlight-probe "
+_HEADER_BYTES = 14
+_LEAST_BYTES = 60
 # Type, length and value; these types identify the sender (IEEE 802.1AB).
-_CHASSIS, _PORT, _TIME_TO_LIVE, _PORT_DESCRIPTION, _SYSTEM_NAME = 1, 2, 3, 4, 5
+_CHASSIS = 1
+_PORT = 2
+_TIME_TO_LIVE = 3
+_PORT_DESCRIPTION = 4
+_SYSTEM_NAME = 5
 _MAC_OF = {_CHASSIS: 4, _PORT: 3}  # the subtype whose value is a MAC
-_PRINTABLE = set(string.printable.encode()) - set(string.whitespace.encode()) | {0x20}
+_PRINTABLE = set(string.printable.encode()) - set(
+    string.whitespace.encode()
+) | {0x20}
 _LONGEST_NAME = 120
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class LldpNeighbour:
     """The sender of LLDP: the device's name or id, its port, and the port's description."""
 
@@ -35,11 +46,17 @@ class LldpNeighbour:
         return f"{self.device} port {self.port}"
 
 
-def probe_frame(source: str, token: str, mac: str = "02:50:4c:00:00:01") -> bytes:
+def probe_frame(
+    source: str,
+    token: str,
+    mac: str = "02:50:4c:00:00:01",
+) -> bytes:
     """The frame of a search that ``source`` (``tor1.3``) sends with this ``token`` and ``mac``."""
     addresses = bytes.fromhex(f"{TO_THE_NEAREST}{mac}".replace(":", ""))
     payload = _MAGIC + token.encode() + b"\0" + source.encode() + b"\0"
-    return (addresses + ETHERTYPE.to_bytes(2, "big") + payload).ljust(_LEAST_BYTES, b"\0")
+    return (addresses + ETHERTYPE.to_bytes(2, "big") + payload).ljust(
+        _LEAST_BYTES, b"\0"
+    )
 
 
 def probe_source(frame: bytes, token: str) -> str | None:
@@ -49,7 +66,11 @@ def probe_source(frame: bytes, token: str) -> str | None:
         return None
     said, _, rest = payload[len(_MAGIC) :].partition(b"\0")
     name, ended, _ = rest.partition(b"\0")
-    return name.decode(errors="replace") if ended and said == token.encode() else None
+    return (
+        name.decode(errors="replace")
+        if ended and said == token.encode()
+        else None
+    )
 
 
 def lldp_neighbour(frame: bytes) -> LldpNeighbour | None:
@@ -77,7 +98,11 @@ def sender_of(fields: Mapping[int, bytes]) -> LldpNeighbour | None:
     return LldpNeighbour(device, said[_PORT], said.get(_PORT_DESCRIPTION, ""))
 
 
-def lldp_probe(source: str, token: str, mac: str) -> bytes:
+def lldp_probe(
+    source: str,
+    token: str,
+    mac: str,
+) -> bytes:
     """The same probe as LLDP, for switches that have LLDP but hand over no frames: they say by SNMP
     what they heard. It is valid for ten seconds, and harmless to others."""
     name = source.encode()
@@ -88,7 +113,8 @@ def lldp_probe(source: str, token: str, mac: str) -> bytes:
         _PORT_DESCRIPTION: _LLDP_MAGIC + token.encode(),
     }
     payload = b"".join(
-        (number << 9 | len(value)).to_bytes(2, "big") + value for number, value in fields.items()
+        (number << 9 | len(value)).to_bytes(2, "big") + value
+        for number, value in fields.items()
     )
     addresses = bytes.fromhex(f"{TO_THE_NEAREST}{mac}".replace(":", ""))
     end = bytes(2)
@@ -96,7 +122,11 @@ def lldp_probe(source: str, token: str, mac: str) -> bytes:
     return frame.ljust(_LEAST_BYTES, b"\0")
 
 
-def lldp_probe_source(port: bytes, description: bytes, token: str) -> str | None:
+def lldp_probe_source(
+    port: bytes,
+    description: bytes,
+    token: str,
+) -> str | None:
     """The source of such a probe of this search, from its port and description; else ``None``."""
     is_one = description == _LLDP_MAGIC + token.encode()
     return port.decode(errors="replace") if is_one else None
@@ -110,7 +140,8 @@ def _fields(payload: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at + 2 <= len(payload):
         head = int.from_bytes(payload[at : at + 2], "big")
-        number, length = head >> 9, head & 0x1FF
+        number = head >> 9
+        length = head & 0x1FF
         if not number or at + 2 + length > len(payload):
             return
         yield number, payload[at + 2 : at + 2 + length]

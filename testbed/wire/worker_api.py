@@ -7,7 +7,15 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, FailFast, Field, IPvAnyAddress, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    FailFast,
+    Field,
+    IPvAnyAddress,
+    Tag,
+    model_validator,
+)
 
 from patchlight.testbed import jobs
 from patchlight.testbed.errors import short
@@ -18,7 +26,14 @@ LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
 _LOST_RANK = re.compile(r"lost rank (\d{1,6}) ")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-_Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+_Seconds = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1e12,
+        allow_inf_nan=False,
+    ),
+]
 Mac = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
 
 
@@ -31,7 +46,13 @@ class RingMember(_Request):
 
     rank: Annotated[int, Field(ge=0)]
     address: IPvAnyAddress
-    port: Annotated[int, Field(ge=1, le=65535)]
+    port: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=65535,
+        ),
+    ]
 
 
 class Neighbour(_Request):
@@ -51,10 +72,35 @@ class SyntheticTask(_Request):
     """
 
     trainer: Literal["synthetic"] = "synthetic"
-    iterations: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)]
-    gradient_bytes: Annotated[int, Field(ge=1, le=LARGEST_TASK_GRADIENT_BYTES)]
-    compute_s: Annotated[float, Field(ge=0, le=jobs.LONGEST_COMPUTE_S, allow_inf_nan=False)]
-    seed: Annotated[int, Field(ge=0, le=jobs.LARGEST_SEED)] = 0
+    iterations: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=jobs.MOST_ITERATIONS,
+        ),
+    ]
+    gradient_bytes: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=LARGEST_TASK_GRADIENT_BYTES,
+        ),
+    ]
+    compute_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=jobs.LONGEST_COMPUTE_S,
+            allow_inf_nan=False,
+        ),
+    ]
+    seed: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=jobs.LARGEST_SEED,
+        ),
+    ] = 0
     device: Literal["auto", "sleep"] = "auto"
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
     first_iteration: Annotated[int, Field(ge=0)] = 0
@@ -81,12 +127,46 @@ class TorchTask(_Request):
 
     trainer: Literal["torch"]
     model: jobs.Line
-    iterations: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)]
-    batch: Annotated[int, Field(ge=1, le=jobs.LARGEST_BATCH)] | None = None
+    iterations: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=jobs.MOST_ITERATIONS,
+        ),
+    ]
+    batch: (
+        Annotated[
+            int,
+            Field(
+                ge=1,
+                le=jobs.LARGEST_BATCH,
+            ),
+        ]
+        | None
+    ) = None
     data: jobs.AbsolutePath | None = None
-    checkpoint_every: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)] = 100
-    compute_s: Annotated[float, Field(ge=0, le=jobs.LONGEST_COMPUTE_S, allow_inf_nan=False)] = 0.0
-    seed: Annotated[int, Field(ge=0, le=jobs.LARGEST_SEED)] = 0
+    checkpoint_every: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=jobs.MOST_ITERATIONS,
+        ),
+    ] = 100
+    compute_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=jobs.LONGEST_COMPUTE_S,
+            allow_inf_nan=False,
+        ),
+    ] = 0.0
+    seed: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=jobs.LARGEST_SEED,
+        ),
+    ] = 0
     image: jobs.Image | None = None
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
@@ -127,9 +207,18 @@ class WorkerSpec(_Request):
     gpu: str | None = None
     nic: str
     # Fails fast: a report on each of a million mistakes takes minutes.
-    ring: Annotated[list[RingMember], FailFast(), Field(min_length=1, max_length=jobs.MOST_WORKERS)]
+    ring: Annotated[
+        list[RingMember],
+        FailFast(),
+        Field(
+            min_length=1,
+            max_length=jobs.MOST_WORKERS,
+        ),
+    ]
     rendezvous: IPvAnyAddress | None = None
-    neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=jobs.MOST_WORKERS)] = []
+    neighbours: Annotated[
+        list[Neighbour], FailFast(), Field(max_length=jobs.MOST_WORKERS)
+    ] = []
     checkpoint: jobs.AbsolutePath | None = None
     memory_bytes: jobs.MemoryLimit | None = None
     cpus: jobs.CpuLimit | None = None
@@ -141,9 +230,13 @@ class WorkerSpec(_Request):
         ranks = sorted(member.rank for member in self.ring)
         if ranks != list(range(len(ranks))):
             got = short(", ".join(map(str, ranks[:30])))
-            raise ValueError(f"the ring must contain ranks 0…n−1 once each: got {got}")
+            raise ValueError(
+                f"the ring must contain ranks 0…n−1 once each: got {got}"
+            )
         if self.rank >= len(ranks):
-            raise ValueError(f"rank {self.rank} is not in a ring of {len(ranks)}")
+            raise ValueError(
+                f"rank {self.rank} is not in a ring of {len(ranks)}"
+            )
         return self
 
 
@@ -161,7 +254,11 @@ class WorkerState(StrEnum):
     @property
     def is_final(self) -> bool:
         """Whether it is an end."""
-        return self in (WorkerState.DONE, WorkerState.FAILED, WorkerState.STOPPED)
+        return self in (
+            WorkerState.DONE,
+            WorkerState.FAILED,
+            WorkerState.STOPPED,
+        )
 
 
 class GidStatus(BaseModel):
@@ -203,7 +300,9 @@ class WorkerStatus(BaseModel):
     @model_validator(mode="after")
     def _lost_rank_of_older(self) -> Self:
         # Older agents and worker images have it only in the message.
-        if self.lost_rank is None and (found := _LOST_RANK.match(self.message)):
+        if self.lost_rank is None and (
+            found := _LOST_RANK.match(self.message)
+        ):
             self.lost_rank = int(found[1])
         return self
 
@@ -216,16 +315,46 @@ class Report(BaseModel):
     first). Users' programs may leave out what has a default.
     """
 
-    index: Annotated[int, Field(ge=0, le=2**53)]
+    index: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**53,
+        ),
+    ]
     finished_at: _Seconds
     compute_s: _Seconds = 0.0
     communication_s: _Seconds = 0.0
-    sent_bytes: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    sent_bytes: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**63 - 1,
+        ),
+    ] = 0
     check: Annotated[str, Field(max_length=200)] = ""
     device: Annotated[str, Field(max_length=200)] = ""
     loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    queue_pairs_made: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    rdma_retries: Annotated[int, Field(ge=-(2**53), le=2**53)] | None = None
+    queue_pairs_made: (
+        Annotated[
+            int,
+            Field(
+                ge=0,
+                le=2**53,
+            ),
+        ]
+        | None
+    ) = None
+    rdma_retries: (
+        Annotated[
+            int,
+            Field(
+                ge=-(2**53),
+                le=2**53,
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Reports(BaseModel):
@@ -246,7 +375,14 @@ class SlotRequest(_Request):
     ``late_s`` after that, for the next ``lasts_s``."""
 
     at: _Seconds
-    period_s: Annotated[float, Field(gt=0, le=jobs.LONGEST_COMPUTE_S, allow_inf_nan=False)]
+    period_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=jobs.LONGEST_COMPUTE_S,
+            allow_inf_nan=False,
+        ),
+    ]
     late_s: _Seconds
     lasts_s: _Seconds
 
@@ -261,7 +397,14 @@ class AnnounceRequest(_Request):
     """Announce a worker's NIC, and greet the job's other workers for at most ``wait_s``."""
 
     token: Annotated[str, Field(pattern=r"^[0-9a-z-]{1,64}$")]
-    wait_s: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+    wait_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=10,
+            allow_inf_nan=False,
+        ),
+    ]
 
 
 class AnnounceAnswer(BaseModel):

@@ -11,7 +11,9 @@ from tests.support.agent_bench import Bench
 from tests.support.nic_spaces import Spaces, made_spaces
 
 
-@pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(
+    params=["process", pytest.param("docker", marks=pytest.mark.docker)]
+)
 def runner(request: pytest.FixtureRequest) -> str:
     """What a worker is: each test with it runs with both."""
     return str(request.param)

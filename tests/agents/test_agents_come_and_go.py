@@ -29,7 +29,12 @@ MakeBench = Callable[[int], Bench]
 
 def edit_lease(agent: Agent, worker: str, **changes: Any) -> None:
     """Make the lease what an agent that died at another moment would have left."""
-    path = agent.bench.directory / f"state-{agent.server}" / "leases" / f"{worker}.json"
+    path = (
+        agent.bench.directory
+        / f"state-{agent.server}"
+        / "leases"
+        / f"{worker}.json"
+    )
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
@@ -51,25 +56,41 @@ def test_workers_train_on_without_their_agent_and_are_taken_over(
     bench = make_bench(2)
     agents = run_job(bench, runner, 2, iterations=10_000, compute_s=0.02)
     start_all(agents)
-    wait_until(lambda: iterations_done(agents[0], "job-0") >= 2, "two iterations")
+    wait_until(
+        lambda: iterations_done(agents[0], "job-0") >= 2, "two iterations"
+    )
     pid = training_pid(bench, "job-0")
     end_agent(agents[0])
     before = iterations_done(agents[1], "job-1")
-    wait_until(lambda: iterations_done(agents[1], "job-1") >= before + 3, "three iterations more")
+    wait_until(
+        lambda: iterations_done(agents[1], "job-1") >= before + 3,
+        "three iterations more",
+    )
     agents[0].start()
     assert training_pid(bench, "job-0") == pid
     assert agents[0].worker("job-0")["state"] == "running"
     assert not agents[0].nic_is_home()
     overview = agents[0].client.get("/status").json()
-    assert overview["nics"][0]["worker"] == overview["gpus"][0]["worker"] == "job-0"
+    assert (
+        overview["nics"][0]["worker"]
+        == overview["gpus"][0]["worker"]
+        == "job-0"
+    )
     at = iterations_done(agents[0], "job-0") + 50
     for rank, agent in enumerate(agents):
-        answer = agent.client.post(f"/workers/job-{rank}/hold", json={"iteration": at})
+        answer = agent.client.post(
+            f"/workers/job-{rank}/hold", json={"iteration": at}
+        )
         assert answer.status_code == 200, answer.text
     for rank, agent in enumerate(agents):
-        assert agent.until_state(f"job-{rank}", "held")["iterations_done"] == at
+        assert (
+            agent.until_state(f"job-{rank}", "held")["iterations_done"] == at
+        )
     for rank, agent in enumerate(agents):
-        assert agent.client.post(f"/workers/job-{rank}/release").status_code == 200
+        assert (
+            agent.client.post(f"/workers/job-{rank}/release").status_code
+            == 200
+        )
     wait_until(lambda: iterations_done(agents[0], "job-0") > at, "it to go on")
     reports = agents[0].client.get("/workers/job-0/reports").json()["reports"]
     assert [report["index"] for report in reports] == list(range(len(reports)))
@@ -78,7 +99,9 @@ def test_workers_train_on_without_their_agent_and_are_taken_over(
     assert everything_is_back(agents[0], "job-0")
 
 
-def test_one_that_was_ready_is_started_by_the_next_agent(make_bench: MakeBench) -> None:
+def test_one_that_was_ready_is_started_by_the_next_agent(
+    make_bench: MakeBench,
+) -> None:
     (agent,) = run_job(make_bench(1), "process", 1, iterations=2)
     agent.kill()
     agent.start()
@@ -91,14 +114,18 @@ def test_one_that_was_ready_is_started_by_the_next_agent(make_bench: MakeBench) 
     ("runner", "how", "state", "code"),
     [
         ("process", "trains to its end", "done", 0),
-        pytest.param("docker", "is killed", "failed", 137, marks=pytest.mark.docker),
+        pytest.param(
+            "docker", "is killed", "failed", 137, marks=pytest.mark.docker
+        ),
     ],
 )
 def test_what_became_of_a_worker_without_an_agent_is_found_out(
     make_bench: MakeBench, runner: str, how: str, state: str, code: int
 ) -> None:
     bench = make_bench(1)
-    (agent,) = run_job(bench, runner, 1, iterations=2 if state == "done" else 10_000)
+    (agent,) = run_job(
+        bench, runner, 1, iterations=2 if state == "done" else 10_000
+    )
     pid = training_pid(bench, "job-0")
     folder = bench.directory / "state-server1" / "workers" / "job-0"
     agent.kill()
@@ -133,7 +160,9 @@ def test_a_worker_that_was_not_quite_launched_is_taken_back(
     assert agent.client.get("/workers/job-0").status_code == 404
     assert process_start(pid) is None
     assert everything_is_back(agent, "job-0")
-    assert agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
+    assert (
+        agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
+    )
 
 
 def test_a_worker_that_nobody_starts_is_ended(make_bench: MakeBench) -> None:
@@ -151,7 +180,9 @@ def test_a_worker_that_nobody_starts_is_ended(make_bench: MakeBench) -> None:
     assert "lost rank 1" in agents[0].until_state("job-0", "failed")["message"]
 
 
-def test_the_same_spec_again_makes_no_second_worker(make_bench: MakeBench) -> None:
+def test_the_same_spec_again_makes_no_second_worker(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(1)
     (agent,) = run_job(bench, "process", 1, iterations=1)
     pid = training_pid(bench, "job-0")
@@ -180,12 +211,21 @@ def test_what_a_program_forked_ends_with_it(make_bench: MakeBench) -> None:
     bench = make_bench(1)
     agent = bench.agent("server1").start()
     program = "for i in 1 2 3 4 5; do setsid sleep 1000 & done; exit 3"
-    agent.client.post("/workers", json=bench.command(0, 1, "sh", "-c", program))
+    agent.client.post(
+        "/workers", json=bench.command(0, 1, "sh", "-c", program)
+    )
     start_all([agent])
     ended = agent.until_state("job-0", "failed")
-    assert (ended["exit_code"], ended["message"]) == (3, "the worker ended with exit code 3")
+    assert (ended["exit_code"], ended["message"]) == (
+        3,
+        "the worker ended with exit code 3",
+    )
     assert everything_is_back(agent, "job-0")
-    left = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_sleeping(pid)]
+    left = [
+        pid
+        for pid in os.listdir("/proc")
+        if pid.isdigit() and is_sleeping(pid)
+    ]
     assert left == []
 
 
@@ -197,7 +237,9 @@ def is_sleeping(pid: str) -> bool:
         return False
 
 
-def test_a_worker_whose_keeper_was_killed_does_not_linger(make_bench: MakeBench) -> None:
+def test_a_worker_whose_keeper_was_killed_does_not_linger(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(1)
     (agent,) = run_job(bench, "process", 1, iterations=10_000)
     program = training_pid(bench, "job-0")
@@ -210,9 +252,17 @@ def test_a_worker_whose_keeper_was_killed_does_not_linger(make_bench: MakeBench)
     assert everything_is_back(agent, "job-0")
 
 
-@pytest.mark.parametrize("wrong", [{"started": 1}, {"boot": "another"}, {"boot": None}])
-async def test_a_reused_process_number_is_no_worker(wrong: dict[str, Any], tmp_path: Path) -> None:
-    own = {"pid": os.getpid(), "started": process_start(os.getpid()), "boot": boot_id()}
+@pytest.mark.parametrize(
+    "wrong", [{"started": 1}, {"boot": "another"}, {"boot": None}]
+)
+async def test_a_reused_process_number_is_no_worker(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    own = {
+        "pid": os.getpid(),
+        "started": process_start(os.getpid()),
+        "boot": boot_id(),
+    }
     handle = WorkerHandle(**{**own, **wrong})
     (tmp_path / "exit").touch()  # as its keeper left it
     worker = await ProcessRunner().adopt(handle, "no-such-namespace", tmp_path)

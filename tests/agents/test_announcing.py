@@ -33,21 +33,61 @@ def fabric() -> Iterator[str]:
             with namespaces.entered(namespaces.namespace_path(name)):
                 namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
         for bridge in ("br1", "br2"):
-            ip("-n", FABRIC, "link", "add", bridge, "type", "bridge", "forward_delay", "0")
+            ip(
+                "-n",
+                FABRIC,
+                "link",
+                "add",
+                bridge,
+                "type",
+                "bridge",
+                "forward_delay",
+                "0",
+            )
             ip("-n", FABRIC, "link", "set", bridge, "up")
-        ip("-n", FABRIC, "link", "add", "t1", "type", "veth", "peer", "name", "t2")
+        ip(
+            "-n",
+            FABRIC,
+            "link",
+            "add",
+            "t1",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "t2",
+        )
         for port, bridge in (("t1", "br1"), ("t2", "br2")):
             ip("-n", FABRIC, "link", "set", port, "master", bridge, "up")
         for space, port in ((A, "pa"), (B, "pb")):
             ip("-n", FABRIC, "link", "add", port, "type", "veth",
                "peer", "name", "nic0", "netns", space)  # fmt: skip
             ip("-n", FABRIC, "link", "set", port, "master", "br1", "up")
-            ip("-n", space, "link", "set", "nic0", "address", MACS[space], "up")
-            ip("-n", space, "addr", "add", f"{ADDRESSES[space]}/24", "dev", "nic0")
+            ip(
+                "-n",
+                space,
+                "link",
+                "set",
+                "nic0",
+                "address",
+                MACS[space],
+                "up",
+            )
+            ip(
+                "-n",
+                space,
+                "addr",
+                "add",
+                f"{ADDRESSES[space]}/24",
+                "dev",
+                "nic0",
+            )
         for space, other in ((A, B), (B, A)):
             ip("-n", space, "neigh", "add", str(ADDRESSES[other]), "lladdr", MACS[other],
                "dev", "nic0", "nud", "permanent")  # fmt: skip
-        wait_until(lambda: ping(A, str(ADDRESSES[B])), "the way over one bridge")
+        wait_until(
+            lambda: ping(A, str(ADDRESSES[B])), "the way over one bridge"
+        )
         yield FABRIC
     finally:
         for name in (FABRIC, A, B):
@@ -94,18 +134,27 @@ def move_b() -> None:
 
 def place(space: str) -> NicPlace:
     state = NicState("nic0", MACS[space], 1500, up=True)
-    return NicPlace(namespaces.namespace_path(space), state, "nic0", ADDRESSES[space])
+    return NicPlace(
+        namespaces.namespace_path(space), state, "nic0", ADDRESSES[space]
+    )
 
 
 async def meet(
-    *spaces: str, token: str = "t", wait_s: float = PATIENCE_S, mtu: int | None = None
+    *spaces: str,
+    token: str = "t",
+    wait_s: float = PATIENCE_S,
+    mtu: int | None = None,
 ) -> dict[str, list[str]]:
     """What each of these does not hear of the others, once all have announced themselves."""
     answers = await asyncio.gather(
         *(
             announce(
                 place(space),
-                {MACS[other]: str(ADDRESSES[other]) for other in ADDRESSES if other != space},
+                {
+                    MACS[other]: str(ADDRESSES[other])
+                    for other in ADDRESSES
+                    if other != space
+                },
                 token,
                 wait_s,
                 mtu,
@@ -116,7 +165,9 @@ async def meet(
     return dict(zip(spaces, answers, strict=True))
 
 
-def test_a_nic_that_moved_is_not_reached_until_it_is_announced(fabric: str) -> None:
+def test_a_nic_that_moved_is_not_reached_until_it_is_announced(
+    fabric: str,
+) -> None:
     move_b()
     assert not ping(A, str(ADDRESSES[B]))  # frames still go to its old port
     announce_once(place(B))
@@ -138,7 +189,9 @@ async def test_who_is_not_heard_is_named(fabric: str) -> None:
     assert answers == {A: [], B: [str(ADDRESSES[A])]}
 
 
-async def test_greetings_are_as_large_as_the_packets_of_the_lab(fabric: str) -> None:
+async def test_greetings_are_as_large_as_the_packets_of_the_lab(
+    fabric: str,
+) -> None:
     assert await meet(A, B, mtu=1500) == {A: [], B: []}
     for space in (A, B):
         ip("-n", space, "link", "set", "nic0", "mtu", "9000")

@@ -26,7 +26,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def other_agent() -> Iterator[subprocess.Popen[bytes]]:
     """A process that stands for the agent of another lab."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
+    ) as process:
         yield process
         process.kill()
 
@@ -35,12 +37,18 @@ def claimed_by(folder: Path, agent: subprocess.Popen[bytes]) -> None:
     """As if that process had made the claims that this one has just made."""
     for path in folder.glob("*.json"):
         claim = json.loads(path.read_text())
-        claim |= {"agent": agent.pid, "agent_started": process_start(agent.pid)}
+        claim |= {
+            "agent": agent.pid,
+            "agent_started": process_start(agent.pid),
+        }
         path.write_text(json.dumps(claim))
 
 
-def test_what_one_lab_has_no_other_gets_until_it_is_given_up(folder: Path) -> None:
-    first, second = Claims("alpha", folder), Claims("beta", folder)
+def test_what_one_lab_has_no_other_gets_until_it_is_given_up(
+    folder: Path,
+) -> None:
+    first = Claims("alpha", folder)
+    second = Claims("beta", folder)
     first.take("job-0", "pl.alpha.s.w-job-0", GPU)
     with pytest.raises(Conflict) as refused:
         second.take("job-7", "pl.beta.s.w-job-7", BOTH)
@@ -81,7 +89,9 @@ def test_a_claim_ends_with_its_agent_where_the_worker_does_not_run(
     beta.take("job-7", "pl.beta.s.w-job-7", GPU)
 
 
-def test_a_claim_that_a_crash_left_half_written_goes_with_the_last_one(folder: Path) -> None:
+def test_a_claim_that_a_crash_left_half_written_goes_with_the_last_one(
+    folder: Path,
+) -> None:
     claims = Claims("alpha", folder)
     claims.take("job-0", "pl.alpha.s.w-job-0", GPU)
     (folder / "0123456789abcdef.new").write_text("{")
@@ -92,12 +102,18 @@ def test_a_claim_that_a_crash_left_half_written_goes_with_the_last_one(folder: P
 def test_a_folder_that_others_can_write_in_is_refused(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(PatchlightError, match="other users can put files into"):
+    with pytest.raises(
+        PatchlightError, match="other users can put files into"
+    ):
         Claims("alpha", folder).take("job-0", "pl.alpha.s.w-job-0", GPU)
     assert list(folder.iterdir()) == []
 
 
-def test_a_claim_that_cannot_be_written_is_an_error_that_says_where(folder: Path) -> None:
+def test_a_claim_that_cannot_be_written_is_an_error_that_says_where(
+    folder: Path,
+) -> None:
     folder.write_text("")
-    with pytest.raises(AgentError, match=f"claiming GPU and NIC in {folder}: "):
+    with pytest.raises(
+        AgentError, match=f"claiming GPU and NIC in {folder}: "
+    ):
         Claims("alpha", folder).take("job-0", "pl.alpha.s.w-job-0", GPU)

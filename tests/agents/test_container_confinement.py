@@ -13,7 +13,12 @@ import pytest_asyncio
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.run import make_runner
 from patchlight.agents.workers import docker, keeper
-from patchlight.agents.workers.contract import BackendOptions, ExitInfo, Runner, WorkerLaunch
+from patchlight.agents.workers.contract import (
+    BackendOptions,
+    ExitInfo,
+    Runner,
+    WorkerLaunch,
+)
 from patchlight.agents.workers.limits import user_for
 from tests.support.waiting import eventually
 from tests.support.worker_desk import Desk, open_desk
@@ -29,13 +34,20 @@ def desk() -> Iterator[Desk]:
 def own_users(docker_host: str) -> None:
     """An engine without user namespaces; in them root is somebody else."""
     command = ["docker", "--host", docker_host, "info"]
-    if "userns" in subprocess.run(command, check=True, capture_output=True, text=True).stdout:
+    if (
+        "userns"
+        in subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout
+    ):
         pytest.skip("this engine has user namespaces")
 
 
 @pytest_asyncio.fixture
 async def runner(own_users: None) -> AsyncIterator[Runner]:
-    made = make_runner("docker", BackendOptions("test", f"server-{os.getpid()}"))
+    made = make_runner(
+        "docker", BackendOptions("test", f"server-{os.getpid()}")
+    )
     await made.open()
     yield made
     await made.close()
@@ -58,14 +70,18 @@ async def test_checkpoints_are_their_users_and_make_nobody_root(
     kept = tmp_path / "kept"
     save = "cp /bin/sh $PATCHLIGHT_CHECKPOINT/sh && chmod 4755 $PATCHLIGHT_CHECKPOINT/sh"
     how = {"checkpoint": str(kept), "user": "ann"}
-    assert (await run(runner, desk.launch("sh", "-c", save, **how))).exit_code == 0
+    assert (
+        await run(runner, desk.launch("sh", "-c", save, **how))
+    ).exit_code == 0
     ann = user_for("test", "ann").uid
     assert (kept / "sh").stat().st_uid == kept.stat().st_uid == ann
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
     again = desk.launch("sh", "-c", "test -u $PATCHLIGHT_CHECKPOINT/sh", **how)
     assert (await run(runner, again)).exit_code == 0
     with pytest.raises(LaunchError, match="cannot write to its checkpoint"):
-        await runner.launch(desk.launch("true", checkpoint=str(kept), user="eve"))
+        await runner.launch(
+            desk.launch("true", checkpoint=str(kept), user="eve")
+        )
 
 
 @pytest.mark.parametrize(
@@ -73,11 +89,24 @@ async def test_checkpoints_are_their_users_and_make_nobody_root(
     [
         ({}, None),
         ({"SecurityOptions": ["name=seccomp,profile=default"]}, None),
-        ({"SecurityOptions": ["name=userns"], "DockerRootDir": "/var/lib/docker/1000.1001"}, 1000),
+        (
+            {
+                "SecurityOptions": ["name=userns"],
+                "DockerRootDir": "/var/lib/docker/1000.1001",
+            },
+            1000,
+        ),
     ],
 )
-def test_who_root_in_a_container_is(engine: dict[str, Any], uid: int | None) -> None:
+def test_who_root_in_a_container_is(
+    engine: dict[str, Any], uid: int | None
+) -> None:
     found = docker.mapped_root(engine)
     assert (found and found.uid) == uid
     with pytest.raises(LaunchError, match="does not report the user"):
-        docker.mapped_root({"SecurityOptions": ["name=userns"], "DockerRootDir": "/srv/docker"})
+        docker.mapped_root(
+            {
+                "SecurityOptions": ["name=userns"],
+                "DockerRootDir": "/srv/docker",
+            }
+        )

@@ -17,7 +17,11 @@ import pytest_asyncio
 
 from patchlight.agents.run import make_runner
 from patchlight.agents.workers import keeper
-from patchlight.agents.workers.contract import BackendOptions, Runner, WorkerLaunch
+from patchlight.agents.workers.contract import (
+    BackendOptions,
+    Runner,
+    WorkerLaunch,
+)
 from patchlight.testbed.linux import docker_engine, namespaces
 from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.wire.worker_api import WorkerSpec
@@ -26,7 +30,12 @@ from tests.support.waiting import PATIENCE_S, wait_until
 pytestmark = [pytest.mark.root, pytest.mark.docker]
 
 IMAGE = "patchlight-test-shell:latest"
-OFF = ("--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false")
+OFF = (
+    "--iptables=false",
+    "--ip6tables=false",
+    "--ip-forward=false",
+    "--ip-masq=false",
+)
 
 
 class Engine:
@@ -39,9 +48,26 @@ class Engine:
 
     def start(self, *, live_restore: bool) -> None:
         folder = self._folder
-        command = ["dockerd", "--host", self.url, "--data-root", str(folder / "data")]
-        command += ["--exec-root", str(folder / "exec"), "--pidfile", str(folder / "pid")]
-        command += ["--group", "root", "--bridge=none", "--storage-driver=vfs", *OFF]
+        command = [
+            "dockerd",
+            "--host",
+            self.url,
+            "--data-root",
+            str(folder / "data"),
+        ]
+        command += [
+            "--exec-root",
+            str(folder / "exec"),
+            "--pidfile",
+            str(folder / "pid"),
+        ]
+        command += [
+            "--group",
+            "root",
+            "--bridge=none",
+            "--storage-driver=vfs",
+            *OFF,
+        ]
         command += ["--live-restore"] if live_restore else []
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -54,23 +80,41 @@ class Engine:
 
     def give_shell(self) -> None:
         """Make the image: the machine's ``sh`` and ``sleep``, with the libraries that they need."""
-        programs = [os.path.realpath(str(shutil.which(name))) for name in ("sh", "sleep")]
-        files = {f"bin/{name}": path for name, path in zip(("sh", "sleep"), programs, strict=True)}
+        programs = [
+            os.path.realpath(str(shutil.which(name)))
+            for name in ("sh", "sleep")
+        ]
+        files = {
+            f"bin/{name}": path
+            for name, path in zip(("sh", "sleep"), programs, strict=True)
+        }
         for path in programs:
-            needs = subprocess.run(["ldd", path], capture_output=True, text=True, check=True)
-            needed = (word for word in needs.stdout.split() if word.startswith("/"))
-            files |= {word.lstrip("/"): os.path.realpath(word) for word in needed}
+            needs = subprocess.run(
+                ["ldd", path], capture_output=True, text=True, check=True
+            )
+            needed = (
+                word for word in needs.stdout.split() if word.startswith("/")
+            )
+            files |= {
+                word.lstrip("/"): os.path.realpath(word) for word in needed
+            }
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             # A folder that is not named can be entered by nobody without rights.
-            for folder in sorted({str(up) for name in files for up in Path(name).parents} - {"."}):
+            for folder in sorted(
+                {str(up) for name in files for up in Path(name).parents}
+                - {"."}
+            ):
                 entry = tarfile.TarInfo(folder)
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                entry.type = tarfile.DIRTYPE
+                entry.mode = 0o755
                 tar.addfile(entry)
             for name, path in files.items():
                 tar.add(path, name)
         with contextlib.closing(docker.DockerClient(self.url)) as client:
-            client.api.import_image_from_data(packed.getvalue(), *IMAGE.split(":"))
+            client.api.import_image_from_data(
+                packed.getvalue(), *IMAGE.split(":")
+            )
 
 
 @pytest.fixture
@@ -85,7 +129,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         yield made
     finally:
         made.stop()
-        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        for line in reversed(
+            Path("/proc/self/mounts").read_text().splitlines()
+        ):
             if line.split()[1].startswith(f"{folder}/"):
                 subprocess.run(["umount", "-l", line.split()[1]], check=True)
         shutil.rmtree(folder)
@@ -112,7 +158,11 @@ async def test_workers_go_on_under_an_engine_that_lets_them_and_end_with_one_tha
         },
     }
     launch = WorkerLaunch(
-        WorkerSpec.model_validate(given), tmp_path, name, "nic0", Limits(2**26, 64)
+        WorkerSpec.model_validate(given),
+        tmp_path,
+        name,
+        "nic0",
+        Limits(2**26, 64),
     )
     said = tmp_path / keeper.OUTPUT
     worker = await runner.launch(launch)
@@ -121,7 +171,9 @@ async def test_workers_go_on_under_an_engine_that_lets_them_and_end_with_one_tha
         wait_until(lambda: keeper.open_gate(tmp_path), "its start")
         await asyncio.to_thread(engine.stop)
         before = said.stat().st_size
-        await asyncio.to_thread(wait_until, lambda: said.stat().st_size > before, "its output")
+        await asyncio.to_thread(
+            wait_until, lambda: said.stat().st_size > before, "its output"
+        )
         await asyncio.to_thread(engine.start, live_restore=True)
         await worker.freeze()
         await worker.thaw()

@@ -35,10 +35,13 @@ def nic_problem(agent: Agent) -> str:
     return str(agent.client.get("/status").json()["nics"][0]["problem"])
 
 
-def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(make_bench: MakeBench) -> None:
+def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(2)
     agents = bench.start_agents(2)
-    synthetic, foreign = bench.spec(0, 1, compute_s=1000), bench.command(1, 2, "sleep", "1000")
+    synthetic = bench.spec(0, 1, compute_s=1000)
+    foreign = bench.command(1, 2, "sleep", "1000")
     for agent, spec in zip(agents, (synthetic, foreign), strict=True):
         assert agent.client.post("/workers", json=spec).status_code == 201
     agents[0].until_state("job-0", "ready")
@@ -46,14 +49,24 @@ def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(make_bench: Make
     assert bench.gpus is not None
     bench.gpus.kill()
     bench.gpus.wait(PATIENCE_S)
-    assert "the emulated GPU" in agents[0].until_state("job-0", "failed")["message"]
-    assert "its GPU is gone" in agents[1].until_state("job-1", "failed")["message"]
+    assert (
+        "the emulated GPU"
+        in agents[0].until_state("job-0", "failed")["message"]
+    )
+    assert (
+        "its GPU is gone"
+        in agents[1].until_state("job-1", "failed")["message"]
+    )
     for agent in agents:
         status = agent.client.get("/status")
-        assert status.status_code == 200, "one GPU took the whole status with it"
+        assert status.status_code == 200, (
+            "one GPU took the whole status with it"
+        )
         assert "reading GPU gpu0" in status.json()["gpus"][0]["problem"]
         assert agent.nic_is_home()
-    again = agents[1].client.post("/workers", json={**bench.spec(1, 2), "id": "next"})
+    again = agents[1].client.post(
+        "/workers", json={**bench.spec(1, 2), "id": "next"}
+    )
     assert again.status_code == 500
     assert "reading GPU gpu0" in again.json()["error"]
     assert agents[1].client.get("/workers/next").status_code == 404
@@ -66,31 +79,51 @@ def test_a_late_gpu_and_repeated_calls_make_one_worker_and_end_it_once(
     (agent,) = bench.start_agents(1)
     assert bench.gpus is not None
     with ThreadPoolExecutor(8) as pool:
-        os.kill(bench.gpus.pid, signal.SIGSTOP)  # as on a machine that has no time for it
+        # As on a machine that has no time for it.
+        os.kill(bench.gpus.pid, signal.SIGSTOP)
         try:
             making = [
-                pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1)) for _ in range(3)
+                pool.submit(
+                    agent.client.post, "/workers", json=bench.spec(0, 1)
+                )
+                for _ in range(3)
             ]
             # Longer than one reading may take.
             done, _ = wait(making, timeout=3)
             assert not done, [each.result().text for each in done]
             (gpu,) = agent.client.get("/status").json()["gpus"]
-            assert (gpu["problem"], gpu["utilization"], gpu["worker"]) == ("", None, "job-0")
+            assert (gpu["problem"], gpu["utilization"], gpu["worker"]) == (
+                "",
+                None,
+                "job-0",
+            )
         finally:
             os.kill(bench.gpus.pid, signal.SIGCONT)
         answers = [each.result() for each in making]
-        assert sorted(answer.status_code for answer in answers) == [200, 200, 201]
+        assert sorted(answer.status_code for answer in answers) == [
+            200,
+            200,
+            201,
+        ]
         assert {answer.json()["id"] for answer in answers} == {"job-0"}
         agent.until_state("job-0", "ready")
-        ending = [pool.submit(agent.client.delete, "/workers/job-0") for _ in range(8)]
+        ending = [
+            pool.submit(agent.client.delete, "/workers/job-0")
+            for _ in range(8)
+        ]
         answers = [each.result() for each in ending]
-    answers.append(agent.client.delete("/workers/job-0"))  # once more, when all is over
-    assert {answer.status_code for answer in answers} == {200}, [each.text for each in answers]
+    # Once more, when all is over.
+    answers.append(agent.client.delete("/workers/job-0"))
+    assert {answer.status_code for answer in answers} == {200}, [
+        each.text for each in answers
+    ]
     assert {answer.json()["nic"] for answer in answers} == {"nic0"}
     assert everything_is_back(agent, "job-0")
 
 
-def test_a_repeated_call_fails_as_the_one_that_it_repeats(make_bench: MakeBench) -> None:
+def test_a_repeated_call_fails_as_the_one_that_it_repeats(
+    make_bench: MakeBench,
+) -> None:
     """It must not begin a second worker when the first one could not be made."""
     bench = make_bench(1)
     (agent,) = bench.start_agents(1)
@@ -98,10 +131,17 @@ def test_a_repeated_call_fails_as_the_one_that_it_repeats(make_bench: MakeBench)
     with ThreadPoolExecutor(4) as pool:
         os.kill(bench.gpus.pid, signal.SIGSTOP)
         try:
-            making = [pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1))]
+            making = [
+                pool.submit(
+                    agent.client.post, "/workers", json=bench.spec(0, 1)
+                )
+            ]
             wait_until(lambda: agent.client.get("/status").json()["workers"])
             making += [
-                pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1)) for _ in range(2)
+                pool.submit(
+                    agent.client.post, "/workers", json=bench.spec(0, 1)
+                )
+                for _ in range(2)
             ]
             ending = pool.submit(agent.client.delete, "/workers/job-0")
             wait([*making, ending], timeout=1)
@@ -115,7 +155,9 @@ def test_a_repeated_call_fails_as_the_one_that_it_repeats(make_bench: MakeBench)
     assert everything_is_back(agent, "job-0")
 
 
-def test_an_agent_starts_without_a_gpu_and_has_it_when_it_is_back(make_bench: MakeBench) -> None:
+def test_an_agent_starts_without_a_gpu_and_has_it_when_it_is_back(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(1)
     agent = bench.agent("server1").start()
     agent.stop()
@@ -123,30 +165,43 @@ def test_an_agent_starts_without_a_gpu_and_has_it_when_it_is_back(make_bench: Ma
     socket.rename(socket.with_suffix(".off"))
     agent.start()
     assert "no worker gets GPU gpu0" in agent.log.read_text()
-    assert "GPU gpu0 has no socket" in agent.client.get("/status").json()["gpus"][0]["problem"]
+    assert (
+        "GPU gpu0 has no socket"
+        in agent.client.get("/status").json()["gpus"][0]["problem"]
+    )
     refused = agent.client.post("/workers", json=bench.spec(0, 1))
     assert refused.status_code == 500
     assert "GPU gpu0 has no socket" in refused.json()["error"]
     socket.with_suffix(".off").rename(socket)
     assert agent.client.get("/status").json()["gpus"][0]["problem"] == ""
-    assert agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
+    assert (
+        agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
+    )
 
 
-def test_a_nic_that_vanishes_fails_its_worker_and_frees_its_gpu(make_bench: MakeBench) -> None:
+def test_a_nic_that_vanishes_fails_its_worker_and_frees_its_gpu(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(1)
     (agent,) = run_job(bench, "process", 1, iterations=10_000)
     start_all([agent])
     ip("-n", bench.namespace("fabric"), "link", "del", "server1-1")
     assert "nic0 is gone" in agent.until_state("job-0", "failed")["message"]
     overview = agent.client.get("/status").json()
-    assert overview["gpus"][0]["worker"] is overview["nics"][0]["worker"] is None
+    assert (
+        overview["gpus"][0]["worker"] is overview["nics"][0]["worker"] is None
+    )
     assert "nic0 is gone" in overview["nics"][0]["problem"]
-    refused = agent.client.post("/workers", json={**bench.spec(0, 1), "id": "next"})
+    refused = agent.client.post(
+        "/workers", json={**bench.spec(0, 1), "id": "next"}
+    )
     assert refused.status_code == 500
     assert "interface nic0 not found" in refused.json()["error"]
 
 
-def test_a_nic_without_carrier_is_reported_and_its_worker_waits(make_bench: MakeBench) -> None:
+def test_a_nic_without_carrier_is_reported_and_its_worker_waits(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(2)
     agents = run_job(bench, "process", 2, iterations=20, compute_s=0.01)
     assert nic_problem(agents[0]) == ""
@@ -166,7 +221,9 @@ def disk_of(size: str, disk: Path) -> Iterator[Path]:
     """A folder on a disk of that size."""
     disk.mkdir()
     options = f"size={size},mode=0700"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", disk], check=True
+    )
     yield disk
     subprocess.run(["umount", disk], check=True)
 
@@ -193,7 +250,9 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_a_full_disk_leaves_nothing_half_done(small_disk: Path, make_bench: MakeBench) -> None:
+def test_a_full_disk_leaves_nothing_half_done(
+    small_disk: Path, make_bench: MakeBench
+) -> None:
     bench = make_bench(1)
     (bench.directory / "state-server1").symlink_to(small_disk)
     agent = bench.agent("server1").start()
@@ -206,7 +265,9 @@ def test_a_full_disk_leaves_nothing_half_done(small_disk: Path, make_bench: Make
     assert everything_is_back(agent, "job-0")
     # A worker whose disk fills while it trains fails, and everything comes back all the same.
     filler.unlink()
-    assert agent.client.post("/workers", json=bench.spec(0, 1, iterations=10_000)).is_success
+    assert agent.client.post(
+        "/workers", json=bench.spec(0, 1, iterations=10_000)
+    ).is_success
     agent.until_state("job-0", "ready")
     start_all([agent])
     filler = fill(small_disk)
@@ -225,7 +286,10 @@ def test_a_worker_that_fills_the_disk_is_ended_before_it_is_full(
     agent = bench.agent("server1").start()
     # What has holes takes no room.
     greedy = "truncate -s 1G holes; head -c 320M /dev/zero >zeros; sleep 1000"
-    command = {**bench.command(0, 1, "sh", "-c", greedy), "memory_bytes": 2**30}
+    command = {
+        **bench.command(0, 1, "sh", "-c", greedy),
+        "memory_bytes": 2**30,
+    }
     assert agent.client.post("/workers", json=command).status_code == 201
     start_all([agent])
     failed = agent.until_state("job-0", "failed")
@@ -237,19 +301,27 @@ def test_a_worker_that_fills_the_disk_is_ended_before_it_is_full(
     assert disk.f_bavail > 0.9 * disk.f_blocks
 
 
-@pytest.mark.parametrize("runner", ["process", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.mark.parametrize(
+    "runner", ["process", pytest.param("docker", marks=pytest.mark.docker)]
+)
 def test_a_fork_bomb_leaves_the_agent_its_part_and_is_ended_soon(
     make_bench: MakeBench, runner: str
 ) -> None:
     agent = make_bench(1).agent("server1", runner).start()
     python = sys.executable if runner == "process" else "python3"
-    spec = {**agent.bench.command(0, 1, python, "-c", BOMB), "stop_grace_s": 2.0}
+    spec = {
+        **agent.bench.command(0, 1, python, "-c", BOMB),
+        "stop_grace_s": 2.0,
+    }
     assert agent.client.post("/workers", json=spec).status_code == 201
     start_all([agent])
     space = agent.bench.namespace("server1.w-job-0")
     most = WorkerPolicy().processes
     # Those that have ended and are not waited for are counted, too.
-    wait_until(lambda: len(ip("netns", "pids", space).split()) > most / 2, "it to fork")
+    wait_until(
+        lambda: len(ip("netns", "pids", space).split()) > most / 2,
+        "it to fork",
+    )
     began = time.monotonic()
     for _ in range(20):
         assert agent.client.get("/status").status_code == 200
@@ -259,7 +331,9 @@ def test_a_fork_bomb_leaves_the_agent_its_part_and_is_ended_soon(
     assert everything_is_back(agent, "job-0")
 
 
-def test_a_program_that_forks_wildly_is_ended_with_all_it_forked(make_bench: MakeBench) -> None:
+def test_a_program_that_forks_wildly_is_ended_with_all_it_forked(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(1)
     agent = bench.agent("server1").start()
     # Each copy begins the next one, in a session of its own.
@@ -268,6 +342,8 @@ def test_a_program_that_forks_wildly_is_ended_with_all_it_forked(make_bench: Mak
     assert agent.client.post("/workers", json=spec).status_code == 201
     start_all([agent])
     space = bench.namespace("server1.w-job-0")
-    wait_until(lambda: len(ip("netns", "pids", space).split()) > 20, "it to fork")
+    wait_until(
+        lambda: len(ip("netns", "pids", space).split()) > 20, "it to fork"
+    )
     assert agent.client.delete("/workers/job-0").json()["state"] == "stopped"
     assert everything_is_back(agent, "job-0")

@@ -23,7 +23,12 @@ from tests.support.worker_desk import Desk, open_desk
 
 pytestmark = pytest.mark.root
 
-OURS = {"iterations": 3, "gradient_bytes": 1000, "compute_s": 0.0, "device": "sleep"}
+OURS = {
+    "iterations": 3,
+    "gradient_bytes": 1000,
+    "compute_s": 0.0,
+    "device": "sleep",
+}
 RIGHTS = "Umask Groups CapInh CapPrm CapEff CapBnd CapAmb NoNewPrivs SigBlk SigIgn SigPnd "
 RIGHTS += "Cpus_allowed_list Threads"
 
@@ -38,7 +43,13 @@ def desk() -> Iterator[Desk]:
 def forks(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     """The socket of a process that forks workers, and that process."""
     path = tmp_path / "workers.sock"
-    command = [sys.executable, "-m", "patchlight.agents.workers.forking", "--socket", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "patchlight.agents.workers.forking",
+        "--socket",
+        str(path),
+    ]
     with subprocess.Popen(command) as process:
         wait_until(lambda: unix_socket_answers(path))
         yield path, process
@@ -52,7 +63,11 @@ async def ready(launch: WorkerLaunch, runner: ProcessRunner) -> RunningWorker:
 
     def state() -> str:
         with suppress(FileNotFoundError):
-            return str(json.loads((launch.directory / "state.json").read_text())["state"])
+            return str(
+                json.loads((launch.directory / "state.json").read_text())[
+                    "state"
+                ]
+            )
         return ""
 
     await eventually(lambda: state() == "ready")
@@ -69,25 +84,49 @@ def trainer_of(launch: WorkerLaunch) -> int:
 
 def seen(launch: WorkerLaunch) -> list[dict[str, Any]]:
     """What the kernel says of a worker's keeper and trainer, without what is each worker's own."""
-    return [_seen(pid, launch) for pid in sorted(processes_in(launch.namespace))[-2:]]
+    return [
+        _seen(pid, launch)
+        for pid in sorted(processes_in(launch.namespace))[-2:]
+    ]
 
 
 def _seen(pid: int, launch: WorkerLaunch) -> dict[str, Any]:
     folder = Path(f"/proc/{pid}")
-    status = dict(re.findall(r"(\w+):[ \t]*(.*)", (folder / "status").read_text()))
+    status = dict(
+        re.findall(r"(\w+):[ \t]*(.*)", (folder / "status").read_text())
+    )
     user = status["Uid"].split()
-    variables = (folder / "environ").read_bytes().decode().rstrip("\0").split("\0")
-    files = {each.name: os.readlink(each) for each in (folder / "fd").iterdir()}
-    own = {str(launch.directory): "FOLDER", launch.namespace: "NAME", user[0]: "USER"}
+    variables = (
+        (folder / "environ").read_bytes().decode().rstrip("\0").split("\0")
+    )
+    files = {
+        each.name: os.readlink(each) for each in (folder / "fd").iterdir()
+    }
+    own = {
+        str(launch.directory): "FOLDER",
+        launch.namespace: "NAME",
+        user[0]: "USER",
+    }
     found: dict[str, Any] = {
         **{name: status[name] for name in RIGHTS.split()},
-        "users": [user, status["Gid"].split(), str(folder.joinpath("environ").stat().st_uid)],
-        "environment": sorted(each for each in variables if "PWD=" not in each),
+        "users": [
+            user,
+            status["Gid"].split(),
+            str(folder.joinpath("environ").stat().st_uid),
+        ],
+        "environment": sorted(
+            each for each in variables if "PWD=" not in each
+        ),
         "limits": (folder / "limits").read_text(),
         "groups": (folder / "cgroup").read_text(),
         "out of memory": (folder / "oom_score_adj").read_text(),
-        "files": sorted(re.sub(r"\[\d+\]", "", name) for name in files.values()),
-        "order": (os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid)),
+        "files": sorted(
+            re.sub(r"\[\d+\]", "", name) for name in files.values()
+        ),
+        "order": (
+            os.getpriority(os.PRIO_PROCESS, pid),
+            os.sched_getscheduler(pid),
+        ),
         "leads": (os.getsid(pid) == pid, os.getpgid(pid) == os.getsid(pid)),
     }
     text = json.dumps(found)
@@ -111,12 +150,15 @@ async def test_a_forked_worker_is_as_little_allowed_as_a_started_one(
         await worker.dispose()
         assert (await worker.ended()).exit_code == 137
     started, forked = found
-    started[0]["environment"] = forked[0]["environment"]  # a started keeper has none of a job's
+    # A started keeper has none of a job's.
+    started[0]["environment"] = forked[0]["environment"]
     assert forked == started
     for process in started:
-        assert (process["CapEff"], process["CapBnd"], process["NoNewPrivs"]) == (16 * "0",) * 2 + (
-            "1",
-        )
+        assert (
+            process["CapEff"],
+            process["CapBnd"],
+            process["NoNewPrivs"],
+        ) == (16 * "0",) * 2 + ("1",)
     # What the keeper has forked is in its control groups, too.
     assert started[1]["groups"] == started[0]["groups"]
 
@@ -125,11 +167,15 @@ async def test_how_a_forked_worker_ended_is_known(
     desk: Desk, forks: tuple[Path, subprocess.Popen[bytes]]
 ) -> None:
     runner = ProcessRunner("root", forks[0])
-    told, killed = desk.launch(task=OURS), desk.launch(task=OURS)
+    told = desk.launch(task=OURS)
+    killed = desk.launch(task=OURS)
     worker = await ready(told, runner)
     await worker.stop(grace_s=20)
     assert (await worker.ended()).exit_code == 0
-    assert json.loads((told.directory / "state.json").read_text())["state"] == "stopped"
+    assert (
+        json.loads((told.directory / "state.json").read_text())["state"]
+        == "stopped"
+    )
     worker = await ready(killed, runner)
     os.kill(trainer_of(killed), signal.SIGSEGV)
     assert (await worker.ended()).exit_code == 128 + signal.SIGSEGV
@@ -140,7 +186,9 @@ async def test_where_nobody_forks_workers_are_started(
     desk: Desk, forks: tuple[Path, subprocess.Popen[bytes]]
 ) -> None:
     path, process = forks
-    nobody = ForkRequest(str(path.parent), "/no/such/namespace", 0, 0, None, [], [], {}, [])
+    nobody = ForkRequest(
+        str(path.parent), "/no/such/namespace", 0, 0, None, [], [], {}, []
+    )
     with pytest.raises(NotForked, match="no/such/namespace"):
         fork(path, nobody)
     process.kill()

@@ -21,7 +21,8 @@ from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.waiting import PATIENCE_S
 
 GPU = PhysicalGpu("GPU-b", minor=3)
-NEW, OLD = {"ServerVersion": "28.2.2"}, {"ServerVersion": "20.10.24+dfsg1"}
+NEW = {"ServerVersion": "28.2.2"}
+OLD = {"ServerVersion": "20.10.24+dfsg1"}
 
 
 def cdi_file(path: Path, *names: tuple[str, int]) -> None:
@@ -30,24 +31,36 @@ def cdi_file(path: Path, *names: tuple[str, int]) -> None:
         {
             "name": name,
             "containerEdits": {
-                "deviceNodes": [{"path": f"/dev/nvidia{minor}"}, {"path": "/dev/dri/card1"}]
+                "deviceNodes": [
+                    {"path": f"/dev/nvidia{minor}"},
+                    {"path": "/dev/dri/card1"},
+                ]
             },
         }
         for name, minor in names
     ]
     both = [{"path": f"/dev/nvidia{minor}"} for _, minor in names]
     devices.append({"name": "all", "containerEdits": {"deviceNodes": both}})
-    spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
-    path.write_text(yaml.safe_dump(spec) if path.suffix == ".yaml" else json.dumps(spec))
+    spec = {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": devices,
+    }
+    path.write_text(
+        yaml.safe_dump(spec) if path.suffix == ".yaml" else json.dumps(spec)
+    )
 
 
 def test_the_way_that_a_server_has_is_found(tmp_path: Path) -> None:
-    cdi, programs = tmp_path / "cdi", tmp_path / "bin"
+    cdi = tmp_path / "cdi"
+    programs = tmp_path / "bin"
     cdi.mkdir()
     programs.mkdir()
 
     def found(engine: Mapping[str, object], choice: str = "auto") -> str:
-        return find_access(choice, engine, [tmp_path / "none", cdi], str(programs))
+        return find_access(
+            choice, engine, [tmp_path / "none", cdi], str(programs)
+        )
 
     assert found(NEW) == ""
     assert found({**OLD, "Runtimes": {"runc": {}, "nvidia": {}}}) == "runtime"
@@ -55,7 +68,9 @@ def test_the_way_that_a_server_has_is_found(tmp_path: Path) -> None:
     hook.touch(mode=0o755)
     assert found({**OLD, "Runtimes": {"nvidia": {}}}) == "request"
     (cdi / "broken.yaml").write_text("kind: nvidia.com/gpu\ndevices: 7\n")
-    (cdi / "net.json").write_text('{"kind": "example.com/net", "devices": [{"name": "0"}]}')
+    (cdi / "net.json").write_text(
+        '{"kind": "example.com/net", "devices": [{"name": "0"}]}'
+    )
     assert found(NEW) == "request"
     cdi_file(cdi / "nvidia.yaml", ("0", 2), ("1", 3))
     assert found(NEW) == "cdi"
@@ -66,16 +81,22 @@ def test_the_way_that_a_server_has_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nvidia.yaml", "nvidia.json"])
-def test_a_gpu_is_pinned_by_cdi_by_its_uuid_or_its_node(name: str, tmp_path: Path) -> None:
+def test_a_gpu_is_pinned_by_cdi_by_its_uuid_or_its_node(
+    name: str, tmp_path: Path
+) -> None:
     cdi_file(tmp_path / name, ("0", 2), ("1", 3))
     settings = container_settings("cdi", GPU, [tmp_path])
-    assert settings["device_requests"] == [{"driver": "cdi", "device_ids": ["nvidia.com/gpu=1"]}]
+    assert settings["device_requests"] == [
+        {"driver": "cdi", "device_ids": ["nvidia.com/gpu=1"]}
+    ]
     # Else NVIDIA's runtime would add what the image says beside it.
     assert settings["environment"] == {"NVIDIA_VISIBLE_DEVICES": "void"}
     cdi_file(tmp_path / name, ("GPU-a", 2), ("GPU-b", 3), ("1", 3))
     (request,) = container_settings("cdi", GPU, [tmp_path])["device_requests"]
     assert request["device_ids"] == ["nvidia.com/gpu=GPU-b"]
-    with pytest.raises(LaunchError, match="no CDI device for GPU GPU-c") as raised:
+    with pytest.raises(
+        LaunchError, match="no CDI device for GPU GPU-c"
+    ) as raised:
         container_settings("cdi", PhysicalGpu("GPU-c", minor=9), [tmp_path])
     assert "nvidia-ctk cdi generate" in str(raised.value.hint)
 
@@ -84,11 +105,16 @@ def test_a_gpu_is_pinned_by_its_uuid_in_the_other_ways() -> None:
     settings = container_settings("request", GPU)
     assert settings["device_requests"][0]["device_ids"] == ["GPU-b"]
     settings = container_settings("runtime", GPU)
-    assert (settings["runtime"], settings["environment"]["NVIDIA_VISIBLE_DEVICES"]) == (
+    assert (
+        settings["runtime"],
+        settings["environment"]["NVIDIA_VISIBLE_DEVICES"],
+    ) == (
         "nvidia",
         "GPU-b",
     )
-    with pytest.raises(LaunchError, match="cannot give a container the GPU GPU-b") as raised:
+    with pytest.raises(
+        LaunchError, match="cannot give a container the GPU GPU-b"
+    ) as raised:
         container_settings("", GPU)
     assert "NVIDIA Container Toolkit" in str(raised.value.hint)
 
@@ -97,7 +123,8 @@ class Inside:
     """What a worker sees of its server, under a folder in place of ``/``."""
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.worker = folder / "root", folder / "worker"
+        self.root = folder / "root"
+        self.worker = folder / "worker"
         self.worker.mkdir()
         (self.root / "dev").mkdir(parents=True)
         for node in ("nvidiactl", "nvidia-uvm", "null"):
@@ -158,7 +185,11 @@ def test_a_worker_without_a_gpu_is_not_looked_at(inside: Inside) -> None:
     ("nodes", "uuids", "words"),
     [
         ([], {}, "needs the GPU GPU-b but sees no GPU"),
-        ([2, 3], {3: "GPU-b"}, "may only have the GPU GPU-b but sees nvidia2 nvidia3"),
+        (
+            [2, 3],
+            {3: "GPU-b"},
+            "may only have the GPU GPU-b but sees nvidia2 nvidia3",
+        ),
         ([2], {2: "GPU-a"}, "needs the GPU GPU-b, but nvidia2 is GPU-a"),
         ([2], {}, "needs the GPU GPU-b, but nvidia2 is of unknown UUID"),
     ],
@@ -179,14 +210,19 @@ def test_a_worker_that_sees_anything_else_runs_nothing_and_says_why(
     assert keeper.exit_code(inside.worker) == (126, "")
 
 
-def test_where_the_driver_says_nothing_its_tool_is_believed(inside: Inside, tmp_path: Path) -> None:
+def test_where_the_driver_says_nothing_its_tool_is_believed(
+    inside: Inside, tmp_path: Path
+) -> None:
     inside.node(0)
     programs = tmp_path / "bin"
     programs.mkdir()
     tool = programs / "nvidia-smi"
-    one, other = "GPU 0: NVIDIA H200 (UUID: GPU-b)", "GPU 1: NVIDIA H200 (UUID: GPU-a)"
+    one = "GPU 0: NVIDIA H200 (UUID: GPU-b)"
+    other = "GPU 1: NVIDIA H200 (UUID: GPU-a)"
     for lines, code in (([one], 0), ([other], 126), ([one, other], 126)):
-        tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+        tool.write_text(
+            "#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines)
+        )
         tool.chmod(0o755)
         assert inside.run(GPU, path=f"{programs}:/usr/bin:/bin") == code, lines
     assert "GPU-b GPU-a" in read_state(inside.worker).message

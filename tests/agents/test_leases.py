@@ -8,7 +8,12 @@ import pytest
 from patchlight.agents.leases import Ended, Lease, LeaseBook
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
-from patchlight.agents.workers.keeper import ON_REQUEST, Ending, LastReport, final_report
+from patchlight.agents.workers.keeper import (
+    ON_REQUEST,
+    Ending,
+    LastReport,
+    final_report,
+)
 from patchlight.testbed.linux.rate_limits import SavedLimit
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
@@ -22,7 +27,9 @@ def lease(worker: str) -> Lease:
             "gpu": "gpu0",
             "nic": "nic0",
             "ring": [{"rank": 0, "address": "10.0.0.1", "port": 29500}],
-            "neighbours": [{"address": "10.0.0.2", "mac": "02:00:00:00:00:02"}],
+            "neighbours": [
+                {"address": "10.0.0.2", "mac": "02:00:00:00:00:02"}
+            ],
             "task": {"iterations": 1, "gradient_bytes": 4, "compute_s": 0.5},
         }
     )
@@ -44,9 +51,14 @@ def lease(worker: str) -> Lease:
 def test_a_lease_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     book = LeaseBook(tmp_path / "leases")
     first = lease("a")
-    ended = Ended(WorkerState.FAILED, 3, "lost rank 1", 1, ("the", "end"), 2, lost_rank=1)
+    ended = Ended(
+        WorkerState.FAILED, 3, "lost rank 1", 1, ("the", "end"), 2, lost_rank=1
+    )
     second = replace(
-        lease("b"), handle=WorkerHandle(pid=17, started=12345), ended=ended, returned=True
+        lease("b"),
+        handle=WorkerHandle(pid=17, started=12345),
+        ended=ended,
+        returned=True,
     )
     for one in (second, first):
         book.write(one)
@@ -82,17 +94,39 @@ GONE = Ending(WorkerState.FAILED, "its NIC is gone")
     [
         (LastReport(WorkerState.DONE, 5), 0, None, WorkerState.DONE, ""),
         (LastReport(WorkerState.DONE, 5), 0, ON_REQUEST, WorkerState.DONE, ""),
-        (LastReport(WorkerState.STOPPED, 2, "told"), 0, None, WorkerState.STOPPED, "told"),
+        (
+            LastReport(WorkerState.STOPPED, 2, "told"),
+            0,
+            None,
+            WorkerState.STOPPED,
+            "told",
+        ),
         (HALFWAY, 137, ON_REQUEST, WorkerState.STOPPED, "on request"),
         (HALFWAY, 137, GONE, WorkerState.FAILED, "its NIC is gone"),
         (HALFWAY, 137, None, WorkerState.FAILED, "killed by signal 9"),
         (HALFWAY, 0, None, WorkerState.FAILED, "exit code 0 while running"),
-        (LastReport(WorkerState.FAILED, 2, "lost"), 1, None, WorkerState.FAILED, "lost"),
-        (LastReport(WorkerState.DONE, 5), 1, None, WorkerState.FAILED, "exit code 1"),
+        (
+            LastReport(WorkerState.FAILED, 2, "lost"),
+            1,
+            None,
+            WorkerState.FAILED,
+            "lost",
+        ),
+        (
+            LastReport(WorkerState.DONE, 5),
+            1,
+            None,
+            WorkerState.FAILED,
+            "exit code 1",
+        ),
     ],
 )
 def test_what_became_of_a_worker(
-    last: LastReport, code: int, ending: Ending | None, state: WorkerState, message: str
+    last: LastReport,
+    code: int,
+    ending: Ending | None,
+    state: WorkerState,
+    message: str,
 ) -> None:
     result = final_report(last, ExitInfo(code), ending)
     assert result.state is state
@@ -105,15 +139,30 @@ def test_what_became_of_a_worker(
     [
         (LastReport(), 0, WorkerState.DONE, ""),
         (HALFWAY, 0, WorkerState.DONE, ""),
-        (LastReport(WorkerState.STOPPED, 2, "told"), 0, WorkerState.STOPPED, "told"),
-        (LastReport(), 7, WorkerState.FAILED, "the worker ended with exit code 7"),
+        (
+            LastReport(WorkerState.STOPPED, 2, "told"),
+            0,
+            WorkerState.STOPPED,
+            "told",
+        ),
+        (
+            LastReport(),
+            7,
+            WorkerState.FAILED,
+            "the worker ended with exit code 7",
+        ),
         (
             LastReport(),
             139,
             WorkerState.FAILED,
             "the worker ended with exit code 139 (killed by signal 11)",
         ),
-        (LastReport(WorkerState.FAILED, 2, "no data"), 1, WorkerState.FAILED, "no data"),
+        (
+            LastReport(WorkerState.FAILED, 2, "no data"),
+            1,
+            WorkerState.FAILED,
+            "no data",
+        ),
     ],
 )
 def test_what_became_of_a_program_that_is_not_ours(

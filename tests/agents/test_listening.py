@@ -11,7 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from patchlight.agents.run import credentials_of, gpu_backend, make_runner, open_listener
+from patchlight.agents.run import (
+    credentials_of,
+    gpu_backend,
+    make_runner,
+    open_listener,
+)
 from patchlight.agents.workers.contract import BackendOptions
 from patchlight.controller.access.authority import Authority
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -24,7 +29,9 @@ SERVER = Server("server1", None, (), ())
 OPTIONS = BackendOptions("lab", "server1")
 
 
-def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(tmp_path: Path) -> None:
+def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "deep" / "agent.sock"
     first = open_listener(f"unix:{path}", None)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -38,10 +45,14 @@ def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(tmp_path: Path) 
 @pytest.fixture
 def own(tmp_path: Path) -> Credentials:
     """The certificate of server1's agent."""
-    return Authority("lab", tmp_path / "ca").for_agent("server1", tmp_path / "server1")
+    return Authority("lab", tmp_path / "ca").for_agent(
+        "server1", tmp_path / "server1"
+    )
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "127.0.0.1:0", "[::1]:0"])
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:0", "[::]:0", "127.0.0.1:0", "[::1]:0"]
+)
 def test_tcp_needs_certificates_and_a_unix_socket_none(
     address: str, own: Credentials, tmp_path: Path
 ) -> None:
@@ -64,7 +75,10 @@ def test_a_port_in_use_and_a_wrong_address_are_said(own: Credentials) -> None:
 def test_a_certificate_for_something_else_is_refused(own: Credentials) -> None:
     lab = Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,))
     assert credentials_of(own.folder, SERVER, lab) == own
-    with pytest.raises(BadInput, match=r"is for agent\.server1\.lab: expected agent\.server2\.lab"):
+    with pytest.raises(
+        BadInput,
+        match=r"is for agent\.server1\.lab: expected agent\.server2\.lab",
+    ):
         credentials_of(own.folder, Server("server2", None, (), ()), lab)
     with pytest.raises(BadInput, match=r"expected agent\.server1\.other"):
         credentials_of(own.folder, SERVER, lab.with_changes(name="other"))
@@ -76,13 +90,17 @@ Ask = Callable[..., Awaitable[httpx.Response]]
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
     """Asks an agent, as whoever holds the certificate for a name."""
-    app = idle_agent(Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,)), SERVER, tmp_path)
+    app = idle_agent(
+        Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,)), SERVER, tmp_path
+    )
 
     async def request(
         method: str, path: str, who: str = "controller.lab", **options: Any
     ) -> httpx.Response:
         transport = httpx.ASGITransport(app, client=(who, 0))
-        async with httpx.AsyncClient(transport=transport, base_url="http://agent") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://agent"
+        ) as client:
             return await client.request(method, path, **options)
 
     return request
@@ -101,20 +119,39 @@ EVERYTHING = (
 
 
 @pytest.mark.parametrize(
-    "who", ["", "agent.server2.lab", "controller.other", "CONTROLLER.lab", "prometheus.lab"]
+    "who",
+    [
+        "",
+        "agent.server2.lab",
+        "controller.other",
+        "CONTROLLER.lab",
+        "prometheus.lab",
+    ],
 )
-async def test_only_the_labs_controller_is_told_anything(ask: Ask, who: str) -> None:
+async def test_only_the_labs_controller_is_told_anything(
+    ask: Ask, who: str
+) -> None:
     for method, path in (*EVERYTHING, ("GET", "/metrics/")):
-        answer = await ask(method, path, who, content=b"{" if method == "POST" else None)
+        answer = await ask(
+            method, path, who, content=b"{" if method == "POST" else None
+        )
         said = (answer.status_code, answer.json()["error"])
         assert said == (403, f"access denied for a certificate of {who}"), path
-    assert ((await ask("GET", "/metrics", who)).status_code == 200) == (who == "prometheus.lab")
+    assert ((await ask("GET", "/metrics", who)).status_code == 200) == (
+        who == "prometheus.lab"
+    )
 
 
 async def test_answers_are_in_words(ask: Ask) -> None:
-    assert (await ask("GET", "/v1/status", "unix")).json()["server"] == "server1"
+    assert (await ask("GET", "/v1/status", "unix")).json()[
+        "server"
+    ] == "server1"
     assert (await ask("GET", "/v1/workers/x")).status_code == 404
-    for method, path in (("GET", "/v1/nowhere"), ("GET", "/v1/status/"), ("PUT", "/v1/status")):
+    for method, path in (
+        ("GET", "/v1/nowhere"),
+        ("GET", "/v1/status/"),
+        ("PUT", "/v1/status"),
+    ):
         answer = await ask(method, path)
         assert answer.status_code in (404, 405)
         assert answer.json()["error"] == f"unknown request: {method} {path}"
@@ -139,12 +176,20 @@ async def test_metrics_tell_what_the_agent_did(ask: Ask) -> None:
     ):
         assert line in lines
     assert any(line.startswith("patchlight_agent_info{") for line in lines)
-    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+    assert any(
+        line.startswith("process_resident_memory_bytes ") for line in lines
+    )
 
 
 async def test_a_million_mistakes_are_not_all_looked_at(ask: Ask) -> None:
     task = {"iterations": 1, "gradient_bytes": 4, "compute_s": 0}
-    usual: dict[str, Any] = {"id": "a", "job": "a", "rank": 0, "nic": "n", "task": task}
+    usual: dict[str, Any] = {
+        "id": "a",
+        "job": "a",
+        "rank": 0,
+        "nic": "n",
+        "task": task,
+    }
     member = {"rank": 7, "address": "10.0.0.1", "port": 1}
     for ring, words in (
         ([1] * 1_000_000, "ring.0: expected an object, found 1"),
@@ -166,4 +211,6 @@ def test_wrong_choices_are_said() -> None:
     with pytest.raises(BadInput, match="'docker', 'process' or 'auto'"):
         make_runner("podman", OPTIONS)
     with pytest.raises(BadInput, match="user not found"):
-        make_runner("process", replace(OPTIONS, worker_user="nobody-of-that-name"))
+        make_runner(
+            "process", replace(OPTIONS, worker_user="nobody-of-that-name")
+        )

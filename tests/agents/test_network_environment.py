@@ -54,14 +54,26 @@ def spec(*rendezvous: str) -> WorkerSpec:
 
 
 def variables(worker: WorkerSpec, **keys: Any) -> dict[str, str]:
-    launch = WorkerLaunch(worker, Path("/w"), "ns", "nic0", Limits(1 << 30, 256), **keys)
-    return {**network_defaults(launch), **network_environment(launch, "/run/worker")}
+    launch = WorkerLaunch(
+        worker, Path("/w"), "ns", "nic0", Limits(1 << 30, 256), **keys
+    )
+    return {
+        **network_defaults(launch),
+        **network_environment(launch, "/run/worker"),
+    }
 
 
-def test_a_worker_is_called_as_the_lab_calls_its_host_and_knows_the_others() -> None:
+def test_a_worker_is_called_as_the_lab_calls_its_host_and_knows_the_others() -> (
+    None
+):
     lab = parse_lab(LAB)
     launch = WorkerLaunch(
-        spec(), Path("/w"), "ns", "nic0", Limits(1 << 30, 256), hosts=lab.names_by_address
+        spec(),
+        Path("/w"),
+        "ns",
+        "nic0",
+        Limits(1 << 30, 256),
+        hosts=lab.names_by_address,
     )
     assert hostname(launch) == "s1.nic0"
     assert hosts_file(launch).splitlines() == [
@@ -71,7 +83,9 @@ def test_a_worker_is_called_as_the_lab_calls_its_host_and_knows_the_others() -> 
         "192.168.10.12 s2.nic0 s2",
     ]
     unknown = replace(launch, hosts={})
-    assert hosts_file(unknown).splitlines()[2:] == [f"192.168.10.11 {hostname(unknown)}"]
+    assert hosts_file(unknown).splitlines()[2:] == [
+        f"192.168.10.11 {hostname(unknown)}"
+    ]
 
 
 def test_without_rdma_everything_goes_over_the_nic() -> None:
@@ -83,13 +97,19 @@ def test_without_rdma_everything_goes_over_the_nic() -> None:
     }
 
 
-def test_with_rdma_nccl_gets_this_device_and_times_that_outlive_the_dark() -> None:
+def test_with_rdma_nccl_gets_this_device_and_times_that_outlive_the_dark() -> (
+    None
+):
     told = variables(spec(), rdma=MLX, dscp=26)
     assert told["NCCL_IB_HCA"] == "=mlx5_0:1"
     assert told["NCCL_IB_ADDR_RANGE"] == "192.168.10.11/32"
     assert told["UCX_NET_DEVICES"] == "mlx5_0:1"
     assert told["NCCL_IB_TC"] == "106"
-    outlives_s = 4.096e-6 * 2 ** int(told["NCCL_IB_TIMEOUT"]) * int(told["NCCL_IB_RETRY_CNT"])
+    outlives_s = (
+        4.096e-6
+        * 2 ** int(told["NCCL_IB_TIMEOUT"])
+        * int(told["NCCL_IB_RETRY_CNT"])
+    )
     assert outlives_s > 100
     # Of an index that may change nothing is said, nor of a DSCP that nobody set.
     assert not told.keys() & {"NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE"}
@@ -104,14 +124,23 @@ def test_rendezvous_is_over_the_second_interface_if_all_have_one() -> None:
     assert beside_rdma["NCCL_SOCKET_IFNAME"] == "=rdv0"
     assert beside_rdma["GLOO_SOCKET_IFNAME"] == "nic0"
     # NCCL's data goes over its sockets where there is no RDMA.
-    assert variables(worker, rendezvous_interface="rdv0")["NCCL_SOCKET_IFNAME"] == "=nic0"
-    assert variables(spec(), rendezvous_interface="rdv0", rdma=MLX)["NCCL_SOCKET_IFNAME"] == "=nic0"
+    assert (
+        variables(worker, rendezvous_interface="rdv0")["NCCL_SOCKET_IFNAME"]
+        == "=nic0"
+    )
+    assert (
+        variables(spec(), rendezvous_interface="rdv0", rdma=MLX)[
+            "NCCL_SOCKET_IFNAME"
+        ]
+        == "=nic0"
+    )
 
 
 def test_what_the_network_is_like_is_published_whatever_the_worker_put_there(
     tmp_path: Path,
 ) -> None:
-    folder, secret = tmp_path / "w", tmp_path / "secret"
+    folder = tmp_path / "w"
+    secret = tmp_path / "secret"
     folder.mkdir()
     secret.write_text("mine")
     (folder / NETWORK_FILE).symlink_to(secret)
@@ -120,7 +149,11 @@ def test_what_the_network_is_like_is_published_whatever_the_worker_put_there(
     place = NicPlace(tmp_path, state, "vlan7", IPv4Address("192.168.10.11"))
     before = os.umask(0o077)  # as in the agent's unit
     try:
-        publish(folder, place, RdmaStatus(device="mlx5_0", port=1, active=True, gid=GID))
+        publish(
+            folder,
+            place,
+            RdmaStatus(device="mlx5_0", port=1, active=True, gid=GID),
+        )
     finally:
         os.umask(before)
     assert (folder / NETWORK_FILE).stat().st_mode & 0o777 == 0o644

@@ -29,7 +29,9 @@ from patchlight.testbed.linux.netlink import attribute
 from tests.support.sysfs_tree import SysfsTree
 
 ADDRESS = IPv4Address("192.168.10.11")
-MLX = RdmaDevice("mlx5_0", 1, ("/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"))
+MLX = RdmaDevice(
+    "mlx5_0", 1, ("/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm")
+)
 
 
 def nic(**keys: Any) -> Nic:
@@ -53,13 +55,21 @@ def test_the_way_is_found_out(tree: SysfsTree) -> None:
     given = NicAccess("sriov", "ens1v2", FunctionState("ens1", 2))
     assert access_of(nic(), tree.root, None) == given
     assert access_of(nic(mode="sriov"), tree.root, None) == given
-    assert access_of(nic(mode="physical"), tree.root, None) == NicAccess("physical", "ens1")
-    assert access_of(nic(mode="macvlan"), tree.root, None) == NicAccess("macvlan", "ens1")
+    assert access_of(nic(mode="physical"), tree.root, None) == NicAccess(
+        "physical", "ens1"
+    )
+    assert access_of(nic(mode="macvlan"), tree.root, None) == NicAccess(
+        "macvlan", "ens1"
+    )
 
 
-def test_without_a_free_virtual_function_it_says_how_to_make_some(tree: SysfsTree) -> None:
+def test_without_a_free_virtual_function_it_says_how_to_make_some(
+    tree: SysfsTree,
+) -> None:
     port = tree.nic("ens1")
-    with pytest.raises(NicError, match="ens1 has no free virtual function") as caught:
+    with pytest.raises(
+        NicError, match="ens1 has no free virtual function"
+    ) as caught:
         access_of(nic(mode="sriov"), tree.root, None)
     assert "/sys/class/net/ens1/device/sriov_numvfs" in str(caught.value.hint)
     tree.function(port, 0, None)
@@ -82,7 +92,9 @@ def test_the_rdma_device_is_the_nic_s_own(tree: SysfsTree) -> None:
     (soft / "ports/1").mkdir(parents=True)
     (soft / "parent").write_text("veth0\n")
     (tree.root / "class/infiniband/rxe0").symlink_to(soft)
-    assert rdma_device_of("veth0", tree.root) == RdmaDevice("rxe0", is_soft=True)
+    assert rdma_device_of("veth0", tree.root) == RdmaDevice(
+        "rxe0", is_soft=True
+    )
 
 
 def soft_roce(tree: SysfsTree) -> None:
@@ -113,7 +125,9 @@ def test_soft_roce_is_given_where_it_works(
     assert (access.rdma is not None, access.rdma_moves) == (is_given, False)
 
 
-@pytest.mark.parametrize("keys", [{"rdma": "exclusive"}, {"rdma": "shared", "mode": "macvlan"}])
+@pytest.mark.parametrize(
+    "keys", [{"rdma": "exclusive"}, {"rdma": "shared", "mode": "macvlan"}]
+)
 def test_soft_roce_that_cannot_be_as_the_lab_file_says_is_refused(
     tree: SysfsTree, keys: dict[str, Any]
 ) -> None:
@@ -136,7 +150,11 @@ def test_soft_roce_that_cannot_be_as_the_lab_file_says_is_refused(
     ],
 )
 def test_the_rdma_device_goes_with_the_nic_where_it_can(
-    tree: SysfsTree, keys: dict[str, Any], sharing: Any, device: RdmaDevice | None, moves: bool
+    tree: SysfsTree,
+    keys: dict[str, Any],
+    sharing: Any,
+    device: RdmaDevice | None,
+    moves: bool,
 ) -> None:
     tree.rdma(tree.nic("ens1"), "mlx5_0", 0)
     access = access_of(nic(**keys), tree.root, sharing)
@@ -146,8 +164,18 @@ def test_the_rdma_device_goes_with_the_nic_where_it_can(
 @pytest.mark.parametrize(
     ("keys", "sharing", "message", "hint"),
     [
-        ({"rdma": "exclusive"}, "shared", "RDMA devices are shared on this", "no other network"),
-        ({"rdma": "shared"}, "exclusive", "RDMA devices are exclusive on", "ib_core netns_mode"),
+        (
+            {"rdma": "exclusive"},
+            "shared",
+            "RDMA devices are shared on this",
+            "no other network",
+        ),
+        (
+            {"rdma": "shared"},
+            "exclusive",
+            "RDMA devices are exclusive on",
+            "ib_core netns_mode",
+        ),
         (
             {"rdma": "exclusive", "mode": "macvlan"},
             "exclusive",
@@ -157,7 +185,11 @@ def test_the_rdma_device_goes_with_the_nic_where_it_can(
     ],
 )
 def test_rdma_that_cannot_be_as_the_lab_file_says_is_refused(
-    tree: SysfsTree, keys: dict[str, Any], sharing: Any, message: str, hint: str
+    tree: SysfsTree,
+    keys: dict[str, Any],
+    sharing: Any,
+    message: str,
+    hint: str,
 ) -> None:
     tree.rdma(tree.nic("ens1"), "mlx5_0", 0)
     with pytest.raises(NicError, match=message) as caught:
@@ -165,9 +197,14 @@ def test_rdma_that_cannot_be_as_the_lab_file_says_is_refused(
     assert hint in str(caught.value.hint)
 
 
-def test_a_nic_without_an_rdma_device_cannot_be_asked_for_one(tree: SysfsTree) -> None:
+def test_a_nic_without_an_rdma_device_cannot_be_asked_for_one(
+    tree: SysfsTree,
+) -> None:
     tree.nic("ens1")
-    with pytest.raises(NicError, match="nic0 has no RDMA device, and the lab file says rdma: sha"):
+    with pytest.raises(
+        NicError,
+        match="nic0 has no RDMA device, and the lab file says rdma: sha",
+    ):
         access_of(nic(rdma="shared"), tree.root, "shared")
 
 
@@ -184,8 +221,14 @@ def test_what_a_port_had_set_for_a_function_is_read() -> None:
     functions = [
         {
             "attrs": [
-                ("IFLA_VF_MAC", {"vf": number, "mac": f"0c:42:a1:00:00:0{number}"}),
-                ("IFLA_VF_VLAN", {"vf": number, "vlan": 100 * number, "qos": 0}),
+                (
+                    "IFLA_VF_MAC",
+                    {"vf": number, "mac": f"0c:42:a1:00:00:0{number}"},
+                ),
+                (
+                    "IFLA_VF_VLAN",
+                    {"vf": number, "vlan": 100 * number, "qos": 0},
+                ),
             ]
         }
         for number in range(3)
@@ -198,7 +241,9 @@ def test_what_a_port_had_set_for_a_function_is_read() -> None:
     read.decode()
     found = function_in(read, FunctionState("ens1", 2))
     assert found == FunctionState("ens1", 2, "0c:42:a1:00:00:02", 200)
-    with pytest.raises(NicError, match="ens1 does not report its virtual function 7"):
+    with pytest.raises(
+        NicError, match="ens1 does not report its virtual function 7"
+    ):
         function_in(read, FunctionState("ens1", 7))
 
 
@@ -208,13 +253,22 @@ def test_what_a_port_had_set_for_a_function_is_read() -> None:
         (None, None, {}),
         ("0c:42:a1:00:00:02", 100, {}),
         (None, 7, {"vf": 2, "vlan": 7}),
-        ("02:4c:c0:a8:0a:0b", 0, {"vf": 2, "mac": "02:4c:c0:a8:0a:0b", "vlan": 0}),
+        (
+            "02:4c:c0:a8:0a:0b",
+            0,
+            {"vf": 2, "mac": "02:4c:c0:a8:0a:0b", "vlan": 0},
+        ),
     ],
 )
 def test_a_port_is_told_only_what_differs(
     mac: str | None, vlan: int | None, told: dict[str, Any]
 ) -> None:
-    assert settings_of(FunctionState("ens1", 2, "0c:42:a1:00:00:02", 100), mac, vlan) == told
+    assert (
+        settings_of(
+            FunctionState("ens1", 2, "0c:42:a1:00:00:02", 100), mac, vlan
+        )
+        == told
+    )
 
 
 def test_the_state_of_a_function_with_rdma_survives_its_file() -> None:
@@ -227,26 +281,38 @@ def test_the_state_of_a_function_with_rdma_survives_its_file() -> None:
     of_an_older_agent = asdict(state)
     for key in ("mode", "function", "rdma", "rdma_moves"):
         del of_an_older_agent[key]
-    assert TypeAdapter(NicState).validate_python(of_an_older_agent).mode == "physical"
+    assert (
+        TypeAdapter(NicState).validate_python(of_an_older_agent).mode
+        == "physical"
+    )
 
 
 @pytest.mark.parametrize(
     ("mode", "vlan", "name"),
-    [("physical", None, "ens1"), ("sriov", 100, "ens1"), ("macvlan", 100, "vlan100")],
+    [
+        ("physical", None, "ens1"),
+        ("sriov", 100, "ens1"),
+        ("macvlan", 100, "vlan100"),
+    ],
 )
-def test_what_the_interface_with_the_address_is_called(mode: Any, vlan: int, name: str) -> None:
+def test_what_the_interface_with_the_address_is_called(
+    mode: Any, vlan: int, name: str
+) -> None:
     assert name_inside("ens1", mode, vlan) == name
 
 
 def test_messages_about_rdma_devices_are_as_the_kernel_has_them() -> None:
     # u32 RDMA_NLDEV_ATTR_DEV_INDEX (1), string DEV_NAME (2), u32 NET_NS_FD (68), u8 NETNS_MODE (66)
     devices = [
-        attribute(1, struct.pack("=I", number)) + attribute(2, f"mlx5_{number}\0".encode())
+        attribute(1, struct.pack("=I", number))
+        + attribute(2, f"mlx5_{number}\0".encode())
         for number in (0, 7)
     ]
     assert rdma.index_of("mlx5_7", devices) == 7
     assert rdma.index_of("mlx5_1", devices) is None
-    assert rdma.move_body(7, 5).hex() == "0800010007000000" + "0800440005000000"
+    assert (
+        rdma.move_body(7, 5).hex() == "0800010007000000" + "0800440005000000"
+    )
     assert rdma.mode_in(attribute(66, b"\0")) == "exclusive"
     assert rdma.mode_in(attribute(66, b"\1")) == "shared"
     assert rdma.mode_in(b"") == "shared"

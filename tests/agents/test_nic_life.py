@@ -11,7 +11,10 @@ import pytest
 
 from patchlight.agents.nics.moving import is_in, read_nic
 from patchlight.agents.nics.state import NicAccess, NicState, link_local
-from patchlight.controller.hosts.agent_client import AgentClient, NicWithoutCarrier
+from patchlight.controller.hosts.agent_client import (
+    AgentClient,
+    NicWithoutCarrier,
+)
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.lab.model import Lab, default_mac
 from patchlight.testbed.linux import namespaces
@@ -58,7 +61,9 @@ def test_a_worker_has_the_port_s_own_mac_and_the_controller_learns_it(
     assert nic_of(bench, "server1").mac == own
 
 
-def test_a_worker_is_reached_by_ipv6_with_either_runner(make_bench: MakeBench, runner: str) -> None:
+def test_a_worker_is_reached_by_ipv6_with_either_runner(
+    make_bench: MakeBench, runner: str
+) -> None:
     bench = make_bench(1)
     (agent,) = run_job(bench, runner, 1, iterations=10_000)
     address = link_local(nic_of(bench, "server1.w-job-0").mac)
@@ -76,7 +81,12 @@ def test_a_worker_goes_on_once_its_carrier_is_back_or_says_that_it_is_not(
     with_nics(bench, relock_s=0.3)
     (agent,) = run_job(bench, "process", 1, iterations=10_000, compute_s=0.02)
     start_all([agent])
-    assert agent.client.post("/workers/job-0/hold", json={"iteration": 20}).status_code == 200
+    assert (
+        agent.client.post(
+            "/workers/job-0/hold", json={"iteration": 20}
+        ).status_code
+        == 200
+    )
     agent.until_state("job-0", "held")
     port = ("-n", bench.namespace("fabric"), "link", "set", "server1-1")
     ip(*port, "down")
@@ -89,7 +99,8 @@ def test_a_worker_goes_on_once_its_carrier_is_back_or_says_that_it_is_not(
             await client.close()
 
     with pytest.raises(
-        NicWithoutCarrier, match=r"cannot continue: after 0\.3 s nic0 has no carrier"
+        NicWithoutCarrier,
+        match=r"cannot continue: after 0\.3 s nic0 has no carrier",
     ) as caught:
         asyncio.run(release())
     assert "'relock'" in str(caught.value.hint)
@@ -115,7 +126,11 @@ def test_a_worker_on_a_macvlan_is_taken_over_and_leaves_the_nic_to_the_server(
     agent.kill()
     agent.start()
     (told,) = agent.client.get("/status").json()["nics"]
-    assert (told["state"], told["mode"], told["mtu"]) == ("leased", "macvlan", 1400)
+    assert (told["state"], told["mode"], told["mtu"]) == (
+        "leased",
+        "macvlan",
+        1400,
+    )
     assert told["mac"] == default_mac(bench.lab.hosts[0].nic.address)
     agent.client.delete("/workers/job-0")
     assert everything_is_back(agent, "job-0")
@@ -127,7 +142,9 @@ def lease_is_there(bench: Bench) -> bool:
 
 
 def nic_has_left(bench: Bench) -> bool:
-    return not is_in(namespaces.namespace_path(bench.namespace("server1")), "nic0")
+    return not is_in(
+        namespaces.namespace_path(bench.namespace("server1")), "nic0"
+    )
 
 
 @pytest.mark.parametrize("moment", [lease_is_there, nic_has_left])
@@ -152,13 +169,18 @@ def test_an_agent_killed_while_it_moves_a_nic_leaves_it_as_it_was(
     again = Agent(bench, "server1", "process")
     bench.agents[:] = [again]
     again.start()
-    deleted = again.client.delete("/workers/job-0")  # it had been made, if the end came too late
+    # It had been made, if the end came too late.
+    deleted = again.client.delete("/workers/job-0")
     assert deleted.status_code in (200, 404), deleted.text
-    wait_until(lambda: everything_is_back(again, "job-0"), "the NIC to be back")
+    wait_until(
+        lambda: everything_is_back(again, "job-0"), "the NIC to be back"
+    )
     assert nic_of(bench, "server1") == before
 
 
-def test_half_a_namespace_of_one_that_was_killed_is_taken_away(make_bench: MakeBench) -> None:
+def test_half_a_namespace_of_one_that_was_killed_is_taken_away(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(1)
     agent = bench.agent("server1").start()
     half = namespaces.namespace_path(bench.namespace("server1.w-job-0"))
@@ -167,5 +189,7 @@ def test_half_a_namespace_of_one_that_was_killed_is_taken_away(make_bench: MakeB
     assert "already exists" in refused.text
     assert everything_is_back(agent, "job-0")
     assert not half.exists()
-    assert agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
+    assert (
+        agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
+    )
     assert agent.client.delete("/workers/job-0").status_code == 200

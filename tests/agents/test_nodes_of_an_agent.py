@@ -36,7 +36,9 @@ def agent(number: int, folder: Path) -> PathNodes:
     return PathNodes(server, folder / server.name, folder / "light.sock")
 
 
-def bounds(number: int, folder: Path, epoch: int = 7, lease_us: int = 1_000_000) -> PathBounds:
+def bounds(
+    number: int, folder: Path, epoch: int = 7, lease_us: int = 1_000_000
+) -> PathBounds:
     return PathBounds(
         epoch=epoch,
         job="vgg",
@@ -52,13 +54,20 @@ def bounds(number: int, folder: Path, epoch: int = 7, lease_us: int = 1_000_000)
 async def test_nodes_come_with_their_bounds_and_go_with_them(
     tmp_path: Path, light: EmulatedLight
 ) -> None:
-    one, two = agent(0, tmp_path), agent(1, tmp_path)
+    one = agent(0, tmp_path)
+    two = agent(1, tmp_path)
     assert one.bind("nic0", bounds(0, tmp_path)).state == "quiet"
-    assert two.bind("nic0", bounds(1, tmp_path)) == two.bind("nic0", bounds(1, tmp_path))
+    assert two.bind("nic0", bounds(1, tmp_path)) == two.bind(
+        "nic0", bounds(1, tmp_path)
+    )
     assert [light.lasers[end].state for end in ENDS] == ["off", "off"]
     async with one.node("nic0").path(1):
         (status,) = one.status()
-        assert (status.state, status.destination, status.channel) == ("sends", 1, "193.150")
+        assert (status.state, status.destination, status.channel) == (
+            "sends",
+            1,
+            "193.150",
+        )
         await eventually(lambda: light.lasers[ENDS[0]].state == "on")
         assert str(light.lasers[ENDS[0]].channel) == "193.150"
     assert light.lasers[ENDS[0]].state == "off"
@@ -72,7 +81,9 @@ async def test_nodes_come_with_their_bounds_and_go_with_them(
     with pytest.raises(PathNotGranted):
         async with one.node("nic0").path(1, patience_s=0.3):
             pytest.fail("a path from a node without bounds")
-    with pytest.raises(Conflict, match="is at epoch 7, but the bounds are of epoch 7"):
+    with pytest.raises(
+        Conflict, match="is at epoch 7, but the bounds are of epoch 7"
+    ):
         two.bind("nic0", bounds(1, tmp_path))
     for each in (one, two):
         each.close()
@@ -81,7 +92,8 @@ async def test_nodes_come_with_their_bounds_and_go_with_them(
 async def test_an_agent_that_starts_again_goes_on_dark_and_quiet(
     tmp_path: Path, light: EmulatedLight
 ) -> None:
-    one, two = agent(0, tmp_path), agent(1, tmp_path)
+    one = agent(0, tmp_path)
+    two = agent(1, tmp_path)
     for number, each in enumerate((one, two)):
         each.bind("nic0", bounds(number, tmp_path))
     async with one.node("nic0").path(1):
@@ -91,7 +103,9 @@ async def test_an_agent_that_starts_again_goes_on_dark_and_quiet(
         again = agent(1, tmp_path)
         again.open()
         assert not half_written.exists()
-        assert [(each.epoch, each.state) for each in again.status()] == [(7, "quiet")]
+        assert [(each.epoch, each.state) for each in again.status()] == [
+            (7, "quiet")
+        ]
     # Nobody else is let in on what it gave before, also under other bounds.
     again.bind("nic0", bounds(1, tmp_path, epoch=8, lease_us=1))
     assert again.node("nic0").ready_s > 0.05
@@ -105,14 +119,18 @@ async def test_an_agent_that_starts_again_goes_on_dark_and_quiet(
 async def test_a_worker_has_light_for_as_long_as_it_needs_it(
     tmp_path: Path, light: EmulatedLight
 ) -> None:
-    one, two = agent(0, tmp_path), agent(1, tmp_path)
+    one = agent(0, tmp_path)
+    two = agent(1, tmp_path)
     for number, each in enumerate((one, two)):
         each.bind("nic0", bounds(number, tmp_path, lease_us=100_000))
     ring = tuple(Member(rank, "10.0.0.1", 1) for rank in range(2))
-    task = TrainingTask("w", "vgg", 0, ring, 1, gradient_bytes=4, deadline_s=10.0)
+    task = TrainingTask(
+        "w", "vgg", 0, ring, 1, gradient_bytes=4, deadline_s=10.0
+    )
     door = PathSocket(tmp_path, lambda: one.node("nic0"), 0.0)
     await door.open()
-    has_path, is_done = threading.Event(), threading.Event()
+    has_path = threading.Event()
+    is_done = threading.Event()
 
     def work() -> None:
         with AgentPaths(str(tmp_path), task).path():
@@ -154,5 +172,9 @@ def test_who_can_have_no_bounds(tmp_path: Path) -> None:
         dark.bind("nic0", bounds(0, tmp_path))
     with pytest.raises(NotHere, match="no NIC 'nic9'"):
         dark.bind("nic9", bounds(0, tmp_path))
-    with pytest.raises(ValueError, match="expected one address and one channel per node"):
-        PathBounds.model_validate({**bounds(0, tmp_path).model_dump(), "number": 2})
+    with pytest.raises(
+        ValueError, match="expected one address and one channel per node"
+    ):
+        PathBounds.model_validate(
+            {**bounds(0, tmp_path).model_dump(), "number": 2}
+        )

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.root
 
 
 def test_a_worker_has_used_energy_and_loses_its_gpu(
-    make_bench: Callable[[int], Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_bench: Callable[[int], Bench],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     try:
         library = nvml.build(tmp_path)
@@ -27,20 +29,37 @@ def test_a_worker_has_used_energy_and_loses_its_gpu(
         agent = bench.agent("server1")
         agent.gpus = "nvml"
         agent.start()
-        program = bench.command(0, 1, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 600")
+        program = bench.command(
+            0, 1, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 600"
+        )
         assert agent.client.post("/workers", json=program).status_code == 201
         agent.until_state("job-0", "ready")
         agent.client.post("/workers/job-0/start")
-        wait_until(lambda: agent.client.get("/workers/job-0/log").json()["text"], "its first line")
+        wait_until(
+            lambda: agent.client.get("/workers/job-0/log").json()["text"],
+            "its first line",
+        )
         (card,) = driver.cards[:1]
         card.energy_mj += 5_000
-        wait_until(lambda: agent.worker("job-0")["energy_j"] == 5.0, "what it has used")
+        wait_until(
+            lambda: agent.worker("job-0")["energy_j"] == 5.0,
+            "what it has used",
+        )
         card.energy_mj += 1_000
-        wait_until(lambda: agent.worker("job-0")["energy_j"] == 6.0, "what it has used since")
+        wait_until(
+            lambda: agent.worker("job-0")["energy_j"] == 6.0,
+            "what it has used since",
+        )
         card.error = nvml.LOST
         ended = agent.until_state("job-0", "failed")
-        assert "its GPU is gone: the driver reports: GPU is lost" in ended["message"]
+        assert (
+            "its GPU is gone: the driver reports: GPU is lost"
+            in ended["message"]
+        )
         assert (ended["energy_j"], ended["last_lines"][0]) == (6.0, "GPU-0")
         (gpu,) = agent.client.get("/status").json()["gpus"]
-        assert (gpu["utilization"], gpu["problem"]) == (None, "the driver reports: GPU is lost")
+        assert (gpu["utilization"], gpu["problem"]) == (
+            None,
+            "the driver reports: GPU is lost",
+        )
         assert everything_is_back(agent, "job-0")

@@ -12,13 +12,17 @@ from patchlight.agents.workers import keeper
 MIB = 2**20
 
 
-def test_parts_join_to_the_whole_also_inside_a_character(tmp_path: Path) -> None:
+def test_parts_join_to_the_whole_also_inside_a_character(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "output.log"
     text = "Längen in µm, 光, 🔦\n" * 3
     path.write_text(text)
-    read, after = "", 0
+    read = ""
+    after = 0
     while (part := keeper.read_output(path, after, 5)).next > after:
-        read, after = read + part.text, part.next
+        read = read + part.text
+        after = part.next
         assert len(part.text.encode()) <= 5
     assert (read, after) == (text, len(text.encode()))
     assert keeper.read_output(path, 10**12, 5).text == ""
@@ -33,7 +37,9 @@ def test_what_is_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
     assert keeper.read_output(path, 7, 5).next == 9
 
 
-def test_a_long_output_loses_its_beginning_and_keeps_its_offsets(tmp_path: Path) -> None:
+def test_a_long_output_loses_its_beginning_and_keeps_its_offsets(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "output.log"
     line = b"0123456789abcde\n"
     with path.open("ab") as program:
@@ -54,8 +60,11 @@ def test_a_long_output_loses_its_beginning_and_keeps_its_offsets(tmp_path: Path)
     assert keeper.read_output(path, 100, 64) == part
 
 
-def test_what_a_program_puts_in_the_way_is_not_followed(tmp_path: Path) -> None:
-    link, pipe = tmp_path / "link", tmp_path / "pipe"
+def test_what_a_program_puts_in_the_way_is_not_followed(
+    tmp_path: Path,
+) -> None:
+    link = tmp_path / "link"
+    pipe = tmp_path / "pipe"
     link.symlink_to("/etc/passwd")
     os.mkfifo(pipe)
     for path in (link, pipe):
@@ -75,12 +84,17 @@ def test_a_gate_that_a_program_has_replaced_is_not_written_to(
     assert others.read_text() == "kept"
 
 
-def test_an_exit_code_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_exit_code_that_is_no_file_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / keeper.EXIT
     os.mkfifo(path)
     assert keeper.exit_code(tmp_path) == (255, f"{path}: not a plain file")
     path.unlink()
-    assert keeper.exit_code(tmp_path) == (255, f"{path}: No such file or directory")
+    assert keeper.exit_code(tmp_path) == (
+        255,
+        f"{path}: No such file or directory",
+    )
     for text, code in (("3\n", 3), ("255\n", 255), ("", 137), ("3", 137)):
         path.write_text(text)
         assert keeper.exit_code(tmp_path) == (code, "")

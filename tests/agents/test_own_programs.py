@@ -74,7 +74,13 @@ def test_a_program_finds_its_peers_and_begins_when_it_is_told(
     bench = make_bench(1)
     agent = bench.agent("server1", runner).start()
     spec = bench.command(
-        0, 2, python(runner), "-c", TELL, "3", environment={"MINE": "a b", "PYTHONPATH": "/mine"}
+        0,
+        2,
+        python(runner),
+        "-c",
+        TELL,
+        "3",
+        environment={"MINE": "a b", "PYTHONPATH": "/mine"},
     )
     assert agent.client.post("/workers", json=spec).status_code == 201
     assert agent.worker("job-0")["state"] == "ready"
@@ -89,11 +95,23 @@ def test_a_program_finds_its_peers_and_begins_when_it_is_told(
     assert ended["last_lines"] == [found, where]
     environment = json.loads(found)
     expected = {
-        **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-        **{"GROUP_RANK": "0", "MASTER_ADDR": f"{NETWORK}.11", "MASTER_PORT": "29500"},
+        **{
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        },
+        **{
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": f"{NETWORK}.11",
+            "MASTER_PORT": "29500",
+        },
         **{"NCCL_SOCKET_IFNAME": "=nic0", "GLOO_SOCKET_IFNAME": "nic0"},
         **{"PATCHLIGHT_JOB": "job", "PATCHLIGHT_RANK": "0", "MINE": "a b"},
-        **{"PATCHLIGHT_GPU": "gpu0", "PATCHLIGHT_PEERS": f"{NETWORK}.11,{NETWORK}.12"},
+        **{
+            "PATCHLIGHT_GPU": "gpu0",
+            "PATCHLIGHT_PEERS": f"{NETWORK}.11,{NETWORK}.12",
+        },
     }
     assert expected.items() <= environment.items()
     assert environment["PYTHONPATH"].startswith("/mine:")
@@ -126,7 +144,9 @@ with open("reports.jsonl", "w") as file:
 """
 
 
-def test_an_agent_outlasts_whatever_a_program_says_of_itself(make_bench: MakeBench) -> None:
+def test_an_agent_outlasts_whatever_a_program_says_of_itself(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(1)
     agent = bench.agent("server1").start()
     for write in NONSENSE:
@@ -137,13 +157,18 @@ def test_an_agent_outlasts_whatever_a_program_says_of_itself(make_bench: MakeBen
         assert agent.until_state("job-0", "failed")["exit_code"] == 3, write
         began = time.monotonic()
         assert agent.client.get("/status").status_code == 200
-        assert len(agent.client.get("/workers/job-0/reports").json()["reports"]) <= 10_000
+        assert (
+            len(agent.client.get("/workers/job-0/reports").json()["reports"])
+            <= 10_000
+        )
         assert time.monotonic() - began < 20
         assert agent.client.delete("/workers/job-0").status_code == 200
         assert not list((bench.directory / "state-server1/workers").iterdir())
 
 
-@pytest.mark.parametrize("put", ["mkfifo exit", "mkdir exit", "ln -s /dev/zero exit", "true"])
+@pytest.mark.parametrize(
+    "put", ["mkfifo exit", "mkdir exit", "ln -s /dev/zero exit", "true"]
+)
 def test_a_program_that_replaces_its_exit_code_has_failed_at_once(
     make_bench: MakeBench, put: str
 ) -> None:
@@ -156,7 +181,9 @@ def test_a_program_that_replaces_its_exit_code_has_failed_at_once(
     assert everything_is_back(agent, "job-0")
 
 
-@pytest.mark.parametrize("reply", ["'[' * 60_000", '\'{"ok": true, "iteration": 1e999}\''])
+@pytest.mark.parametrize(
+    "reply", ["'[' * 60_000", '\'{"ok": true, "iteration": 1e999}\'']
+)
 def test_a_program_that_answers_nonsense_has_not_answered(
     make_bench: MakeBench, reply: str
 ) -> None:
@@ -165,27 +192,35 @@ def test_a_program_that_answers_nonsense_has_not_answered(
         "import socket; s = socket.socket(socket.AF_UNIX); s.bind('control.sock'); s.listen()\n"
         f"while True: c, _ = s.accept(); c.recv(999); c.sendall(({reply}).encode() + b'\\n')"
     )
-    spec = agent.bench.command(0, 1, sys.executable, "-c", code, hold="protocol")
+    spec = agent.bench.command(
+        0, 1, sys.executable, "-c", code, hold="protocol"
+    )
     assert agent.client.post("/workers", json=spec).status_code == 201
     tell(agent, "start")
-    control = agent.bench.directory / "state-server1/workers/job-0/control.sock"
+    control = (
+        agent.bench.directory / "state-server1/workers/job-0/control.sock"
+    )
     wait_until(control.exists, "the program's socket")
     answer = agent.client.post("/workers/job-0/hold", json={"iteration": 1})
     assert answer.status_code == 500
     assert "sending hold to the worker" in answer.json()["error"], answer.text
 
 
-def test_each_report_is_told_once_in_as_many_calls_as_that_takes(make_bench: MakeBench) -> None:
+def test_each_report_is_told_once_in_as_many_calls_as_that_takes(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(1)
     agent = bench.agent("server1").start()
-    agent.client.post("/workers", json=bench.command(0, 1, sys.executable, "-c", REPORT))
+    agent.client.post(
+        "/workers", json=bench.command(0, 1, sys.executable, "-c", REPORT)
+    )
     tell(agent, "start")
     agent.until_state("job-0", "done")
     for _ in range(2):  # another controller asks from the first one on
         told = list[int]()
-        while new := agent.client.get(f"/workers/job-0/reports?after={len(told)}").json()[
-            "reports"
-        ]:
+        while new := agent.client.get(
+            f"/workers/job-0/reports?after={len(told)}"
+        ).json()["reports"]:
             told += [report["index"] for report in new]
         assert told == list(range(25_000))
 
@@ -216,7 +251,9 @@ def receiver(bench: Bench) -> Iterator[subprocess.Popen[str]]:
     """Takes a connection in the fabric, and prints how many bytes came over it."""
     space = ["ip", "netns", "exec", bench.namespace("fabric")]
     with subprocess.Popen(
-        [*space, sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE, text=True
+        [*space, sys.executable, "-c", RECEIVE],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             assert process.stdout is not None
@@ -229,7 +266,15 @@ def receiver(bench: Bench) -> Iterator[subprocess.Popen[str]]:
 def frames_sent(bench: Bench) -> int:
     """How many frames the fabric got from server1's NIC."""
     (port,) = json.loads(
-        ip("-n", bench.namespace("fabric"), "-s", "-j", "link", "show", "server1-1")
+        ip(
+            "-n",
+            bench.namespace("fabric"),
+            "-s",
+            "-j",
+            "link",
+            "show",
+            "server1-1",
+        )
     )
     return int(port["stats64"]["rx"]["packets"])
 
@@ -239,17 +284,25 @@ def frames_sent_in_all(bench: Bench) -> int:
     seen: dict[int, float] = {}
 
     def stays() -> bool:
-        return time.monotonic() - seen.setdefault(frames_sent(bench), time.monotonic()) > 0.3
+        return (
+            time.monotonic()
+            - seen.setdefault(frames_sent(bench), time.monotonic())
+            > 0.3
+        )
 
     wait_until(stays, "the kernel to have sent all")
     return max(seen)
 
 
-def test_a_program_that_knows_no_protocol_is_frozen(make_bench: MakeBench, runner: str) -> None:
+def test_a_program_that_knows_no_protocol_is_frozen(
+    make_bench: MakeBench, runner: str
+) -> None:
     bench = make_bench(1)
     agent = bench.agent("server1", runner).start()
     count = 2000  # four seconds: the hold is to come before the end
-    program = SEND.replace("ADDRESS", f"{NETWORK}.1").replace("COUNT", str(count))
+    program = SEND.replace("ADDRESS", f"{NETWORK}.1").replace(
+        "COUNT", str(count)
+    )
     with receiver(bench) as receiving:
         spec = bench.command(0, 1, python(runner), "-c", program)
         assert agent.client.post("/workers", json=spec).status_code == 201
@@ -266,7 +319,9 @@ def test_a_program_that_knows_no_protocol_is_frozen(make_bench: MakeBench, runne
         assert agent.worker("job-0")["state"] == "held"
         # The kernel may repeat a frame; the program would send seven at a time.
         assert frames_sent(bench) < before + 7
-        refused = agent.client.post("/workers/job-0/stop-at", json={"iteration": 1})
+        refused = agent.client.post(
+            "/workers/job-0/stop-at", json={"iteration": 1}
+        )
         assert refused.status_code == 409
         assert "does not speak the control protocol" in refused.json()["error"]
         tell(agent, "release")
@@ -275,17 +330,29 @@ def test_a_program_that_knows_no_protocol_is_frozen(make_bench: MakeBench, runne
         agent.until_state("job-0", "done")
 
 
-def test_the_pages_example_is_held_and_ends_where_it_is_told(make_bench: MakeBench) -> None:
+def test_the_pages_example_is_held_and_ends_where_it_is_told(
+    make_bench: MakeBench,
+) -> None:
     page = (ROOT / "docs" / "own-programs.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
+    )
     bench = make_bench(1)
     agent = bench.agent("server1").start()
     spec = bench.command(
-        0, 1, sys.executable, "-c", example, environment={"ITERATIONS": "10000"}, hold="protocol"
+        0,
+        1,
+        sys.executable,
+        "-c",
+        example,
+        environment={"ITERATIONS": "10000"},
+        hold="protocol",
     )
     assert agent.client.post("/workers", json=spec).status_code == 201
     tell(agent, "start")
-    wait_until(lambda: agent.worker("job-0")["iterations_done"] >= 2, "two iterations")
+    wait_until(
+        lambda: agent.worker("job-0")["iterations_done"] >= 2, "two iterations"
+    )
     at = agent.worker("job-0")["iterations_done"] + 40
     tell(agent, "hold", iteration=at)
     held = agent.until_state("job-0", "held")
@@ -310,7 +377,9 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("agent_dies", [False, True], ids=["", "the-agent-dies"])
+@pytest.mark.parametrize(
+    "agent_dies", [False, True], ids=["", "the-agent-dies"]
+)
 def test_a_program_saves_after_it_was_told_to_end(
     make_bench: MakeBench, runner: str, agent_dies: bool
 ) -> None:
@@ -318,7 +387,10 @@ def test_a_program_saves_after_it_was_told_to_end(
     spec = agent.bench.command(0, 1, python(runner), "-c", SAVE)
     assert agent.client.post("/workers", json=spec).status_code == 201
     tell(agent, "start")
-    wait_until(lambda: log(agent) == "told at most 30 s before the end\n", "it to be ready")
+    wait_until(
+        lambda: log(agent) == "told at most 30 s before the end\n",
+        "it to be ready",
+    )
     began = time.monotonic()
     if agent_dies:
         with pytest.raises(httpx.ReadTimeout):
@@ -331,17 +403,27 @@ def test_a_program_saves_after_it_was_told_to_end(
     assert 3 <= time.monotonic() - began < 15
     assert log(agent).endswith("saved\n")
     ended = agent.worker("job-0")
-    assert (ended["state"], ended["message"]) == ("stopped", "stopped on request")
+    assert (ended["state"], ended["message"]) == (
+        "stopped",
+        "stopped on request",
+    )
     assert everything_is_back(agent, "job-0")
 
 
-@pytest.mark.parametrize("agent_dies", [False, True], ids=["", "the-agent-dies"])
+@pytest.mark.parametrize(
+    "agent_dies", [False, True], ids=["", "the-agent-dies"]
+)
 def test_a_program_that_does_not_end_is_killed_in_time(
     make_bench: MakeBench, runner: str, agent_dies: bool
 ) -> None:
     agent = make_bench(1).agent("server1", runner).start()
-    program = SAVE.replace("signal.SIGTERM, save", "signal.SIGTERM, signal.SIG_IGN")
-    spec = {**agent.bench.command(0, 1, python(runner), "-c", program), "stop_grace_s": 4}
+    program = SAVE.replace(
+        "signal.SIGTERM, save", "signal.SIGTERM, signal.SIG_IGN"
+    )
+    spec = {
+        **agent.bench.command(0, 1, python(runner), "-c", program),
+        "stop_grace_s": 4,
+    }
     assert agent.client.post("/workers", json=spec).status_code == 201
     tell(agent, "start")
     wait_until(lambda: "told at most 4 s" in log(agent), "it to be ready")
@@ -352,7 +434,11 @@ def test_a_program_that_does_not_end_is_killed_in_time(
         agent.kill()
         agent.start()
     # Whoever needs its GPU and NIC meanwhile waits for its end.
-    next_one = {**agent.bench.command(0, 1, "true"), "id": "next-0", "job": "next"}
+    next_one = {
+        **agent.bench.command(0, 1, "true"),
+        "id": "next-0",
+        "job": "next",
+    }
     if not agent_dies:
         with pytest.raises(httpx.ReadTimeout):
             agent.client.post("/workers/job-0/end", timeout=1)
@@ -362,7 +448,9 @@ def test_a_program_that_does_not_end_is_killed_in_time(
     assert (ended["state"], ended["exit_code"]) == ("stopped", 137)
 
 
-def test_processes_have_neither_images_nor_mounts(make_bench: MakeBench, tmp_path: Path) -> None:
+def test_processes_have_neither_images_nor_mounts(
+    make_bench: MakeBench, tmp_path: Path
+) -> None:
     bench = make_bench(1)
     bench.allow(f"{tmp_path}:rw")
     agent = bench.agent("server1").start()
@@ -371,15 +459,26 @@ def test_processes_have_neither_images_nor_mounts(make_bench: MakeBench, tmp_pat
         ({"image": "busybox"}, "the image busybox"),
         ({"mounts": [mount]}, "mounts"),
     ):
-        answer = agent.client.post("/workers", json=bench.command(0, 1, "true", **asked))
+        answer = agent.client.post(
+            "/workers", json=bench.command(0, 1, "true", **asked)
+        )
         assert answer.status_code == 422
         assert f"requests {words}, but" in answer.json()["error"]
     taken = bench.command(0, 1, "true", environment={"RANK": "7"})
     answer = agent.client.post("/workers", json=taken)
-    assert "RANK cannot be set: Patchlight sets it for each rank" in answer.json()["error"]
-    nowhere = {**bench.command(0, 1, "true"), "checkpoint": str(tmp_path / "none" / "none")}
+    assert (
+        "RANK cannot be set: Patchlight sets it for each rank"
+        in answer.json()["error"]
+    )
+    nowhere = {
+        **bench.command(0, 1, "true"),
+        "checkpoint": str(tmp_path / "none" / "none"),
+    }
     answer = agent.client.post("/workers", json=nowhere)
-    assert (answer.status_code, "No such file" in answer.json()["error"]) == (422, True)
+    assert (answer.status_code, "No such file" in answer.json()["error"]) == (
+        422,
+        True,
+    )
     assert not (tmp_path / "none").exists()
     others = {**bench.command(0, 1, "true"), "checkpoint": "/srv"}
     answer = agent.client.post("/workers", json=others)
@@ -389,9 +488,12 @@ def test_processes_have_neither_images_nor_mounts(make_bench: MakeBench, tmp_pat
 
 
 @pytest.mark.docker
-def test_what_a_container_is_given(make_bench: MakeBench, docker_host: str, tmp_path: Path) -> None:
+def test_what_a_container_is_given(
+    make_bench: MakeBench, docker_host: str, tmp_path: Path
+) -> None:
     bench = make_bench(1)
-    data, saved = tmp_path / "data", tmp_path / "saved"
+    data = tmp_path / "data"
+    saved = tmp_path / "saved"
     data.mkdir()
     bench.allow(str(data), f"{tmp_path}:rw")
     agent = bench.agent("server1", "docker").start()
@@ -406,7 +508,10 @@ def test_what_a_container_is_given(make_bench: MakeBench, docker_host: str, tmp_
         "shared_memory_bytes": 2**23,
         "working_directory": "/tmp",
     }
-    spec = {**bench.command(0, 1, "sh", "-c", program, **asked), "checkpoint": str(saved)}
+    spec = {
+        **bench.command(0, 1, "sh", "-c", program, **asked),
+        "checkpoint": str(saved),
+    }
     assert agent.client.post("/workers", json=spec).status_code == 201
     tell(agent, "start")
     agent.until_state("job-0", "done")
@@ -433,15 +538,22 @@ def test_torchrun_meets_over_two_containers(
     make_bench: MakeBench, docker_host: str, tmp_path: Path
 ) -> None:
     site = Path(pytest.importorskip("torch").__file__).parents[1]
-    if os.path.realpath("/usr/bin/python3") != f"/usr/bin/python3.{sys.version_info[1]}":
-        pytest.skip("the image's Python, that of this system, cannot load these packages")
+    if (
+        os.path.realpath("/usr/bin/python3")
+        != f"/usr/bin/python3.{sys.version_info[1]}"
+    ):
+        pytest.skip(
+            "the image's Python, that of this system, cannot load these packages"
+        )
     tmp_path.chmod(0o755)
     (tmp_path / "meet.py").write_text(MEET)
     bench = make_bench(2)
     bench.allow(str(site), str(tmp_path))
     agents = bench.start_agents(2, "docker")
     words = "python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-id meet "
-    words += "--rdzv-backend c10d --rdzv-endpoint server1:29400 /program/meet.py"
+    words += (
+        "--rdzv-backend c10d --rdzv-endpoint server1:29400 /program/meet.py"
+    )
     given: dict[str, Any] = {
         "environment": {"PYTHONPATH": "/site"},
         "mounts": [
@@ -450,12 +562,16 @@ def test_torchrun_meets_over_two_containers(
         ],
     }
     for rank, agent in enumerate(agents):
-        answer = agent.client.post("/workers", json=bench.command(rank, 2, *words.split(), **given))
+        answer = agent.client.post(
+            "/workers", json=bench.command(rank, 2, *words.split(), **given)
+        )
         assert answer.status_code == 201, answer.text
     start_all(agents)
     until_done(agents)
     for number, agent in enumerate(agents, 1):
-        said = agent.client.get(f"/workers/job-{number - 1}/log").json()["text"]
+        said = agent.client.get(f"/workers/job-{number - 1}/log").json()[
+            "text"
+        ]
         assert f"sum 3 at server{number}" in said
 
 
@@ -469,13 +585,19 @@ def test_images_that_are_of_no_use_are_named(
     missing = bench.command(0, 1, "true", image="patchlight.example/none:1")
     answer = agent.client.post("/workers", json=missing).json()
     assert "no image patchlight.example/none:1" in answer["error"]
-    assert answer["hint"] == "on this server: docker pull patchlight.example/none:1"
+    assert (
+        answer["hint"]
+        == "on this server: docker pull patchlight.example/none:1"
+    )
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("empty"))
     image = (
         subprocess.run(
-            ["docker", "import", "-"], input=archive.getvalue(), check=True, capture_output=True
+            ["docker", "import", "-"],
+            input=archive.getvalue(),
+            check=True,
+            capture_output=True,
         )
         .stdout.decode()
         .strip()
@@ -485,5 +607,7 @@ def test_images_that_are_of_no_use_are_named(
         answer = agent.client.post("/workers", json=empty).json()
         assert "must have a POSIX 'sh'" in answer["hint"]
     finally:
-        subprocess.run(["docker", "rmi", image], check=True, capture_output=True)
+        subprocess.run(
+            ["docker", "rmi", image], check=True, capture_output=True
+        )
     assert everything_is_back(agent, "job-0")

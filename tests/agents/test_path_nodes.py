@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
-from patchlight.agents.path_node import LitPath, PathNode, PathNotGranted, packed, unpacked
+from patchlight.agents.path_node import (
+    LitPath,
+    PathNode,
+    PathNotGranted,
+    packed,
+    unpacked,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.paths.agreement import Bounds, Message
 from tests.support.waiting import eventually, free_ports, wait_until
@@ -23,7 +29,9 @@ KEY = bytes(range(32))
 
 
 @asynccontextmanager
-async def _nodes(bounds: Bounds) -> AsyncIterator[tuple[list[PathNode], list[LitPath | None]]]:
+async def _nodes(
+    bounds: Bounds,
+) -> AsyncIterator[tuple[list[PathNode], list[LitPath | None]]]:
     """As many nodes, ready to give, and what their transmitters were told last."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(bounds.nodes)]
     lights: list[LitPath | None] = [None] * bounds.nodes
@@ -47,7 +55,13 @@ async def _nodes(bounds: Bounds) -> AsyncIterator[tuple[list[PathNode], list[Lit
 
 
 async def test_flows_to_one_node_take_turns_and_go_dark_after_it() -> None:
-    bounds = Bounds(epoch=1, nodes=3, owners=(0, 1, 2), lease_us=1_000_000, margin_us=10_000)
+    bounds = Bounds(
+        epoch=1,
+        nodes=3,
+        owners=(0, 1, 2),
+        lease_us=1_000_000,
+        margin_us=10_000,
+    )
     order = []
     async with _nodes(bounds) as (nodes, lights):
 
@@ -65,19 +79,29 @@ async def test_flows_to_one_node_take_turns_and_go_dark_after_it() -> None:
     assert {number for _, number in order} == {0, 1}
 
 
-async def test_a_path_that_nobody_gives_is_waited_for_no_longer_than_said() -> None:
-    bounds = Bounds(epoch=1, nodes=2, owners=(0, 1), lease_us=20_000, margin_us=2000)
+async def test_a_path_that_nobody_gives_is_waited_for_no_longer_than_said() -> (
+    None
+):
+    bounds = Bounds(
+        epoch=1, nodes=2, owners=(0, 1), lease_us=20_000, margin_us=2000
+    )
     async with _nodes(bounds) as (nodes, lights):
         nodes[1].close()
-        with pytest.raises(PathNotGranted, match="node 0 got no path to node 1 in"):
+        with pytest.raises(
+            PathNotGranted, match="node 0 got no path to node 1 in"
+        ):
             async with nodes[0].path(1, patience_s=0.05):
                 pytest.fail("it got one")
         assert lights[0] is None
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_a_flow_that_is_cancelled_just_as_its_path_is_granted_ends(steps: int) -> None:
-    bounds = Bounds(epoch=1, nodes=2, owners=(0, 1), lease_us=1_000_000, margin_us=10_000)
+async def test_a_flow_that_is_cancelled_just_as_its_path_is_granted_ends(
+    steps: int,
+) -> None:
+    bounds = Bounds(
+        epoch=1, nodes=2, owners=(0, 1), lease_us=1_000_000, margin_us=10_000
+    )
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     loop = asyncio.get_running_loop()
     lights: list[LitPath | None] = []
@@ -114,7 +138,9 @@ async def test_a_flow_that_is_cancelled_just_as_its_path_is_granted_ends(steps: 
 
 
 async def test_light_ends_with_its_lease() -> None:
-    bounds = Bounds(epoch=1, nodes=2, owners=(0, 1), lease_us=20_000, margin_us=2000)
+    bounds = Bounds(
+        epoch=1, nodes=2, owners=(0, 1), lease_us=20_000, margin_us=2000
+    )
     async with _nodes(bounds) as (nodes, lights), nodes[0].path(1):
         await eventually(lambda: lights[0] is None, "its lease to be over")
 
@@ -123,14 +149,27 @@ def test_a_datagram_of_others_is_no_message() -> None:
     message = Message("ask", 1, 0, 1, 1 << 50, True, -2)
     datagram = packed(message, KEY)
     assert unpacked(datagram, KEY) == message
-    changed = [datagram[:at] + bytes([datagram[at] ^ 1]) + datagram[at + 1 :] for at in range(42)]
-    others = [datagram[:-1], datagram + b"x", b"", b"x" * 42, packed(message, bytes(32))]
-    assert [unpacked(each, KEY) for each in changed + others] == [None] * (len(datagram) + 5)
+    changed = [
+        datagram[:at] + bytes([datagram[at] ^ 1]) + datagram[at + 1 :]
+        for at in range(42)
+    ]
+    others = [
+        datagram[:-1],
+        datagram + b"x",
+        b"",
+        b"x" * 42,
+        packed(message, bytes(32)),
+    ]
+    assert [unpacked(each, KEY) for each in changed + others] == [None] * (
+        len(datagram) + 5
+    )
 
 
 def test_a_key_and_an_address_for_each_are_needed() -> None:
     bounds = Bounds(epoch=1, nodes=2, owners=(0, 1), lease_us=1, margin_us=0)
-    with pytest.raises(BadInput, match="expected one address each and 32 bytes"):
+    with pytest.raises(
+        BadInput, match="expected one address each and 32 bytes"
+    ):
         PathNode(0, bounds, ["127.0.0.1:1"], KEY, lambda path: None)
 
 
@@ -161,14 +200,29 @@ def test_light_never_meets_while_nodes_are_killed(tmp_path: Path) -> None:
     addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
 
     def start(number: int) -> subprocess.Popen[bytes]:
-        told = {"number": number, "addresses": addresses, "owners": [0, 1], "key": KEY.hex()}
-        command = [sys.executable, "-m", "tests.support.path_node_process", json.dumps(told)]
+        told = {
+            "number": number,
+            "addresses": addresses,
+            "owners": [0, 1],
+            "key": KEY.hex(),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.path_node_process",
+            json.dumps(told),
+        ]
         with (tmp_path / f"{number}.{time.monotonic_ns()}").open("wb") as out:
             return subprocess.Popen(command, stdout=out)
 
     def lines(number: int) -> list[list[str]]:
-        files = sorted(tmp_path.glob(f"{number}.*"), key=lambda path: int(path.suffix[1:]))
-        return [text.split("\n")[:-1] for text in (path.read_text() for path in files)]
+        files = sorted(
+            tmp_path.glob(f"{number}.*"), key=lambda path: int(path.suffix[1:])
+        )
+        return [
+            text.split("\n")[:-1]
+            for text in (path.read_text() for path in files)
+        ]
 
     def has_sent(number: int) -> bool:
         return sum('"lit"' in text for text in lines(number)[-1]) >= 5
@@ -187,9 +241,18 @@ def test_light_never_meets_while_nodes_are_killed(tmp_path: Path) -> None:
         for process in running:
             process.kill()
             process.wait()
-    uses = [use for number in range(3) for life in lines(number) for use in _uses(life)]
+    uses = [
+        use
+        for number in range(3)
+        for life in lines(number)
+        for use in _uses(life)
+    ]
     assert len(uses) >= 25  # five of each of the five lives
     for a, b in combinations(uses, 2):
-        if a.node != b.node and a.begins_s < b.ends_s and b.begins_s < a.ends_s:
+        if (
+            a.node != b.node
+            and a.begins_s < b.ends_s
+            and b.begins_s < a.ends_s
+        ):
             assert a.channel != b.channel, (a, b)
             assert a.destination != b.destination, (a, b)

@@ -14,7 +14,9 @@ from tests.support.agent_bench import ip
 
 pytestmark = pytest.mark.root
 
-LLDP = bytes.fromhex("0180c200000e02000000000988cc0207040200000000aa040205330a05746f7231780000")
+LLDP = bytes.fromhex(
+    "0180c200000e02000000000988cc0207040200000000aa040205330a05746f7231780000"
+)
 
 
 @pytest.fixture
@@ -25,7 +27,20 @@ def joined() -> Iterator[tuple[str, str]]:
     try:
         for name in names:
             namespaces.create(name)
-        ip("link", "add", "nic0", "netns", a, "type", "veth", "peer", "name", "nic0", "netns", b)
+        ip(
+            "link",
+            "add",
+            "nic0",
+            "netns",
+            a,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "nic0",
+            "netns",
+            b,
+        )
         for name in names:
             ip("-n", name, "link", "set", "nic0", "up")
         yield a, b
@@ -34,7 +49,9 @@ def joined() -> Iterator[tuple[str, str]]:
             namespaces.delete(name)
 
 
-def _probing(space: str, names: dict[str, str], token: str, listen_s: float) -> dict[str, Ear]:
+def _probing(
+    space: str, names: dict[str, str], token: str, listen_s: float
+) -> dict[str, Ear]:
     path = namespaces.namespace_path(space)
     return namespaces.inside(path, lambda: probe(names, token, listen_s))
 
@@ -45,7 +62,13 @@ def test_both_ends_of_a_fibre_hear_each_other_and_only_of_their_search(
     a, b = joined
     with ThreadPoolExecutor() as pool:
         there = pool.submit(_probing, a, {"server1.nic0": "nic0"}, "t1", 2.0)
-        here = pool.submit(_probing, b, {"server2.nic0": "nic0", "server2.nic9": "nic9"}, "t1", 2.0)
+        here = pool.submit(
+            _probing,
+            b,
+            {"server2.nic0": "nic0", "server2.nic9": "nic9"},
+            "t1",
+            2.0,
+        )
         other = pool.submit(_probing, b, {"server3.nic0": "nic0"}, "t2", 2.0)
         (ear,) = there.result().values()
         assert (ear.heard, ear.lldp, ear.carrier, ear.problem) == (
@@ -61,7 +84,9 @@ def test_both_ends_of_a_fibre_hear_each_other_and_only_of_their_search(
         assert "nic9: No such device" in gone.problem
 
 
-def test_lldp_is_heard_and_a_link_without_light_is_told(joined: tuple[str, str]) -> None:
+def test_lldp_is_heard_and_a_link_without_light_is_told(
+    joined: tuple[str, str],
+) -> None:
     a, b = joined
     path = namespaces.namespace_path(b)
     with ThreadPoolExecutor() as pool:
@@ -69,7 +94,9 @@ def test_lldp_is_heard_and_a_link_without_light_is_told(joined: tuple[str, str])
             sender = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         with sender:
             sender.bind(("nic0", 0))
-            listening = pool.submit(_probing, a, {"server1.nic0": "nic0"}, "t1", 1.0)
+            listening = pool.submit(
+                _probing, a, {"server1.nic0": "nic0"}, "t1", 1.0
+            )
             while not listening.done():
                 sender.send(LLDP)
                 sender.send(probe_frame("old.1", "t0"))
@@ -78,7 +105,11 @@ def test_lldp_is_heard_and_a_link_without_light_is_told(joined: tuple[str, str])
     assert ear.heard == set()
     ip("-n", b, "link", "set", "nic0", "down")
     (ear,) = _probing(a, {"server1.nic0": "nic0"}, "t1", 0.2).values()
-    assert (ear.carrier, ear.problem) == (False, "")  # dark, but nothing is wrong with it
+    # Dark, but nothing is wrong with it.
+    assert (ear.carrier, ear.problem) == (
+        False,
+        "",
+    )
     ip("-n", a, "link", "set", "nic0", "down")
     (ear,) = _probing(a, {"server1.nic0": "nic0"}, "t1", 0.2).values()
     assert ear.problem == "nic0: Network is down"

@@ -8,7 +8,12 @@ import pytest
 
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.moving import read_nic
-from patchlight.agents.nics.state import NicAccess, NicState, RdmaDevice, link_local
+from patchlight.agents.nics.state import (
+    NicAccess,
+    NicState,
+    RdmaDevice,
+    link_local,
+)
 from patchlight.testbed.linux import namespaces
 from tests.support.agent_bench import ip
 from tests.support.nic_spaces import Spaces, made_spaces, tc
@@ -30,7 +35,9 @@ FAMILIES = {socket.AF_INET: ("0.0.0.0", "10.79.0.11")}
 FAMILIES[socket.AF_INET6] = ("::", f"{link_local('02:4c:0a:4f:00:0b')}%p0")
 
 
-def listener(space: str, port: int, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
+def listener(
+    space: str, port: int, family: socket.AddressFamily = socket.AF_INET
+) -> socket.socket:
     def opened() -> socket.socket:
         made = socket.socket(family, socket.SOCK_DGRAM)
         made.bind((FAMILIES[family][0], port))
@@ -60,9 +67,14 @@ def test_roce_stays_and_all_else_goes_to_the_worker(
     state = state_of(spaces)
     spaces.give(state)
     for space in (spaces.server, spaces.fabric):
-        wait_until(lambda: "tentative" not in ip("-n", space, "-6", "addr"), "its addresses")  # noqa: B023
+        wait_until(
+            lambda: "tentative" not in ip("-n", space, "-6", "addr"),  # noqa: B023
+            "its addresses",
+        )
     at_home = [listener(spaces.server, port, family) for port in (4791, 5000)]
-    of_worker = [listener(spaces.worker, port, family) for port in (4791, 5000)]
+    of_worker = [
+        listener(spaces.worker, port, family) for port in (4791, 5000)
+    ]
 
     def send() -> None:
         with socket.socket(family, socket.SOCK_DGRAM) as sender:
@@ -81,7 +93,18 @@ def test_roce_stays_and_all_else_goes_to_the_worker(
 
 def test_roce_from_another_nic_of_the_server_arrives(spaces: Spaces) -> None:
     other = "10.79.0.12"
-    ip("-n", spaces.server, "link", "add", "nic1", "type", "veth", "peer", "name", "nic2")
+    ip(
+        "-n",
+        spaces.server,
+        "link",
+        "add",
+        "nic1",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "nic2",
+    )
     ip("-n", spaces.server, "addr", "add", f"{other}/32", "dev", "nic1")
     ip("-n", spaces.server, "link", "set", "nic1", "up")
     ip("-n", spaces.fabric, "addr", "add", f"{other}/32", "dev", "p0")
@@ -97,11 +120,23 @@ def test_roce_from_another_nic_of_the_server_arrives(spaces: Spaces) -> None:
         assert heard(at_home)
 
 
-def test_the_worker_s_nic_has_the_mac_and_reaches_the_fabric(spaces: Spaces) -> None:
+def test_the_worker_s_nic_has_the_mac_and_reaches_the_fabric(
+    spaces: Spaces,
+) -> None:
     spaces.give(state_of(spaces))
     for space in (spaces.server, spaces.worker):
         assert "02:4c:0a:4f:00:0b" in ip("-n", space, "link", "show", "nic0")
-    ip("netns", "exec", spaces.worker, "ping", "-c", "1", "-W", "5", "10.79.0.1")
+    ip(
+        "netns",
+        "exec",
+        spaces.worker,
+        "ping",
+        "-c",
+        "1",
+        "-W",
+        "5",
+        "10.79.0.1",
+    )
 
 
 def test_the_nic_is_as_before_once_it_is_back(spaces: Spaces) -> None:
@@ -112,7 +147,10 @@ def test_the_nic_is_as_before_once_it_is_back(spaces: Spaces) -> None:
     assert state_of(spaces) == state
     assert "clsact" not in tc(spaces.server, "qdisc", "show")
     links = ip("-n", spaces.server, "-br", "link").splitlines()
-    assert sorted(line.split("@")[0].split()[0] for line in links) == ["lo", "nic0"]
+    assert sorted(line.split("@")[0].split()[0] for line in links) == [
+        "lo",
+        "nic0",
+    ]
     assert "nic0" not in ip("-n", spaces.worker, "-br", "link")
 
 
@@ -120,5 +158,7 @@ def test_a_nic_with_filters_of_others_is_refused(spaces: Spaces) -> None:
     tc(spaces.server, "qdisc", "add", "dev", "nic0", "clsact")
     access = NicAccess("physical", "nic0", rdma=SOFT)
     home = namespaces.namespace_path(spaces.server)
-    with pytest.raises(NicError, match="traffic control filters of another program"):
+    with pytest.raises(
+        NicError, match="traffic control filters of another program"
+    ):
         namespaces.inside(home, lambda: read_nic(access))

@@ -17,22 +17,34 @@ from tests.support.worker_jobs import everything_is_back, run_job
 pytestmark = [pytest.mark.root, pytest.mark.kernel]
 
 # The MACs that tests/in-vm.sh gives the NIC and its peer. A machine's own NICs have others.
-PORT, WIRE = "02:4c:ff:00:00:01", "02:4c:ff:00:00:02"
+PORT = "02:4c:ff:00:00:01"
+WIRE = "02:4c:ff:00:00:02"
 
 
 def interface_with(mac: str) -> str | None:
     found = Path("/sys/class/net").glob("*/address")
-    return next((each.parent.name for each in found if each.read_text().strip() == mac), None)
+    return next(
+        (
+            each.parent.name
+            for each in found
+            if each.read_text().strip() == mac
+        ),
+        None,
+    )
 
 
 def plugged(bench: Bench, tag: int | None) -> tuple[str, list[str]]:
     """Have the NIC and two virtual functions in the server's namespace, joined to the bench's
     bridge; its interface, and theirs by number."""
-    port, wire = interface_with(PORT), interface_with(WIRE)
+    port = interface_with(PORT)
+    wire = interface_with(WIRE)
     if port is None or wire is None:
-        pytest.skip("no emulated igb NIC found: tests/in-vm.sh has one where QEMU is 8 or newer")
+        pytest.skip(
+            "no emulated igb NIC found: tests/in-vm.sh has one where QEMU is 8 or newer"
+        )
     device = Path("/sys/class/net", port, "device").resolve()
-    server, fabric = bench.namespace("server1"), bench.namespace("fabric")
+    server = bench.namespace("server1")
+    fabric = bench.namespace("fabric")
     ip("link", "set", port, "netns", server, "name", "port0")
     ip("-n", server, "link", "set", "port0", "up")
     for count in "02":
@@ -43,7 +55,8 @@ def plugged(bench: Bench, tag: int | None) -> tuple[str, list[str]]:
         return [each.name for folder in folders for each in folder.glob("*")]
 
     functions = wait_until(
-        lambda: found if len(found := interfaces()) == 2 else [], "two functions"
+        lambda: found if len(found := interfaces()) == 2 else [],
+        "two functions",
     )
     for each in functions:
         ip("link", "set", each, "netns", server)
@@ -74,9 +87,14 @@ def test_a_worker_gets_the_first_free_function_and_gives_it_back_whole(
     assert (before.interface, before.mode) == (functions[0], "sriov")
     (agent,) = run_job(bench, "process", 1, iterations=10_000)
     worker = namespaces.namespace_path(bench.namespace("server1.w-job-0"))
-    given = namespaces.inside(worker, lambda: read_nic(NicAccess("physical", functions[0])))
+    given = namespaces.inside(
+        worker, lambda: read_nic(NicAccess("physical", functions[0]))
+    )
     mac = default_mac(host.nic.address) if keys else before.mac
-    assert (given.mac, given.addresses) == (mac, ((str(host.nic.address), 24),))
+    assert (given.mac, given.addresses) == (
+        mac,
+        ((str(host.nic.address), 24),),
+    )
     of_port = ip("-n", bench.namespace("server1"), "link", "show", port)
     assert f"vf 0     link/ether {mac}" in of_port
     assert ("vlan 7" in of_port) == (tag == 7)

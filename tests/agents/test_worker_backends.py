@@ -65,14 +65,24 @@ while True:
 
 def _choices() -> list[Any]:
     chosen = [
-        pytest.param(("process", "root"), marks=pytest.mark.root, id="process"),
-        pytest.param(("process", "dynamic"), marks=pytest.mark.root, id="process-of-nobody"),
         pytest.param(
-            ("docker", "dynamic"), marks=[pytest.mark.root, pytest.mark.docker], id="docker"
+            ("process", "root"), marks=pytest.mark.root, id="process"
+        ),
+        pytest.param(
+            ("process", "dynamic"),
+            marks=pytest.mark.root,
+            id="process-of-nobody",
+        ),
+        pytest.param(
+            ("docker", "dynamic"),
+            marks=[pytest.mark.root, pytest.mark.docker],
+            id="docker",
         ),
     ]
     if name := os.environ.get(OURS):
-        chosen.append(pytest.param((name, "root"), marks=pytest.mark.root, id=name))
+        chosen.append(
+            pytest.param((name, "root"), marks=pytest.mark.root, id=name)
+        )
     return chosen
 
 
@@ -116,7 +126,10 @@ async def test_a_worker_runs_in_a_namespace_of_its_own_once_it_is_let_go(
     program = "echo $RANK of $WORLD_SIZE; cat /proc/net/dev | wc -l; echo of it >mine; exit 7"
     launch = desk.launch("sh", "-c", program)
     worker = await runner.launch(launch)
-    assert namespaces.inode(namespaces.namespace_path(launch.namespace)) is not None
+    assert (
+        namespaces.inode(namespaces.namespace_path(launch.namespace))
+        is not None
+    )
     await asyncio.sleep(0)
     assert not (launch.directory / keeper.STARTED).exists()
     await eventually(lambda: keeper.open_gate(launch.directory))
@@ -127,13 +140,18 @@ async def test_a_worker_runs_in_a_namespace_of_its_own_once_it_is_let_go(
     assert (launch.directory / "mine").read_text() == "of it\n"
     await worker.dispose()
     await worker.dispose()
-    assert namespaces.inode(namespaces.namespace_path(launch.namespace)) is not None
+    assert (
+        namespaces.inode(namespaces.namespace_path(launch.namespace))
+        is not None
+    )
 
 
 async def test_another_agent_finds_it_alive_and_after_its_end(
     make: Callable[[], Runner], runner: Runner, desk: Desk
 ) -> None:
-    launch = desk.launch("sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 3")
+    launch = desk.launch(
+        "sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 3"
+    )
     handle = (await begin(runner, launch)).handle
     heirs = [make(), make()]
     for heir in heirs:
@@ -151,7 +169,9 @@ async def test_another_agent_finds_it_alive_and_after_its_end(
 async def test_it_is_told_to_end_and_all_that_it_forked_ends_with_it(
     runner: Runner, desk: Desk
 ) -> None:
-    deaf = "trap 'echo told' TERM; (trap '' TERM; setsid sleep 600) & echo deaf"
+    deaf = (
+        "trap 'echo told' TERM; (trap '' TERM; setsid sleep 600) & echo deaf"
+    )
     deaf += "; while :; do sleep 0.001; done"
     launch = desk.launch("sh", "-c", deaf)
     worker = await begin(runner, launch)
@@ -165,11 +185,15 @@ async def test_it_is_told_to_end_and_all_that_it_forked_ends_with_it(
 
 
 @pytest.mark.any_kernel
-async def test_one_that_forks_without_end_is_ended(runner: Runner, desk: Desk) -> None:
+async def test_one_that_forks_without_end_is_ended(
+    runner: Runner, desk: Desk
+) -> None:
     if runner.name == "process" and "pids" not in Cgroups().controllers:
         pytest.skip("this machine lets nobody make cgroups")
     # More would keep the machine from everything else, and this test from looking.
-    launch = replace(desk.launch("python3", "-c", BOMB), limits=Limits(2**30, 60))
+    launch = replace(
+        desk.launch("python3", "-c", BOMB), limits=Limits(2**30, 60)
+    )
     worker = await begin(runner, launch)
     try:
         await eventually(lambda: len(processes_in(launch.namespace)) > 40)
@@ -180,7 +204,9 @@ async def test_one_that_forks_without_end_is_ended(runner: Runner, desk: Desk) -
     assert processes_in(launch.namespace) == []
 
 
-async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, desk: Desk) -> None:
+async def test_what_is_frozen_stands_still_until_it_is_thawed(
+    runner: Runner, desk: Desk
+) -> None:
     launch = desk.launch("sh", "-c", "while :; do echo x; sleep 0.01; done")
     said = launch.directory / keeper.OUTPUT
 
@@ -199,7 +225,9 @@ async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, de
     await eventually(lambda: size() > before)
     for _ in range(20):  # in quick succession, while it forks
         await worker.freeze()
-        assert not [pid for pid in processes_in(launch.namespace) if may_run(pid)]
+        assert not [
+            pid for pid in processes_in(launch.namespace) if may_run(pid)
+        ]
         before = size()
         await worker.thaw()
     await eventually(lambda: size() > before)
@@ -210,8 +238,12 @@ async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, de
 
 
 @pytest.mark.any_kernel
-async def test_a_worker_has_no_rights_and_keeps_to_its_limits(runner: Runner, desk: Desk) -> None:
-    if runner.name == "process" and {"memory", "pids"} - set(Cgroups().controllers):
+async def test_a_worker_has_no_rights_and_keeps_to_its_limits(
+    runner: Runner, desk: Desk
+) -> None:
+    if runner.name == "process" and {"memory", "pids"} - set(
+        Cgroups().controllers
+    ):
         pytest.skip("this machine lets nobody make cgroups")
     near = str(min(os.sched_getaffinity(0)))
     launch = replace(desk.launch("python3", "-u", "-c", GREEDY), cpus=near)
@@ -219,7 +251,12 @@ async def test_a_worker_has_no_rights_and_keeps_to_its_limits(runner: Runner, de
     ended = await end_of(worker)
     await worker.dispose()
     lines = ended.last_lines
-    assert lines[0].split() == ["CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
+    assert lines[0].split() == [
+        "CapEff:",
+        "0000000000000000",
+        "NoNewPrivs:",
+        "1",
+    ]
     assert lines[1] == f"cpus {near}"
     assert 0 < int(lines[2].removeprefix("forked ")) < LIMITS.processes
     assert str(2**29) not in lines, "it had the memory that it wanted"
@@ -227,7 +264,9 @@ async def test_a_worker_has_no_rights_and_keeps_to_its_limits(runner: Runner, de
     assert "it exceeded its memory limit" in ended.in_words
 
 
-async def test_a_program_that_is_not_there_is_said(runner: Runner, desk: Desk) -> None:
+async def test_a_program_that_is_not_there_is_said(
+    runner: Runner, desk: Desk
+) -> None:
     worker = await begin(runner, desk.launch("/no/such/program"))
     ended = await end_of(worker)
     assert ended.exit_code == 127
@@ -237,16 +276,25 @@ async def test_a_program_that_is_not_there_is_said(runner: Runner, desk: Desk) -
 
 @pytest.mark.root
 @pytest.mark.any_kernel
-async def test_workers_of_one_user_have_as_many_processes_each(desk: Desk) -> None:
+async def test_workers_of_one_user_have_as_many_processes_each(
+    desk: Desk,
+) -> None:
     if "pids" not in Cgroups().controllers:
         pytest.skip("this machine lets nobody make cgroups")
-    runner = make_runner("process", BackendOptions("test", "server1", worker_user="nobody"))
+    runner = make_runner(
+        "process", BackendOptions("test", "server1", worker_user="nobody")
+    )
     await runner.open()
     many = f"for _ in $(seq {LIMITS.processes - 8}); do sleep 600 & done; wait"
     launches = [desk.launch("sh", "-c", many) for _ in range(2)]
     workers = [await begin(runner, launch) for launch in launches]
     inside = [launch.namespace for launch in launches]
-    await eventually(lambda: min(len(processes_in(each)) for each in inside) > LIMITS.processes - 8)
+    await eventually(
+        lambda: (
+            min(len(processes_in(each)) for each in inside)
+            > LIMITS.processes - 8
+        )
+    )
     for worker in workers:
         await worker.stop(grace_s=0)
         await end_of(worker)
@@ -255,9 +303,13 @@ async def test_workers_of_one_user_have_as_many_processes_each(desk: Desk) -> No
 
 @pytest.mark.root
 async def test_a_worker_is_of_the_user_that_was_named(desk: Desk) -> None:
-    runner = make_runner("process", BackendOptions("test", "server1", worker_user="nobody"))
+    runner = make_runner(
+        "process", BackendOptions("test", "server1", worker_user="nobody")
+    )
     await runner.open()
-    worker = await begin(runner, desk.launch("sh", "-c", "id -un; id -G; echo $HOME"))
+    worker = await begin(
+        runner, desk.launch("sh", "-c", "id -un; id -G; echo $HOME")
+    )
     lines = (await end_of(worker)).last_lines
     assert (lines[0], len(lines[1].split())) == ("nobody", 1)
     assert lines[2] == str(desk.folder / "workers" / "1")
@@ -278,15 +330,20 @@ class Plugged(Runner):
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         raise BadRequest("it runs nothing")
 
-    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
+    async def adopt(
+        self, handle: WorkerHandle, namespace: str, directory: Path
+    ) -> RunningWorker:
         raise BadRequest("it ran nothing")
 
 
-def test_a_package_may_bring_a_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_may_bring_a_back_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     points = [
         EntryPoint("plugged", f"{__name__}:Plugged", run.WORKER_BACKENDS),
         EntryPoint("broken", "no.such.module:Runner", run.WORKER_BACKENDS),
-        EntryPoint("docker", f"{__name__}:Plugged", run.WORKER_BACKENDS),  # ours go before it
+        # Ours go before it.
+        EntryPoint("docker", f"{__name__}:Plugged", run.WORKER_BACKENDS),
     ]
     monkeypatch.setattr(run, "entry_points", lambda group: points)
     options = BackendOptions("lab", "server1", image="mine")
@@ -294,7 +351,9 @@ def test_a_package_may_bring_a_back_end(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(found, Plugged)
     assert found.options.image == "mine"
     assert make_runner("docker", options).name == "docker"
-    with pytest.raises(BadInput, match=r"broken: it is installed as no\.such\.module:Runner"):
+    with pytest.raises(
+        BadInput, match=r"broken: it is installed as no\.such\.module:Runner"
+    ):
         make_runner("broken", options)
     with pytest.raises(BadInput, match="'auto', 'broken', 'plugged'"):
         make_runner("podman", options)

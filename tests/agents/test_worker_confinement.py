@@ -198,12 +198,26 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
         stack.callback(shutil.rmtree, run_folder)
         names = ("speaker.sock", "workers.sock", "api.sock")
         for name in names:
-            listener = stack.enter_context(bind_unix(run_folder / name, "test", mode=0o666))
+            listener = stack.enter_context(
+                bind_unix(run_folder / name, "test", mode=0o666)
+            )
             listener.listen()
         wanted: dict[str, Any] = {
-            "read": ["/etc/shadow", str(secret), f"/proc/{os.getpid()}/environ"],
-            "list": [*root, str(agent.socket.parent / "state-server2"), "/var/lib/patchlight/x"],
-            "write": ["/proc/sys/kernel/core_pattern", "/etc/hostname", str(secret)],
+            "read": [
+                "/etc/shadow",
+                str(secret),
+                f"/proc/{os.getpid()}/environ",
+            ],
+            "list": [
+                *root,
+                str(agent.socket.parent / "state-server2"),
+                "/var/lib/patchlight/x",
+            ],
+            "write": [
+                "/proc/sys/kernel/core_pattern",
+                "/etc/hostname",
+                str(secret),
+            ],
             "make": ["/etc/cron.d", "/root", "/usr/bin", str(open_folder)],
             "connect": [
                 *(str(run_folder / name) for name in names),
@@ -211,7 +225,9 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
                 *(str(bench.gpu_socket(each.server)) for each in (other,)),
             ],
             # 1, which the tests may have been started by in a container, is a worker's own.
-            "signal": sorted({os.getpid(), os.getppid(), max(process_ids())} - {1}),
+            "signal": sorted(
+                {os.getpid(), os.getppid(), max(process_ids())} - {1}
+            ),
         }
         wanted["abstract"] = f"\0patchlight-test-{os.getpid()}"
         abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -225,7 +241,9 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
         assert found[tried] == [], tried
     assert found["uid"] == user_for(bench.name, "eva").uid
     assert found["groups"] in ([], [found["uid"]])
-    assert {found[each] for each in ("CapPrm", "CapEff", "CapBnd")} == {16 * "0"}
+    assert {found[each] for each in ("CapPrm", "CapEff", "CapBnd")} == {
+        16 * "0"
+    }
     assert found["NoNewPrivs"] == "1"
     assert len(found["processes"]) <= 3
     assert found["processes"][0] == 1
@@ -234,7 +252,10 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
     assert found["descriptors"] == [0, 1, 2]
     for refused in ("user namespace", "mount", "keys", "machine sockets"):
         # Docker's own profile refuses the last from version 23 on.
-        assert not found[refused] or (runner, refused) == ("docker", "machine sockets"), refused
+        assert not found[refused] or (runner, refused) == (
+            "docker",
+            "machine sockets",
+        ), refused
     assert runner == "docker" or found["other sockets"] == []
     # With Docker's own profile a worker can also stop its keeper, and thus keep its job running.
     assert runner == "docker" or found["traced"]
@@ -244,7 +265,8 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
     assert (found["priorities"], found["DSCP"]) == ([6], True)
     assert found["other networks"] == ["lo", "nic0"]
     devices = (
-        "core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero console"
+        "core fd full mqueue null ptmx pts random "
+        "shm stderr stdin stdout tty urandom zero console"
     )
     assert set(found["devices"]) <= set(devices.split())
     assert found["names"] == ["server1.gpu0", f"{NETWORK}.11"]
@@ -260,12 +282,23 @@ def test_nothing_of_a_job_runs_before_rights_are_dropped(
     seen.touch(mode=0o666)
     if how == "PATH":
         for name in ("sh", "prlimit", "setpriv", "bwrap", "env"):
-            (open_folder / name).write_text(EVIL % {"seen": seen, "name": name})
+            (open_folder / name).write_text(
+                EVIL % {"seen": seen, "name": name}
+            )
             (open_folder / name).chmod(0o755)
         environment = {"PATH": f"{open_folder}:/usr/bin:/bin"}
     else:
         library = open_folder / "p.so"
-        compiler = ["gcc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+        compiler = [
+            "gcc",
+            "-shared",
+            "-fPIC",
+            "-x",
+            "c",
+            "-o",
+            str(library),
+            "-",
+        ]
         subprocess.run(compiler, input=PRELOADED % seen, text=True, check=True)
         environment = {"LD_PRELOAD": str(library)}
     bench = make_bench(1)
@@ -277,7 +310,9 @@ def test_nothing_of_a_job_runs_before_rights_are_dropped(
     assert said == (["CapEff:\t" + 16 * "0"] if how == "LD_PRELOAD" else [])
 
 
-async def outcome(runner: ProcessRunner, desk: Desk, *command: str, **spec: Any) -> str:
+async def outcome(
+    runner: ProcessRunner, desk: Desk, *command: str, **spec: Any
+) -> str:
     """What a worker of a runner said."""
     await runner.open()
     launch = desk.launch(*command, **spec)
@@ -288,10 +323,13 @@ async def outcome(runner: ProcessRunner, desk: Desk, *command: str, **spec: Any)
     return "\n".join(ended.last_lines)
 
 
-async def test_a_worker_has_the_device_node_of_its_own_gpu_and_of_no_other(desk: Desk) -> None:
+async def test_a_worker_has_the_device_node_of_its_own_gpu_and_of_no_other(
+    desk: Desk,
+) -> None:
     await (runner := ProcessRunner()).open()
     launch = replace(desk.launch("ls", "/dev"), gpu=PhysicalGpu("GPU-1", 98))
-    nodes = [Path(f"/dev/nvidia{number}") for number in (98, 99)]  # more than a server has
+    # More than a server has.
+    nodes = [Path(f"/dev/nvidia{number}") for number in (98, 99)]
     with ExitStack() as stack:
         for node in nodes:
             os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -304,37 +342,58 @@ async def test_a_worker_has_the_device_node_of_its_own_gpu_and_of_no_other(desk:
     assert "nvidia98" in seen
     assert "nvidia99" not in seen
     with pytest.raises(LaunchError, match="device node of GPU GPU-1"):
-        await runner.launch(replace(desk.launch("true"), gpu=PhysicalGpu("GPU-1")))
+        await runner.launch(
+            replace(desk.launch("true"), gpu=PhysicalGpu("GPU-1"))
+        )
 
 
 async def test_a_mount_of_others_that_ends_meanwhile_stops_no_worker(
     desk: Desk, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool, failing, once = confinement._tool, open_folder / "bwrap", open_folder / "once"
+    tool = confinement._tool
+    failing = open_folder / "bwrap"
+    once = open_folder / "once"
     once.touch()
     why = "bwrap: Unable to apply mount flags: remount /newroot/var/x: Invalid argument"
     fails = f'[ "$1" = --args ] && rm {once} 2>&- && echo "{why}" && exit 1'
     failing.write_text(f'#!/bin/sh\n{fails}\nexec {tool("bwrap")} "$@"\n')
     failing.chmod(0o755)
     tools = {"bwrap": str(failing)}
-    monkeypatch.setattr(confinement, "_tool", lambda name: tools.get(name) or tool(name))
+    monkeypatch.setattr(
+        confinement, "_tool", lambda name: tools.get(name) or tool(name)
+    )
     assert await outcome(ProcessRunner(), desk, "echo", "runs") == "runs"
 
 
-async def test_what_another_user_saved_is_closed(desk: Desk, open_folder: Path) -> None:
-    runner, saved = ProcessRunner(lab="lab"), open_folder / "eva"
+async def test_what_another_user_saved_is_closed(
+    desk: Desk, open_folder: Path
+) -> None:
+    runner = ProcessRunner(lab="lab")
+    saved = open_folder / "eva"
     save = ("sh", "-c", 'echo weights >"$PATCHLIGHT_CHECKPOINT/saved"')
     again = ("cat", f"{saved}/saved")
-    assert await outcome(runner, desk, *save, user="eva", checkpoint=str(saved)) == ""
+    assert (
+        await outcome(runner, desk, *save, user="eva", checkpoint=str(saved))
+        == ""
+    )
     assert saved.stat().st_mode & 0o777 == 0o700
-    assert await outcome(runner, desk, *again, user="eva", checkpoint=str(saved)) == "weights"
-    assert "Permission denied" in await outcome(runner, desk, *again, user="bob")
+    assert (
+        await outcome(runner, desk, *again, user="eva", checkpoint=str(saved))
+        == "weights"
+    )
+    assert "Permission denied" in await outcome(
+        runner, desk, *again, user="bob"
+    )
     uid = user_for("lab", "bob").uid
-    with pytest.raises(LaunchError, match=f"uid-{uid}, which cannot write") as raised:
+    with pytest.raises(
+        LaunchError, match=f"uid-{uid}, which cannot write"
+    ) as raised:
         await outcome(runner, desk, "true", user="bob", checkpoint=str(saved))
     assert f"install -d -m 700 -o {uid}" in str(raised.value.hint)
     with pytest.raises(LaunchError, match="which belongs to workers"):
-        await outcome(runner, desk, "true", user="eva", checkpoint=str(saved / "link"))
+        await outcome(
+            runner, desk, "true", user="eva", checkpoint=str(saved / "link")
+        )
 
 
 async def test_no_checkpoint_is_made_behind_a_link_that_came_after_the_path_was_looked_at(
@@ -359,16 +418,25 @@ async def test_what_lies_in_a_closed_folder_is_shown_where_it_is_needed(
     saved = closed / "deep" / "saved"
     look = ("sh", "-c", f"touch {saved}/mine && ls {closed} {closed}/deep")
     shown = await outcome(ProcessRunner(), desk, *look, checkpoint=str(saved))
-    assert shown.splitlines() == [f"{closed}:", "deep", "", f"{closed}/deep:", "saved"]
+    assert shown.splitlines() == [
+        f"{closed}:",
+        "deep",
+        "",
+        f"{closed}/deep:",
+        "saved",
+    ]
 
 
 def test_python_may_be_in_a_closed_folder(open_folder: Path) -> None:
     """As where the virtual environment is in the home folder of root."""
     open_folder.chmod(0o700)
     subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", open_folder / "venv"], check=True
+        [sys.executable, "-m", "venv", "--without-pip", open_folder / "venv"],
+        check=True,
     )
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    path = os.pathsep.join(
+        [str(Path(__file__).parents[2]), *filter(None, sys.path)]
+    )
     told = subprocess.run(
         [open_folder / "venv/bin/python", "-c", ELSEWHERE],
         env={**os.environ, "PYTHONPATH": path},
@@ -380,22 +448,44 @@ def test_python_may_be_in_a_closed_folder(open_folder: Path) -> None:
 
 
 @confined
-def test_torchrun_finds_its_peers_by_name(make_bench: MakeBench, runner: str) -> None:
+def test_torchrun_finds_its_peers_by_name(
+    make_bench: MakeBench, runner: str
+) -> None:
     pytest.importorskip("torch")
     bench = make_bench(2)
     agents = bench.start_agents(2, runner)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=server1:29400", "--rdzv-id=job"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=1",
+    ]
+    torchrun += [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=server1:29400",
+        "--rdzv-id=job",
+    ]
     for rank, agent in enumerate(agents):
-        spec = bench.command(rank, 2, *torchrun, "--no-python", sys.executable, "-c", TOGETHER)
-        answer = agent.client.post("/workers", json={**spec, "memory_bytes": 2**31})
+        spec = bench.command(
+            rank, 2, *torchrun, "--no-python", sys.executable, "-c", TOGETHER
+        )
+        answer = agent.client.post(
+            "/workers", json={**spec, "memory_bytes": 2**31}
+        )
         assert answer.status_code == 201, answer.text
     for rank, agent in enumerate(agents):
-        assert agent.client.post(f"/workers/job-{rank}/start").status_code == 200
+        assert (
+            agent.client.post(f"/workers/job-{rank}/start").status_code == 200
+        )
     said: list[str] = []
     for rank, agent in enumerate(agents):
         agent.until_state(f"job-{rank}", "done")
-        said += agent.client.get(f"/workers/job-{rank}/log").json()["text"].splitlines()
+        said += (
+            agent.client.get(f"/workers/job-{rank}/log")
+            .json()["text"]
+            .splitlines()
+        )
     # The last to leave warns that it could not tell the first.
     ranks = sorted(line for line in said if line.startswith("rank "))
     assert ranks == ["rank 0 of 2", "rank 1 of 2"]

@@ -51,7 +51,12 @@ run = functools.partial(python, "-m", "patchlight.conformance")
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[Running]:
-    lab = lab_file(tmp_path, driver="polatis-scpi", switching_time="1ms", initial=("5-6", "9>30"))
+    lab = lab_file(
+        tmp_path,
+        driver="polatis-scpi",
+        switching_time="1ms",
+        initial=("5-6", "9>30"),
+    )
     with running(tmp_path, lab, "--no-fabric") as running_device:
         yield running_device
 
@@ -63,12 +68,16 @@ def circuits(device: Running) -> str:
     return refused.stderr.partition("carries circuits: ")[2].splitlines()[0]
 
 
-def test_a_device_in_use_is_left_alone_unless_told_and_is_put_back(device: Running) -> None:
+def test_a_device_in_use_is_left_alone_unless_told_and_is_put_back(
+    device: Running,
+) -> None:
     address = device.switch.address
     refused = run(SCPI, "--device", address)
     assert refused.returncode == 2
     assert "the device carries circuits: 5-6, 9>30" in refused.stderr
-    assert run(SCPI, "--device", address, "--initial", "5-6,9>31").returncode == 2
+    assert (
+        run(SCPI, "--device", address, "--initial", "5-6,9>31").returncode == 2
+    )
     for consent in (("--initial", "5-6,9>30"), ("--any-map",)):
         ended = run(SCPI, "--device", address, *consent)
         assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -80,8 +89,19 @@ def test_a_driver_that_does_otherwise_is_told_what(
     device: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rude.py").write_text(RUDE_DRIVER)
-    options = ["--device", device.switch.address, "--any-map", "--check-timeout", "6s"]
-    options += ["--password-env", "RUDE_PASSWORD", "--control", str(device.control)]
+    options = [
+        "--device",
+        device.switch.address,
+        "--any-map",
+        "--check-timeout",
+        "6s",
+    ]
+    options += [
+        "--password-env",
+        "RUDE_PASSWORD",
+        "--control",
+        str(device.control),
+    ]
     monkeypatch.setenv("RUDE_PASSWORD", "hush-hush")
     monkeypatch.setenv("COLUMNS", "300")
     ended = run("rude:Rude", *options, cwd=tmp_path)
@@ -91,11 +111,17 @@ def test_a_driver_that_does_otherwise_is_told_what(
         for line in ended.stdout.splitlines()
         if " failed " in line
     }
-    assert "expected [3>4, 5>6]" in failed["a busy port is refused and nothing else"]
+    assert (
+        "expected [3>4, 5>6]"
+        in failed["a busy port is refused and nothing else"]
+    )
     assert "not done within 6 s" in failed["alarms can be asked for"]
     assert "not done within 6 s" in failed["alarms arrive"]
     assert "the password is in the log" in failed["knows its ports"]
-    assert "power() of port 0: expected BadInput" in failed["bad input changes nothing"]
+    assert (
+        "power() of port 0: expected BadInput"
+        in failed["bad input changes nothing"]
+    )
     assert "3.0 dBm at out:13" in failed["light comes out where it is led"]
     assert "connects one" not in failed
     assert circuits(device) == "5-6, 9>30"
@@ -104,12 +130,21 @@ def test_a_driver_that_does_otherwise_is_told_what(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("no_such_module:Driver", "--device", "h:1"), "loading the driver no_such_module:Driver"),
+        (
+            ("no_such_module:Driver", "--device", "h:1"),
+            "loading the driver no_such_module:Driver",
+        ),
         (("polatis-scip", "--device", "h:1"), "did you mean polatis-scpi?"),
         (("dry-run", "--device", "h:1", "--ports", "4"), "4"),
         (("dry-run",), "--device"),
-        (("builtins:dict", "--histories", "1"), "derives from no built-in driver"),
-        ((SCPI, "--device", "nothing", "--histories", "1"), "no emulated switch for driver"),
+        (
+            ("builtins:dict", "--histories", "1"),
+            "derives from no built-in driver",
+        ),
+        (
+            (SCPI, "--device", "nothing", "--histories", "1"),
+            "no emulated switch for driver",
+        ),
     ],
 )
 def test_wrong_input_is_told(arguments: tuple[str, ...], message: str) -> None:

@@ -42,9 +42,18 @@ def test_what_is_wrong_is_a_table_and_a_remedy_for_each(closed: str) -> None:
     assert result.exit_code == 1
     lines = result.output.splitlines()
     rows = [line.split() for line in lines if line.startswith("wrong")]
-    assert [row[1:3] for row in rows] == [["server1", "reachable"], ["server2", "reachable"]]
-    assert "reachable (server1): Is the server on, its sshd running" in result.output
-    assert "reachable (server2): Write 'ssh: {address: server2}' at the server." in result.output
+    assert [row[1:3] for row in rows] == [
+        ["server1", "reachable"],
+        ["server2", "reachable"],
+    ]
+    assert (
+        "reachable (server1): Is the server on, its sshd running"
+        in result.output
+    )
+    assert (
+        "reachable (server2): Write 'ssh: {address: server2}' at the server."
+        in result.output
+    )
     assert lines[-1] == "0 of 2 servers of lab closed are ready"
 
 
@@ -68,28 +77,54 @@ def test_a_lab_without_servers_is_bad_input(tmp_path: Path) -> None:
 def test_certificates_are_made_once_and_for_whom_they_are_meant(
     closed: str, tmp_path: Path
 ) -> None:
-    where = ("--output", str(tmp_path / "out"), "--authority", str(tmp_path / "ca"))
+    where = (
+        "--output",
+        str(tmp_path / "out"),
+        "--authority",
+        str(tmp_path / "ca"),
+    )
     result = run("certificates", closed, *where)
     assert result.exit_code == 0, result.output
-    rows = [line.split()[0] for line in result.output.splitlines() if ".closed" in line]
+    rows = [
+        line.split()[0]
+        for line in result.output.splitlines()
+        if ".closed" in line
+    ]
     names = ["controller.closed", "prometheus.closed", "agent.server1.closed"]
     assert rows == [*names, "agent.server2.closed"]
-    assert (tmp_path / "out/agents/server1/key.pem").stat().st_mode & 0o777 == 0o600
+    assert (
+        tmp_path / "out/agents/server1/key.pem"
+    ).stat().st_mode & 0o777 == 0o600
     first = json.loads(run("certificates", closed, *where, "--json").stdout)
     again = json.loads(run("certificates", closed, *where, "--json").stdout)
     assert again == first
-    assert (first["lab"], first["authority"]) == ("closed", str(tmp_path / "ca"))
+    assert (first["lab"], first["authority"]) == (
+        "closed",
+        str(tmp_path / "ca"),
+    )
     (anew,) = json.loads(
-        run("certificates", closed, *where, "--for", "server1", "--new-keys", "--json").stdout
+        run(
+            "certificates",
+            closed,
+            *where,
+            "--for",
+            "server1",
+            "--new-keys",
+            "--json",
+        ).stdout
     )["certificates"]
-    (old,) = [each for each in first["certificates"] if each["name"] == anew["name"]]
+    (old,) = [
+        each for each in first["certificates"] if each["name"] == anew["name"]
+    ]
     assert anew["fingerprint"] != old["fingerprint"]
     unknown = run("certificates", closed, *where, "--for", "server3")
     assert isinstance(unknown.exception, BadInput)
     assert "controller, prometheus, server1, server2" in str(unknown.exception)
 
 
-def test_passwords_come_from_a_file_of_ones_own_alone(closed: str, tmp_path: Path) -> None:
+def test_passwords_come_from_a_file_of_ones_own_alone(
+    closed: str, tmp_path: Path
+) -> None:
     file = tmp_path / "password"
     file.write_text("s3cret-canary\n")
     file.chmod(0o640)
@@ -99,7 +134,13 @@ def test_passwords_come_from_a_file_of_ones_own_alone(closed: str, tmp_path: Pat
     file.chmod(0o600)
     assert read_password(file) == "s3cret-canary"
     result = run(
-        "push", "--dry-run", closed, "--password-file", str(file), "--sudo-password-file", str(file)
+        "push",
+        "--dry-run",
+        closed,
+        "--password-file",
+        str(file),
+        "--sudo-password-file",
+        str(file),
     )
     assert result.exit_code == 1
     assert "server1" in result.output
@@ -110,11 +151,20 @@ def test_passwords_come_from_a_file_of_ones_own_alone(closed: str, tmp_path: Pat
     ("options", "message"),
     [
         (["--ask-password"], "--ask-password needs a terminal to ask at"),
-        (["--ask-sudo-password"], "--ask-sudo-password needs a terminal to ask at"),
+        (
+            ["--ask-sudo-password"],
+            "--ask-sudo-password needs a terminal to ask at",
+        ),
         (["--ask-password", "--password-file", "x"], "exclude each other"),
-        (["--password-file", "/nowhere/password"], "cannot read the password in /nowhere/password"),
+        (
+            ["--password-file", "/nowhere/password"],
+            "cannot read the password in /nowhere/password",
+        ),
         (["--sudo-password-file", "/dev/null"], "is not a plain file"),
-        (["--password-file", "EMPTY"], "is empty: expected a password on its first line"),
+        (
+            ["--password-file", "EMPTY"],
+            "is empty: expected a password on its first line",
+        ),
     ],
 )
 def test_no_password_is_guessed(
@@ -123,7 +173,10 @@ def test_no_password_is_guessed(
     empty = tmp_path / "empty"
     empty.touch(mode=0o600)
     result = run(
-        "push", "--dry-run", closed, *(str(empty) if word == "EMPTY" else word for word in options)
+        "push",
+        "--dry-run",
+        closed,
+        *(str(empty) if word == "EMPTY" else word for word in options),
     )
     assert isinstance(result.exception, BadInput)
     assert message in result.exception.message
@@ -132,14 +185,18 @@ def test_no_password_is_guessed(
 def test_a_password_that_is_typed_is_not_shown(closed: str) -> None:
     options = ["--ask-password", "--ask-sudo-password"]
     answers = {"log in with: ": "s3cret-canary", "same): ": ""}
-    status, shown = at_terminal(answers, "deploy", "push", closed, "--dry-run", *options)
+    status, shown = at_terminal(
+        answers, "deploy", "push", closed, "--dry-run", *options
+    )
     assert status == 1
     assert "Password to log in with: " in shown
     assert "Password of sudo (empty: the same): " in shown
     assert "s3cret" not in shown
 
 
-@pytest.mark.parametrize("verb", ["push", "status", "restart", "stop", "rollback", "remove"])
+@pytest.mark.parametrize(
+    "verb", ["push", "status", "restart", "stop", "rollback", "remove"]
+)
 def test_each_server_that_fails_is_named_with_its_remedy(
     closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
@@ -148,11 +205,15 @@ def test_each_server_that_fails_is_named_with_its_remedy(
     assert result.exit_code == 1
     assert "connecting to server1 at 127.0.0.1 port" in result.output
     assert "Write 'ssh: {address: server2}' at the server." in result.output
-    answer = json.loads(run(verb, closed, "--json", "--server", "server2").stdout)
+    answer = json.loads(
+        run(verb, closed, "--json", "--server", "server2").stdout
+    )
     assert (answer["lab"], answer["ok"]) == ("closed", False)
     (told,) = answer["servers"]
     assert (told["server"], told["ok"]) == ("server2", False)
-    assert "does not say where server2 answers SSH" in told.get("error", told.get("problem"))
+    assert "does not say where server2 answers SSH" in told.get(
+        "error", told.get("problem")
+    )
 
 
 def test_logs_of_servers_that_do_not_answer(closed: str) -> None:
@@ -164,11 +225,19 @@ def test_logs_of_servers_that_do_not_answer(closed: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("status", "--server", "server9"), "no server 'server9': it has server1, server2"),
-        (("push", "--controller", "tor1"), "expected one of the servers to push to"),
+        (
+            ("status", "--server", "server9"),
+            "no server 'server9': it has server1, server2",
+        ),
+        (
+            ("push", "--controller", "tor1"),
+            "expected one of the servers to push to",
+        ),
     ],
 )
-def test_servers_that_there_are_not(closed: str, arguments: tuple[str, ...], message: str) -> None:
+def test_servers_that_there_are_not(
+    closed: str, arguments: tuple[str, ...], message: str
+) -> None:
     verb, *rest = arguments
     result = run(verb, closed, *rest)
     assert isinstance(result.exception, BadInput)

@@ -18,7 +18,13 @@ from urllib.parse import unquote
 import pytest
 from click.testing import CliRunner
 
-from patchlight.deploy.commands.doctor import DEMO, Check, doctor, examine, machine
+from patchlight.deploy.commands.doctor import (
+    DEMO,
+    Check,
+    doctor,
+    examine,
+    machine,
+)
 from patchlight.testbed.errors import BadInput
 
 
@@ -33,10 +39,16 @@ def checks() -> list[Check]:
 
 
 @pytest.fixture
-def known_packages(checks: list[Check], monkeypatch: pytest.MonkeyPatch) -> None:
+def known_packages(
+    checks: list[Check], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Importing every package once is enough."""
-    packages = [check for check in checks if check.name.startswith("Python package ")]
-    monkeypatch.setattr("patchlight.deploy.commands.doctor._packages", lambda: packages)
+    packages = [
+        check for check in checks if check.name.startswith("Python package ")
+    ]
+    monkeypatch.setattr(
+        "patchlight.deploy.commands.doctor._packages", lambda: packages
+    )
 
 
 @pytest.mark.xdist_group("doctor")
@@ -46,7 +58,10 @@ def test_everything_looked_for_is_told_and_what_is_missing_can_be_mended(
     assert len({check.name for check in checks}) == len(checks)
     assert all(check.found and check.needed_for for check in checks)
     assert all(check.install for check in checks if check.ok is False)
-    found = shutil.which("ovs-vswitchd", path=f"{os.environ['PATH']}:/usr/sbin") is not None
+    found = (
+        shutil.which("ovs-vswitchd", path=f"{os.environ['PATH']}:/usr/sbin")
+        is not None
+    )
     assert named(checks, "ovs-vswitchd").ok is found
     assert named(checks, "Python package pyroute2").ok is True
     assert named(checks, "root").ok is (os.geteuid() == 0)
@@ -57,7 +72,9 @@ def test_everything_looked_for_is_told_and_what_is_missing_can_be_mended(
 def test_the_exit_code_says_whether_the_demo_can_run() -> None:
     result = CliRunner().invoke(doctor, ["--json"])
     seen = json.loads(result.stdout)
-    lacking = ("missing", DEMO) in [(c["state"], c["needed_for"]) for c in seen["checks"]]
+    lacking = ("missing", DEMO) in [
+        (c["state"], c["needed_for"]) for c in seen["checks"]
+    ]
     assert seen["ready_for_demo"] is (not lacking)
     assert result.exit_code == (1 if lacking else 0)
 
@@ -67,11 +84,17 @@ def test_the_exit_code_says_whether_the_demo_can_run() -> None:
 def test_programs_that_are_not_there_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("patchlight.deploy.commands.doctor._PATH", str(tmp_path))
+    monkeypatch.setattr(
+        "patchlight.deploy.commands.doctor._PATH", str(tmp_path)
+    )
     result = CliRunner().invoke(doctor, env={"COLUMNS": "200"})
     assert result.exit_code == 1
-    assert re.search(r"^ *missing +ovs-vswitchd +not found ", result.output, re.MULTILINE)
-    install = re.search(r"^ .*openvswitch-switch +# (.*)$", result.output, re.MULTILINE)
+    assert re.search(
+        r"^ *missing +ovs-vswitchd +not found ", result.output, re.MULTILINE
+    )
+    install = re.search(
+        r"^ .*openvswitch-switch +# (.*)$", result.output, re.MULTILINE
+    )
     assert install is not None
     assert "ovs-vswitchd" in install[1].split(", ")
     assert "`make demo` cannot run yet: " in result.output
@@ -79,15 +102,23 @@ def test_programs_that_are_not_there_are_told(
 
 @pytest.mark.xdist_group("doctor")
 @pytest.mark.usefixtures("known_packages")
-def test_what_is_wrong_comes_first_and_hints_name_files_that_are_there(checks: list[Check]) -> None:
+def test_what_is_wrong_comes_first_and_hints_name_files_that_are_there(
+    checks: list[Check],
+) -> None:
     output = CliRunner().invoke(doctor, env={"COLUMNS": "80"}).output
     table = output.partition("\nTo install")[0].partition("\nAll that")[0]
-    states = [line.split()[0] for line in table.splitlines() if not line.startswith((" ", "─"))]
+    states = [
+        line.split()[0]
+        for line in table.splitlines()
+        if not line.startswith((" ", "─"))
+    ]
     order = ["missing", "untested", "ok"]
     assert states == sorted(states, key=order.index)
     for check in checks:
         # Of a command in a command, too.
-        for word in shlex.split(check.install.replace("$(", " ").replace(" start)", "")):
+        for word in shlex.split(
+            check.install.replace("$(", " ").replace(" start)", "")
+        ):
             if "deploy/" in word:
                 file = unquote(word.rpartition("=")[2].removeprefix("file://"))
                 assert Path(file).exists(), check
@@ -101,9 +132,19 @@ def test_it_runs_without_the_packages_that_it_looks_for() -> None:
         "sys.argv = ['patchlight', 'doctor', '--json']\n"
         "main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    names = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}
-    assert {"Docker engine", "free disk", "Python package PyYAML"} <= set(names)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = {
+        check["name"]: check["state"]
+        for check in json.loads(done.stdout)["checks"]
+    }
+    assert {"Docker engine", "free disk", "Python package PyYAML"} <= set(
+        names
+    )
 
 
 LAB = """
@@ -120,20 +161,40 @@ servers:
 
 @pytest.mark.xdist_group("doctor")
 @pytest.mark.usefixtures("known_packages")
-def test_this_machine_is_compared_with_a_server_of_a_lab(tmp_path: Path) -> None:
+def test_this_machine_is_compared_with_a_server_of_a_lab(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text(LAB)
-    result = CliRunner().invoke(doctor, ["--lab", str(path), "--server", "alone", "--json"])
+    result = CliRunner().invoke(
+        doctor, ["--lab", str(path), "--server", "alone", "--json"]
+    )
     seen = json.loads(result.stdout)
-    assert (result.exit_code, seen["server"], seen["as_the_lab_says"]) == (1, "alone", False)
-    nic = next(check for check in seen["checks"] if check["name"] == "NIC nic0")
-    assert (nic["state"], nic["needed_for"]) == ("missing", f"alone of lab {path}")
+    assert (result.exit_code, seen["server"], seen["as_the_lab_says"]) == (
+        1,
+        "alone",
+        False,
+    )
+    nic = next(
+        check for check in seen["checks"] if check["name"] == "NIC nic0"
+    )
+    assert (nic["state"], nic["needed_for"]) == (
+        "missing",
+        f"alone of lab {path}",
+    )
     assert nic["found"].startswith("no interface none0")
     assert "interface: NAME" in nic["install"]
-    result = CliRunner().invoke(doctor, ["--lab", str(path), "--server", "server1"])
+    result = CliRunner().invoke(
+        doctor, ["--lab", str(path), "--server", "server1"]
+    )
     assert "NVIDIA driver" in result.output
-    for options in (["--server", "server1"], ["--lab", str(path), "--server", "server9"]):
-        assert isinstance(CliRunner().invoke(doctor, options).exception, BadInput)
+    for options in (
+        ["--server", "server1"],
+        ["--lab", str(path), "--server", "server9"],
+    ):
+        assert isinstance(
+            CliRunner().invoke(doctor, options).exception, BadInput
+        )
 
 
 @pytest.mark.root
@@ -144,8 +205,12 @@ def test_the_kernel_is_tried_without_changing_the_host() -> None:
     disciplines = "tc qdisc show dev lo"
     before = printed(disciplines)
     # Neither an engine nor packages are the kernel's business; they come after it.
-    asked = itertools.takewhile(lambda check: check.name != "Docker engine", examine())
-    states = {check.state for check in asked if check.name.startswith("kernel: ")}
+    asked = itertools.takewhile(
+        lambda check: check.name != "Docker engine", examine()
+    )
+    states = {
+        check.state for check in asked if check.name.startswith("kernel: ")
+    }
     assert states <= {"ok", "missing"}
     assert printed(disciplines) == before
     assert "pla@" not in printed("ip -o link")
@@ -164,10 +229,14 @@ def test_without_root_the_kernel_is_untested() -> None:
             "(_root(), *(_kernel(*k) for k in _KERNEL))]))"
         )
         folder = Path(__file__).parents[2]
-        said = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=folder)
+        said = subprocess.check_output(
+            [sys.executable, "-c", code], text=True, cwd=folder
+        )
         checks = [Check(name, ok, "", "") for name, ok in json.loads(said)]
     assert named(checks, "root").ok is False
-    assert {check.ok for check in checks if check.name.startswith("kernel: ")} == {None}
+    assert {
+        check.ok for check in checks if check.name.startswith("kernel: ")
+    } == {None}
 
 
 class _Engine(http.server.BaseHTTPRequestHandler):
@@ -191,7 +260,9 @@ class _Engine(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Engine]]:
+def engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[type[_Engine]]:
     path = tmp_path / "docker.sock"
     handler = type("Engine", (_Engine,), {})
     with socketserver.ThreadingUnixStreamServer(str(path), handler) as server:

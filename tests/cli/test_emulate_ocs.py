@@ -35,7 +35,9 @@ EMULATED = [driver.name for driver in OCS_DRIVERS.values() if driver.device]
 
 
 @contextmanager
-def emulated(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def emulated(
+    *options: str, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process, and what it printed once it answered."""
     process = subprocess.Popen(
         [sys.executable, "-m", "patchlight", "emulate", "ocs", *options],
@@ -82,7 +84,9 @@ def test_every_driver_drives_its_device(driver: str) -> None:
         device = open_driver(switch_at(driver, where), "whatever")
         await device.open()
         try:
-            assert await device.read_map() == PortMap.of([(1, 7), (7, 1), (2, 8)])
+            assert await device.read_map() == PortMap.of(
+                [(1, 7), (7, 1), (2, 8)]
+            )
             assert (await device.connect([CrossConnect(3, 9)])).complete
             assert CrossConnect(3, 9) in await device.read_map()
         finally:
@@ -133,11 +137,17 @@ def test_a_wavelength_switch_alone() -> None:
 def test_what_it_says_to_do_by_hand_works(driver: str, answer: str) -> None:
     options = (driver, "--listen", "127.0.0.1:0", "--circuits", "1>7")
     with emulated(*options, "--password-env", "PW", PW="se1") as (_, printed):
-        line = re.search(r"by hand: +(printf .*) \| nc -q \d (\S+) (\d+)\n", printed)
+        line = re.search(
+            r"by hand: +(printf .*) \| nc -q \d (\S+) (\d+)\n", printed
+        )
         assert line is not None
         shell = ("bash", "-c", line[1])
-        said = subprocess.run(shell, capture_output=True, check=True, env={"PW": "se1"}).stdout
-        with socket.create_connection((line[2], int(line[3])), PATIENCE_S) as client:
+        said = subprocess.run(
+            shell, capture_output=True, check=True, env={"PW": "se1"}
+        ).stdout
+        with socket.create_connection(
+            (line[2], int(line[3])), PATIENCE_S
+        ) as client:
             client.sendall(said)
             answered = b""
             while answer not in answered.decode():
@@ -156,7 +166,8 @@ def test_a_taken_port_names_who_has_it() -> None:
 
 
 def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
-    state, control = tmp_path / "state", tmp_path / "control"
+    state = tmp_path / "state"
+    control = tmp_path / "control"
     options = ("polatis-scpi", "--listen", "127.0.0.1:0", "--ports", "8")
     kept = ("--save", str(state), "--control", str(control))
 
@@ -171,13 +182,21 @@ def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
         with emulated(*options, *kept) as (process, printed):
             asyncio.run(drive(address(printed), first_map))
             assert process.stdout is not None
-            said = re.fullmatch(r"faults: +patchlight (.*)\n", process.stdout.readline())
+            said = re.fullmatch(
+                r"faults: +patchlight (.*)\n", process.stdout.readline()
+            )
             assert said is not None
             words = shlex.split(said[1])
             told = CliRunner().invoke(cli, words)
-            assert (told.exit_code, told.output) == (0, f"{control}: refuse_next busy\n")
+            assert (told.exit_code, told.output) == (
+                0,
+                f"{control}: refuse_next busy\n",
+            )
             ended = CliRunner().invoke(cli, [*words[:3], "end"])
-            assert (ended.exit_code, ended.output) == (0, f"{control}: no faults\n")
+            assert (ended.exit_code, ended.output) == (
+                0,
+                f"{control}: no faults\n",
+            )
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
 
@@ -189,7 +208,13 @@ def test_a_wrong_password_is_refused() -> None:
             await device.open()
         await device.close()
 
-    options = ("calient-tl1", "--listen", "127.0.0.1:0", "--password-env", "PW")
+    options = (
+        "calient-tl1",
+        "--listen",
+        "127.0.0.1:0",
+        "--password-env",
+        "PW",
+    )
     with emulated(*options, PW="right") as (_, printed):
         assert "password_env: PW" in printed
         asyncio.run(drive(address(printed)))
@@ -215,14 +240,25 @@ def test_a_viewer_may_only_look(tmp_path: Path) -> None:
     users = "emulated: {users: [{name: guest, read_only: true}]}"
     switch = f"{{name: ocs1, driver: calient-tl1, address: '127.0.0.1:1', ports: 32, {users}}}"
     file.write_text(f"{{name: bench, circuit_switches: [{switch}]}}")
-    with emulated("ocs1", "--lab", str(file), "--listen", "127.0.0.1:0") as (_, printed):
+    with emulated("ocs1", "--lab", str(file), "--listen", "127.0.0.1:0") as (
+        _,
+        printed,
+    ):
         assert not asyncio.run(drive(address(printed), "guest"))
         assert asyncio.run(drive(address(printed), "admin"))
 
 
-def test_faults_stand_until_they_are_ended_and_wrong_ones_are_refused(tmp_path: Path) -> None:
+def test_faults_stand_until_they_are_ended_and_wrong_ones_are_refused(
+    tmp_path: Path,
+) -> None:
     control = tmp_path / "control"
-    options = ("polatis-scpi", "--listen", "127.0.0.1:0", "--control", str(control))
+    options = (
+        "polatis-scpi",
+        "--listen",
+        "127.0.0.1:0",
+        "--control",
+        str(control),
+    )
     fault = ["emulate", "fault", str(control)]
     with emulated(*options):
         for wrong, said in (
@@ -263,4 +299,8 @@ def test_any_password_for_other_machines_is_warned_of() -> None:
         with emulated(*options, PW="secret") as (process, _):
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=PATIENCE_S)
-        assert (f"warning: it {warning}" in said) if warning else ("warning" not in said)
+        assert (
+            (f"warning: it {warning}" in said)
+            if warning
+            else ("warning" not in said)
+        )

@@ -9,7 +9,9 @@ from click.testing import CliRunner, Result
 from patchlight.cli.main import cli
 from patchlight.testbed.errors import BadInput, PatchlightError
 
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+pytest.importorskip(
+    "gymnasium", reason="Gymnasium is not installed: extra 'learn'"
+)
 
 from patchlight.emulation.learning.envs.registry import ENVIRONMENTS
 
@@ -81,7 +83,9 @@ def run(*arguments: str) -> Result:
 
 def test_list_and_show_name_what_there_is() -> None:
     listed = json.loads(run("show", "--json").output)
-    assert [each["name"] for each in listed] == [each.name for each in ENVIRONMENTS]
+    assert [each["name"] for each in listed] == [
+        each.name for each in ENVIRONMENTS
+    ]
     assert all(len(each["heuristics"]) >= 2 for each in listed)
     assert "which waiting job is next" in run("show").output
     shown = run("show", "Schedule").output
@@ -90,7 +94,9 @@ def test_list_and_show_name_what_there_is() -> None:
 
 
 def test_an_environment_of_a_file_is_checked_and_compared(mine: Path) -> None:
-    done = run("check", f"{mine}:Good", "--steps", "40", "--episodes", "3", "--json")
+    done = run(
+        "check", f"{mine}:Good", "--steps", "40", "--episodes", "3", "--json"
+    )
     assert done.exit_code == 0, done.output
     (found,) = json.loads(done.output)
     assert found["good"]

@@ -27,21 +27,33 @@ def test_a_good_file_is_summed_up_in_a_line() -> None:
 
 def test_mistakes_are_lines_and_the_exit_code_is_two(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
-    bad.write_text("name: x\nnetwork: 10.0.0.0/24\nservers:\n  - {name: s, nic: []}\n")
+    bad.write_text(
+        "name: x\nnetwork: 10.0.0.0/24\nservers:\n  - {name: s, nic: []}\n"
+    )
     result = run("check", str(bad), "ofc2022", str(tmp_path / "none.yaml"))
     assert result.exit_code == 2
     lines = result.output.splitlines()
-    lacks = "a server lacks 'nics': expected its NIC ports in the lab's network"
+    lacks = (
+        "a server lacks 'nics': expected its NIC ports in the lab's network"
+    )
     assert lines[0] == f"{bad}:4:5: {lacks}"
-    assert lines[1] == f"{bad}:4:15: unknown key 'nic' in a server: did you mean 'nics'?"
+    assert (
+        lines[1]
+        == f"{bad}:4:15: unknown key 'nic' in a server: did you mean 'nics'?"
+    )
     assert "is good" in lines[2]
-    assert lines[3].startswith(f"{tmp_path}/none.yaml:1:1: cannot be read (No such file")
+    assert lines[3].startswith(
+        f"{tmp_path}/none.yaml:1:1: cannot be read (No such file"
+    )
     assert len(lines) == 4
 
 
 def test_policies_that_a_lab_file_names_are_there(tmp_path: Path) -> None:
-    path, mine = tmp_path / "lab.yaml", tmp_path / "mine.py"
-    path.write_text("name: x\npolicies:\n  order: fifoo\n  placement: mine.py:Mine\n")
+    path = tmp_path / "lab.yaml"
+    mine = tmp_path / "mine.py"
+    path.write_text(
+        "name: x\npolicies:\n  order: fifoo\n  placement: mine.py:Mine\n"
+    )
     result = run("check", str(path))
     assert result.exit_code == 2
     assert result.output.splitlines() == [
@@ -58,16 +70,20 @@ def test_policies_that_a_lab_file_names_are_there(tmp_path: Path) -> None:
 def test_warnings_are_mistakes_only_if_it_is_strict(tmp_path: Path) -> None:
     path = tmp_path / "bare.yaml"
     path.write_text("name: bare\n")
-    loose, strict = run("check", str(path)), run("check", str(path), "--strict")
+    loose = run("check", str(path))
+    strict = run("check", str(path), "--strict")
     assert (loose.exit_code, strict.exit_code) == (0, 2)
-    assert loose.output.startswith(f"{path}:1:7: warning: the lab has only a name")
+    assert loose.output.startswith(
+        f"{path}:1:7: warning: the lab has only a name"
+    )
     assert "lab bare is good" in loose.output
     assert strict.output.startswith(f"{path}:1:7: the lab has only a name")
     assert "good" not in strict.output
 
 
 def test_what_was_found_as_json(tmp_path: Path) -> None:
-    bad, bare = tmp_path / "bad.yaml", tmp_path / "bare.yaml"
+    bad = tmp_path / "bad.yaml"
+    bare = tmp_path / "bare.yaml"
     bad.write_text("name: x\nnothing: 1\n")
     bare.write_text("name: bare\n")
     result = run("check", str(bad), str(bare), "ofc2022", "--json")
@@ -80,7 +96,11 @@ def test_what_was_found_as_json(tmp_path: Path) -> None:
         {},
     )
     (mistake,) = wrong["issues"]
-    assert (mistake["line"], mistake["column"], mistake["kind"]) == (2, 1, "mistake")
+    assert (mistake["line"], mistake["column"], mistake["kind"]) == (
+        2,
+        1,
+        "mistake",
+    )
     assert mistake["message"].startswith("unknown key 'nothing'")
     assert (warned["good"], warned["lab"]) == (True, "bare")
     assert {issue["kind"] for issue in warned["issues"]} == {"warning"}
@@ -94,9 +114,16 @@ def test_what_was_found_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["single", "linear", "tree", "fat-tree"])
 @pytest.mark.parametrize("ocs", [(), ("--ocs", "polatis-scpi")])
-def test_generated_labs_lack_nothing(tmp_path: Path, shape: str, ocs: tuple[str, ...]) -> None:
+def test_generated_labs_lack_nothing(
+    tmp_path: Path, shape: str, ocs: tuple[str, ...]
+) -> None:
     path = tmp_path / "lab.yaml"
-    assert run("generate", shape, "--servers", "20", *ocs, "-o", str(path)).exit_code == 0
+    assert (
+        run(
+            "generate", shape, "--servers", "20", *ocs, "-o", str(path)
+        ).exit_code
+        == 0
+    )
     checked = run("check", "--strict", str(path))
     assert checked.exit_code == 0, checked.output
 
@@ -105,8 +132,17 @@ def test_show_tells_who_is_lit_onto_which_switch() -> None:
     output = run("show", "ofc2022", "--start", "--wide").output
     row = next(line for line in output.splitlines() if "server2.gpu2" in line)
     assert row.split() == [
-        *("server2.gpu2", "Tesla", "M40", "nic2", "192.168.10.13"),
-        *("40Gbps", "tor2.3", "ocs1", "3→15", "2.1", "dB"),
+        "server2.gpu2",
+        "Tesla",
+        "M40",
+        "nic2",
+        "192.168.10.13",
+        "40Gbps",
+        "tor2.3",
+        "ocs1",
+        "3→15",
+        "2.1",
+        "dB",
     ]
     assert "tor1.7 – tor2.7" in output
     assert "No link: tor1 3, 4, 6; tor2 1, 2, 5" in output
@@ -133,11 +169,25 @@ def test_show_as_json_has_the_documented_shape() -> None:
         "channel": None,
         "via": [{"ocs": "ocs1", "inp": 1, "out": 7}],
     }
-    assert seen["circuits"] == {"ocs1": ["1-7", "2-8", "3-15", "4-16", "5-11", "6-18"]}
-    trunk = {"a": "tor1.7", "b": "tor2.7", "rate_bps": 10_000_000_000, "loss_db": 0.3}
+    assert seen["circuits"] == {
+        "ocs1": ["1-7", "2-8", "3-15", "4-16", "5-11", "6-18"]
+    }
+    trunk = {
+        "a": "tor1.7",
+        "b": "tor2.7",
+        "rate_bps": 10_000_000_000,
+        "loss_db": 0.3,
+    }
     trunk |= {"channel": None, "via": []}
     assert trunk in seen["links"]
-    assert seen["dark"] == ["tor1.3", "tor1.4", "tor1.6", "tor2.1", "tor2.2", "tor2.5"]
+    assert seen["dark"] == [
+        "tor1.3",
+        "tor1.4",
+        "tor1.6",
+        "tor2.1",
+        "tor2.2",
+        "tor2.5",
+    ]
     kinds = [device["kind"] for device in seen["devices"]]
     assert kinds == ["server"] * 4 + ["packet-switch"] * 2 + ["circuit-switch"]
 
@@ -155,11 +205,15 @@ def test_on_a_star_every_host_is_lit_onto_all_others() -> None:
 def test_show_takes_another_map(tmp_path: Path) -> None:
     maps = tmp_path / "maps.json"
     maps.write_text('{"ocs1": {"map": ["1-13", "2>14"]}}')
-    seen = json.loads(run("show", "ofc2022", "--json", "--map", str(maps)).output)
+    seen = json.loads(
+        run("show", "ofc2022", "--json", "--map", str(maps)).output
+    )
     assert [host["switch"] for host in seen["hosts"]] == ["tor2", *[None] * 5]
     assert seen["hosts"][1]["peer"] is None
     assert "server1.nic1" in seen["dark"]
-    piped = run("show", "ofc2022", "--json", "--map", "-", given=maps.read_text())
+    piped = run(
+        "show", "ofc2022", "--json", "--map", "-", given=maps.read_text()
+    )
     assert json.loads(piped.output) == seen
 
 
@@ -180,7 +234,9 @@ def test_show_writes_a_picture(tmp_path: Path, suffix: str) -> None:
 def test_show_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     wrong = run("show", "ofc2022", "-o", "lab.gif").exception
     assert "expected a name ending in .svg, .png, .pdf" in str(wrong)
-    nowhere = run("show", "ofc2022", "-o", str(tmp_path / "none" / "lab.svg")).exception
+    nowhere = run(
+        "show", "ofc2022", "-o", str(tmp_path / "none" / "lab.svg")
+    ).exception
     assert "cannot write the picture" in str(nowhere)
 
 
@@ -190,15 +246,27 @@ def test_the_schema_is_one_and_takes_the_built_in_labs() -> None:
     Draft202012Validator.check_schema(schema)
     validator = Draft202012Validator(schema)
     for name in builtin_labs():
-        validator.validate(yaml.safe_load((labs_dir() / f"{name}.yaml").read_text()))
+        validator.validate(
+            yaml.safe_load((labs_dir() / f"{name}.yaml").read_text())
+        )
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("netwrk", "10.0.0.0/24"), ("network", 10), ("fabric", "ovs"), ("servers", {}), ("scale", 0)],
+    [
+        ("netwrk", "10.0.0.0/24"),
+        ("network", 10),
+        ("fabric", "ovs"),
+        ("servers", {}),
+        ("scale", 0),
+    ],
 )
-def test_the_schema_refuses_what_the_reader_refuses(key: str, value: object) -> None:
-    validator = Draft202012Validator(json.loads(run("check", "--schema").output))
+def test_the_schema_refuses_what_the_reader_refuses(
+    key: str, value: object
+) -> None:
+    validator = Draft202012Validator(
+        json.loads(run("check", "--schema").output)
+    )
     document = {"name": "x", "network": "10.0.0.0/24", "servers": []}
     validator.validate(document)
     parse_lab(json.dumps(document))
@@ -209,23 +277,50 @@ def test_the_schema_refuses_what_the_reader_refuses(key: str, value: object) -> 
 
 
 def test_generated_labs_are_printed_or_written(tmp_path: Path) -> None:
-    printed = run("generate", "tree", "--servers", "40", "--rate", "10Gbps").stdout
+    printed = run(
+        "generate", "tree", "--servers", "40", "--rate", "10Gbps"
+    ).stdout
     assert len(parse_lab(printed).hosts) == 40
     path = tmp_path / "lab.yaml"
-    written = run("generate", "tree", "--servers", "40", "--rate", "10Gbps", "-o", str(path))
+    written = run(
+        "generate",
+        "tree",
+        "--servers",
+        "40",
+        "--rate",
+        "10Gbps",
+        "-o",
+        str(path),
+    )
     assert written.exit_code == 0
     assert path.read_text() == printed
     assert run("check", str(path)).exit_code == 0
 
 
 def test_generate_refuses_what_cannot_be(tmp_path: Path) -> None:
-    nowhere = run("generate", "single", "--servers", "1", "-o", str(tmp_path / "none" / "x"))
+    nowhere = run(
+        "generate",
+        "single",
+        "--servers",
+        "1",
+        "-o",
+        str(tmp_path / "none" / "x"),
+    )
     assert "cannot write the lab" in str(nowhere.exception)
 
 
 def test_init_writes_a_lab_that_is_good_and_explained(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    arguments = ("--servers", "3", "--gpus", "2", "--rate", "25Gbps", "--name", "mine")
+    arguments = (
+        "--servers",
+        "3",
+        "--gpus",
+        "2",
+        "--rate",
+        "25Gbps",
+        "--name",
+        "mine",
+    )
     assert run("init", *arguments, "--output", str(path)).exit_code == 0
     good = "lab mine is good: 3 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
     assert run("check", "--strict", str(path)).output.strip().endswith(good)
@@ -241,7 +336,9 @@ def test_init_writes_a_lab_that_is_good_and_explained(tmp_path: Path) -> None:
 
 
 def test_init_writes_to_standard_output() -> None:
-    assert parse_lab(run("init").stdout) == parse_lab(run("init", "--output", "-").stdout)
+    assert parse_lab(run("init").stdout) == parse_lab(
+        run("init", "--output", "-").stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,16 +347,24 @@ def test_init_writes_to_standard_output() -> None:
         ("", "m.json:1:1: the file is empty: expected cross-connects by OCS"),
         ("[" * 100_000, "m.json:1:1: nested more than 32 levels deep"),
         ('"words"', "m.json:1:1: expected cross-connects by OCS"),
-        ('{"ocs2": []}', "m.json:1:10: lab ofc2022 has no OCS called 'ocs2': did you mean ocs1"),
+        (
+            '{"ocs2": []}',
+            "m.json:1:10: lab ofc2022 has no OCS called 'ocs2': did you mean ocs1",
+        ),
         ('{"ocs1": "1-7"}', "m.json:1:2: expected a list of cross-connects"),
         ('{"ocs1": [1]}', "m.json:1:11: '1' is not a pair"),
         ('{"ocs1": ["1-321"]}', "m.json:1:11: ocs1 has ports 1–320, not 321"),
         ('{"ocs1": ["1-2", "1>3"]}', "m.json:1:18: in:1 is used twice"),
         ('{"ocs1": ["3-3"]}', "m.json:1:11: '3-3' connects a port to itself"),
-        ('{"ocs1": ["1-2"],\n "ocs1": []}', "m.json:2:2: duplicate key 'ocs1', first on line 1"),
+        (
+            '{"ocs1": ["1-2"],\n "ocs1": []}',
+            "m.json:2:2: duplicate key 'ocs1', first on line 1",
+        ),
     ],
 )
-def test_wrong_maps_are_refused_with_the_reason(text: str, message: str, tmp_path: Path) -> None:
+def test_wrong_maps_are_refused_with_the_reason(
+    text: str, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "m.json"
     file.write_text(text)
     refused = run("show", "ofc2022", "--map", str(file))
@@ -269,7 +374,11 @@ def test_wrong_maps_are_refused_with_the_reason(text: str, message: str, tmp_pat
 
 @pytest.mark.parametrize(
     "words",
-    [("show", "--json"), ("show", "--format", "topology"), ("show", "--output", "lab.svg")],
+    [
+        ("show", "--json"),
+        ("show", "--format", "topology"),
+        ("show", "--output", "lab.svg"),
+    ],
     ids=" ".join,
 )
 def test_the_lab_may_be_said_as_everywhere(
@@ -287,13 +396,23 @@ def test_a_topology_for_other_schedulers() -> None:
     assert found["switches"][0]["nodes"] == ["server1", "server3"]
     conf = run("show", "ofc2022", "--format", "slurm-conf").stdout
     assert "SwitchName=tor1 Nodes=server1,server3\n" in conf
-    moved = run("show", "ofc2022", "--format", "slurm", "--map", "-", given="ocs1: [1-7]\n")
+    moved = run(
+        "show",
+        "ofc2022",
+        "--format",
+        "slurm",
+        "--map",
+        "-",
+        given="ocs1: [1-7]\n",
+    )
     assert yaml.safe_load(moved.stdout)[0]["tree"]["switches"] == [
         {"switch": "tor1", "nodes": "server1"}
     ]
     both = run("show", "ofc2022", "--controller", "127.0.0.1:1")
     assert "LAB and --controller exclude each other" in str(both.exception)
-    result = run("show", "--format", "slurm", "--controller", "127.0.0.1:1", "--start")
+    result = run(
+        "show", "--format", "slurm", "--controller", "127.0.0.1:1", "--start"
+    )
     assert isinstance(result.exception, BadInput)
 
 
@@ -310,23 +429,34 @@ fibres: ["server[1-4].n - wss1.[1-4]"]
 """
 
 
-def test_a_lab_with_wavelengths_is_checked_shown_and_drawn(tmp_path: Path) -> None:
-    path, picture = tmp_path / "coloured.yaml", tmp_path / "coloured.png"
+def test_a_lab_with_wavelengths_is_checked_shown_and_drawn(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "coloured.yaml"
+    picture = tmp_path / "coloured.png"
     path.write_text(COLOURED)
     result = run("check", str(path))
     assert result.exit_code == 0
     assert "1 wavelength switch, 4 fibres" in result.output
-    assert f"{path}:9:10: warning: -8.6 dBm of server3.n arrive at server4.n" in result.output
+    assert (
+        f"{path}:9:10: warning: -8.6 dBm of server3.n arrive at server4.n"
+        in result.output
+    )
     seen = json.loads(run("show", str(path), "--json").output)
     assert [link["channel"] for link in seen["links"]] == ["193.100"]
     assert seen["links"][0]["via"] == [{"ocs": "wss1", "inp": 1, "out": 2}]
     assert seen["spectra"] == {"wss1": ["1-2@193.100", "3-4@193.100-2dB"]}
     assert seen["dark"] == ["server3.n", "server4.n"]
     shown = run("show", str(path)).output
-    assert "4×4, grid 50GHz, switches in 50ms, loses 6 dB" in " ".join(shown.split())
+    assert "4×4, grid 50GHz, switches in 50ms, loses 6 dB" in " ".join(
+        shown.split()
+    )
     assert run("show", str(path), "-o", str(picture)).exit_code == 0
     assert picture.stat().st_size
     path.write_text(COLOURED.replace("1-2@193.100", "1>3@193.100"))
     result = run("check", str(path))
     assert result.exit_code == 2
-    assert "two signals would collide at out:3: 1>3@193.100 and 4>3@193.100-2dB" in result.output
+    assert (
+        "two signals would collide at out:3: 1>3@193.100 and 4>3@193.100-2dB"
+        in result.output
+    )

@@ -15,7 +15,11 @@ import pytest
 from patchlight.cli import main as command_line
 from patchlight.console.commands import CrashReport, kept, report, require_root
 from patchlight.console.shared import Command, SharedOption
-from patchlight.testbed.errors import FileIssue, OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import (
+    FileIssue,
+    OutcomeUnknown,
+    PatchlightError,
+)
 from patchlight.testbed.labfile.reader import LabFileError
 from tests.support.programs import ROOT, patchlight, python
 from tests.support.waiting import PATIENCE_S
@@ -30,7 +34,9 @@ def test_help_lists_every_command() -> None:
 
 
 @pytest.mark.wings
-def test_commands_are_listed_and_names_completed_without_a_client_of_the_controller() -> None:
+def test_commands_are_listed_and_names_completed_without_a_client_of_the_controller() -> (
+    None
+):
     code = (
         "import sys\nfrom patchlight.cli.main import main\n"
         "for noun in ('ocs', 'controller', 'lab', 'policy', 'simulate'):\n"
@@ -56,10 +62,15 @@ def test_commands_are_listed_and_names_completed_without_a_client_of_the_control
             "import patchlight.agents.api, patchlight.agents.workers.process",
             "docker httpx numpy pyroute2",
         ),
-        ("import patchlight.controller.service", "cryptography fastapi uvicorn"),
+        (
+            "import patchlight.controller.service",
+            "cryptography fastapi uvicorn",
+        ),
     ],
 )
-def test_what_is_not_needed_is_not_imported(program: str, unneeded: str) -> None:
+def test_what_is_not_needed_is_not_imported(
+    program: str, unneeded: str
+) -> None:
     code = (
         "import sys\nfrom patchlight.cli.main import main\n"
         f"try: {program}\nexcept SystemExit as end: assert not end.code\n"
@@ -74,12 +85,16 @@ def test_a_lab_is_checked_from_the_shell(tmp_path: Path) -> None:
     bad.write_text("")
     result = patchlight("lab", "check", str(bad))
     assert result.returncode == 2
-    assert result.stdout.startswith(f"{bad}:1:1: the file is empty: expected a lab")
+    assert result.stdout.startswith(
+        f"{bad}:1:1: the file is empty: expected a lab"
+    )
     assert result.stderr == ""
     assert patchlight("lab", "check", "ofc2022").returncode == 0
 
 
-def test_other_commands_print_mistakes_to_standard_error(tmp_path: Path) -> None:
+def test_other_commands_print_mistakes_to_standard_error(
+    tmp_path: Path,
+) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("")
     result = patchlight("lab", "show", str(bad))
@@ -140,7 +155,9 @@ def shell(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
             "-o",
             "pipefail",
             "-c",
-            line.replace("patchlight", f"{shlex.quote(sys.executable)} -m patchlight"),
+            line.replace(
+                "patchlight", f"{shlex.quote(sys.executable)} -m patchlight"
+            ),
         ],
         capture_output=True,
         text=True,
@@ -151,17 +168,23 @@ def shell(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("words", ["lab show ring16", "lab show ring16 --json", "policy show"])
+@pytest.mark.parametrize(
+    "words", ["lab show ring16", "lab show ring16 --json", "policy show"]
+)
 def test_a_reader_that_goes_at_once_is_none_either(words: str) -> None:
     result = shell(f"patchlight {words} | true", PYTHONUNBUFFERED="1")
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("words", ["lab show ofc2022", "lab show ofc2022 --json", "--help"])
+@pytest.mark.parametrize(
+    "words", ["lab show ofc2022", "lab show ofc2022 --json", "--help"]
+)
 def test_a_full_disk_is_no_bug(words: str) -> None:
     result = shell(f"patchlight {words} > /dev/full", PYTHONUNBUFFERED="")
     assert result.returncode == 1
-    assert result.stderr.startswith("patchlight: could not go on: No space left on device\n")
+    assert result.stderr.startswith(
+        "patchlight: could not go on: No space left on device\n"
+    )
     assert "bug" not in result.stderr
 
 
@@ -173,7 +196,12 @@ def test_closed_streams_are_empty_ones() -> None:
     assert result.stderr.startswith("standard input:1:1: the file is empty")
 
 
-ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+ASCII = {
+    "LC_ALL": "C",
+    "PYTHONUTF8": "0",
+    "PYTHONCOERCECLOCALE": "0",
+    "PYTHONIOENCODING": "ascii",
+}
 
 
 def test_a_locale_without_utf_8_takes_no_output_away(tmp_path: Path) -> None:
@@ -181,18 +209,28 @@ def test_a_locale_without_utf_8_takes_no_output_away(tmp_path: Path) -> None:
     assert (table.returncode, table.stderr) == (0, "")
     assert r"1 \xd7 Tesla M40" in table.stdout
     written = tmp_path / "lab.yaml"
-    written.write_text((ROOT / "testbed/labs/ofc2022.yaml").read_text().replace("Titan V", "Titän"))
+    written.write_text(
+        (ROOT / "testbed/labs/ofc2022.yaml")
+        .read_text()
+        .replace("Titan V", "Titän")
+    )
     shown = shell(f"patchlight lab show {written} --json", **ASCII)
     assert "Titän" in shown.stdout
 
 
 @pytest.mark.root
-def test_a_user_without_a_home_needs_none_to_ask_a_controller(tmp_path: Path) -> None:
+def test_a_user_without_a_home_needs_none_to_ask_a_controller(
+    tmp_path: Path,
+) -> None:
     away = f"patchlight status --controller unix:{tmp_path}/nobody.sock"
-    result = shell(f"unshare --map-user=54321 env -u HOME -u XDG_CONFIG_HOME {away}")
+    result = shell(
+        f"unshare --map-user=54321 env -u HOME -u XDG_CONFIG_HOME {away}"
+    )
     assert "no answer from a controller" in result.stderr
     (tmp_path / "patchlight").mkdir(mode=0o000)
-    other = shell(f"unshare --map-user=54321 {away}", XDG_CONFIG_HOME=str(tmp_path))
+    other = shell(
+        f"unshare --map-user=54321 {away}", XDG_CONFIG_HOME=str(tmp_path)
+    )
     assert "no answer from a controller" in other.stderr
 
 
@@ -225,7 +263,11 @@ def run_with(
         (KeyboardInterrupt(), 130, "patchlight: interrupted\n"),
         (SystemExit(7), 7, ""),
         (SystemExit("stopped"), 1, "stopped\n"),
-        (click.UsageError("Wrong."), 2, "patchlight: wrong\n  see: patchlight fails --help\n"),
+        (
+            click.UsageError("Wrong."),
+            2,
+            "patchlight: wrong\n  see: patchlight fails --help\n",
+        ),
     ],
 )
 def test_errors_end_with_their_own_code(
@@ -244,7 +286,9 @@ def test_a_bug_says_how_to_get_the_traceback(
 ) -> None:
     assert run_with(monkeypatch, ZeroDivisionError("by zero")) == 1
     said = capsys.readouterr().err
-    assert said.startswith("patchlight: unexpected ZeroDivisionError: by zero\n")
+    assert said.startswith(
+        "patchlight: unexpected ZeroDivisionError: by zero\n"
+    )
     assert "patchlight --debug" in said
     assert "Traceback" not in said
     assert run_with(monkeypatch, ZeroDivisionError("by zero"), "--debug") == 1
@@ -262,11 +306,16 @@ def test_a_command_that_is_not_installed_says_so(
     with pytest.raises(SystemExit) as caught:
         command_line.main(["gone"])
     assert caught.value.code == 1
-    assert "patchlight gone is not part of this installation" in capsys.readouterr().err
+    assert (
+        "patchlight gone is not part of this installation"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "needs_much.py").write_text("import not_there.at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -276,28 +325,44 @@ def test_a_missing_package_is_named(
         command_line.main(["much"])
     assert caught.value.code == 1
     said = capsys.readouterr().err
-    assert "patchlight much needs the Python package not_there, which is not installed" in said
-    assert f"install it: {shlex.quote(sys.executable)} -m pip install not_there" in said
+    assert (
+        "patchlight much needs the Python package not_there, which is not installed"
+        in said
+    )
+    assert (
+        f"install it: {shlex.quote(sys.executable)} -m pip install not_there"
+        in said
+    )
 
 
 def test_a_package_that_is_missed_while_a_command_runs_is_no_bug(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def said(*modules: str) -> str:
-        error = ModuleNotFoundError(f"No module named {modules[0]!r}", name=modules[0])
+        error = ModuleNotFoundError(
+            f"No module named {modules[0]!r}", name=modules[0]
+        )
         assert report(error, CrashReport()) == 1
         return capsys.readouterr().err
 
-    assert "needs the Python package httpx, which is not installed" in said("httpx")
+    assert "needs the Python package httpx, which is not installed" in said(
+        "httpx"
+    )
     assert "-m pip install httpx\n" in said("httpx._client")
     assert "-m pip install PyYAML\n" in said("yaml")
-    assert "-m pip install 'patchlight[telemetry]'\n" in said("opentelemetry.sdk")
+    assert "-m pip install 'patchlight[telemetry]'\n" in said(
+        "opentelemetry.sdk"
+    )
     assert "this is a bug in Patchlight" in said("patchlight.cli.gone")
 
 
-def test_what_needs_root_says_so_and_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_root_says_so_and_what_to_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "argv", ["patchlight", "emulate", "up", "my lab.yaml"])
+    monkeypatch.setattr(
+        sys, "argv", ["patchlight", "emulate", "up", "my lab.yaml"]
+    )
     with pytest.raises(PatchlightError) as caught:
         require_root("building a lab")
     # Root's PATH does not lead into a virtual environment.
@@ -309,7 +374,9 @@ def test_what_needs_root_says_so_and_what_to_run(monkeypatch: pytest.MonkeyPatch
     require_root("building a lab")
 
 
-def every_command(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
+def every_command(
+    group: click.Group, *names: str
+) -> Iterator[tuple[str, click.Command]]:
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -328,11 +395,20 @@ def test_every_lab_option_is_the_same_one() -> None:
         for parameter in command.params
         if "--lab" in parameter.opts
     }
-    for name in ("emulate link", "emulate tune", "emulate capture", "emulate fault", "simulate"):
+    for name in (
+        "emulate link",
+        "emulate tune",
+        "emulate capture",
+        "emulate fault",
+        "simulate",
+    ):
         assert name in options
     for name, option in options.items():
         assert type(option) is SharedOption, name
-        assert (option.envvar, option.show_envvar) == ("PATCHLIGHT_LAB", True), name
+        assert (option.envvar, option.show_envvar) == (
+            "PATCHLIGHT_LAB",
+            True,
+        ), name
 
 
 @pytest.mark.wings
@@ -347,19 +423,27 @@ def test_a_lab_of_the_environment_gives_way_to_options_in_its_place(
         (["--cluster", "1x2x2"], None),
         (["--lab", "mine"], "mine"),
     ):
-        assert simulate.make_context("simulate", list(words)).params["lab"] == lab
+        assert (
+            simulate.make_context("simulate", list(words)).params["lab"] == lab
+        )
     with pytest.raises(click.UsageError, match="exclude each other"):
-        simulate.make_context("simulate", ["--cluster", "1x2x2", "--lab", "mine"])
+        simulate.make_context(
+            "simulate", ["--cluster", "1x2x2", "--lab", "mine"]
+        )
     monkeypatch.setenv("PATCHLIGHT_LAB", "ofc2022")
     listing = dict(every_command(command_line.cli))["job list"]
     context = listing.make_context("list", ["--controller", "b:1"])
-    assert (context.params["lab_name"], context.params["address"]) == (None, "b:1")
+    assert (context.params["lab_name"], context.params["address"]) == (
+        None,
+        "b:1",
+    )
 
 
 def test_an_answer_is_kept_until_a_file_of_its_packages_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package, cache = tmp_path / "kept_package", tmp_path / "cache"
+    package = tmp_path / "kept_package"
+    cache = tmp_path / "cache"
     package.mkdir()
     (package / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)

@@ -24,8 +24,12 @@ pytestmark = pytest.mark.xdist_group("a controller of circuits")
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
-    with controller_process(tmp_path_factory.mktemp("controller")) as controller:
+def running(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ControllerProcess]:
+    with controller_process(
+        tmp_path_factory.mktemp("controller")
+    ) as controller:
         yield controller
 
 
@@ -44,10 +48,14 @@ def map_of(running: ControllerProcess) -> list[str]:
     return list(running.client.circuits()["o1"]["map"] or ())
 
 
-def test_a_dry_run_shows_and_changes_nothing(ocs: OcsCommand, running: ControllerProcess) -> None:
+def test_a_dry_run_shows_and_changes_nothing(
+    ocs: OcsCommand, running: ControllerProcess
+) -> None:
     for words in (["connect", "o1", "2:4"], ["disconnect", "o1", "2"]):
         assert "o1 - 2>5" in ocs(*words, "--dry-run")
-    shown = json.loads(ocs("connect", "o1", "b.n1:t1.2", "--dry-run", "--json"))
+    shown = json.loads(
+        ocs("connect", "o1", "b.n1:t1.2", "--dry-run", "--json")
+    )
     assert shown["links_down"] == ["b.n1:t2.1"]
     assert shown["links_up"] == ["b.n1:t1.2"]
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2"]
@@ -58,7 +66,16 @@ def test_connect_one_way_and_by_every_kind_of_name(
 ) -> None:
     ocs("connect", "o1", "7:8", "--one-way")
     ocs("connect", "o1", "o1.9:10", "11>12", "a.g0:t1.2")
-    assert map_of(running) == ["1>4", "2>5", "4>1", "5>2", "7>8", "9>10", "10>9", "11>12"]
+    assert map_of(running) == [
+        "1>4",
+        "2>5",
+        "4>1",
+        "5>2",
+        "7>8",
+        "9>10",
+        "10>9",
+        "11>12",
+    ]
 
 
 def test_a_map_is_applied_from_yaml_csv_and_what_show_prints(
@@ -72,11 +89,21 @@ def test_a_map_is_applied_from_yaml_csv_and_what_show_prints(
     assert "link down: b.n1:t2.1" in planned
     assert "1>3" not in planned
     ocs("apply", str(file))
-    assert map_of(running) == ["1>3", "2>4", "3>1", "4>2", "7>8", "8>7", "9>10"]
+    assert map_of(running) == [
+        "1>3",
+        "2>4",
+        "3>1",
+        "4>2",
+        "7>8",
+        "8>7",
+        "9>10",
+    ]
     ocs("apply", str(file), "--only")
     assert map_of(running) == ["2>4", "4>2", "7>8", "8>7", "9>10"]
     table = tmp_path / "map.csv"
-    table.write_text("ocs,from,to,way\n# spare\no1,a.n0,t1.1\no1,2,5,both\no1,7,8,one-way\n")
+    table.write_text(
+        "ocs,from,to,way\n# spare\no1,a.n0,t1.1\no1,2,5,both\no1,7,8,one-way\n"
+    )
     ocs("apply", str(table), "--only")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2", "7>8"]
     kept = tmp_path / "kept.json"
@@ -84,10 +111,14 @@ def test_a_map_is_applied_from_yaml_csv_and_what_show_prints(
     ocs("disconnect", "o1", "1", "7")
     ocs("apply", str(kept), "--only")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2", "7>8"]
-    assert "nothing to change" in ocs("apply", str(kept), "--only", "--dry-run")
+    assert "nothing to change" in ocs(
+        "apply", str(kept), "--only", "--dry-run"
+    )
 
 
-def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> None:
+def test_every_mistake_of_a_map_file_is_told_with_its_place(
+    tmp_path: Path,
+) -> None:
     lab_text = DRY_LAB.format(api=1, openflow=2)
     (tmp_path / "lab.yaml").write_text(lab_text)
     lab = read_lab(tmp_path / "lab.yaml")
@@ -95,7 +126,11 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> N
         (
             "a.csv",
             "o1,1,99\no2,1,2\no1,1,2\no1,1,3\n",
-            [":1:1: o1 has ports", ":2:1: lab dry has no", ":4:1: in:1 is used twice"],
+            [
+                ":1:1: o1 has ports",
+                ":2:1: lab dry has no",
+                ":4:1: in:1 is used twice",
+            ],
         ),
         ("b.yaml", "o1: [1-2, 3-x]", [":1:11: '3-x' is not a pair"]),
         (
@@ -104,11 +139,27 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> N
             [":1:6: '3-3' connects", ":1:11: '4>4' connects", ":1:16:"],
         ),
         ("d.yaml", "just words", [":1:1: expected cross-connects by OCS"]),
-        ("e.csv", "1,2,3,4,5\n1,2\n1,3\n", [":1:1: expected OCS,A,B", ":3:1: in:1 is used"]),
-        ("f.yaml", "o1: [1-2]\no1: [3-4]\n", [":2:1: duplicate key 'o1', first on line 1"]),
+        (
+            "e.csv",
+            "1,2,3,4,5\n1,2\n1,3\n",
+            [":1:1: expected OCS,A,B", ":3:1: in:1 is used"],
+        ),
+        (
+            "f.yaml",
+            "o1: [1-2]\no1: [3-4]\n",
+            [":2:1: duplicate key 'o1', first on line 1"],
+        ),
         ("g.yaml", "[" * 9_000, ["nested more than 32 levels deep"]),
-        ("i.yaml", "o1: !!python/tuple [1-2]", [":1:1: expected a list of cross-connects"]),
-        ("h.csv", f"1,2\n{'3' * 200_000},4\n", [":2:1: not CSV: field larger than"]),
+        (
+            "i.yaml",
+            "o1: !!python/tuple [1-2]",
+            [":1:1: expected a list of cross-connects"],
+        ),
+        (
+            "h.csv",
+            f"1,2\n{'3' * 200_000},4\n",
+            [":2:1: not CSV: field larger than"],
+        ),
     ):
         file = tmp_path / name
         file.write_text(text)
@@ -149,7 +200,10 @@ def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
     undoing = json.loads(ocs("history", "o1", "--last", "1", "--json"))[0]
     assert undoing["why"] == f"undoes change {last['id']}: not needed"
     again = ocs("rollback", str(last["id"]), code=1)
-    assert f"change {last['id']} was already undone by change {undoing['id']}" in again
+    assert (
+        f"change {last['id']} was already undone by change {undoing['id']}"
+        in again
+    )
     assert f"patchlight ocs rollback {undoing['id']}" in again
     assert can_undo(running) == {last["id"]: False, undoing["id"]: True}
     # What undid it is undone itself: then the first stands again, and can be undone again.
@@ -161,7 +215,9 @@ def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
     assert can_undo(running) == {last["id"]: False, undoing["id"]: False}
 
 
-def test_a_locked_port_stays_as_it_is(ocs: OcsCommand, running: ControllerProcess) -> None:
+def test_a_locked_port_stays_as_it_is(
+    ocs: OcsCommand, running: ControllerProcess
+) -> None:
     assert "say --why" in ocs("lock", "o1.2", code=2)
     ocs("lock", "b.n1", "o1.16", "--why", "measuring")
     assert "measuring" in ocs("lock")
@@ -169,20 +225,29 @@ def test_a_locked_port_stays_as_it_is(ocs: OcsCommand, running: ControllerProces
     refused = ocs("connect", "o1", "2:4", code=1)
     assert "o1.2 is locked" in refused
     assert "measuring" in refused
-    assert "would be refused" in ocs("connect", "o1", "2:4", "--dry-run", code=1)
+    assert "would be refused" in ocs(
+        "connect", "o1", "2:4", "--dry-run", code=1
+    )
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2"]
-    assert "o1.2 is unlocked" in ocs("lock", "--release", "o1.2", "--why", "done")
+    assert "o1.2 is unlocked" in ocs(
+        "lock", "--release", "o1.2", "--why", "done"
+    )
     ocs("connect", "o1", "2:4")
 
 
-def test_maps_are_saved_and_restored_whole(ocs: OcsCommand, running: ControllerProcess) -> None:
+def test_maps_are_saved_and_restored_whole(
+    ocs: OcsCommand, running: ControllerProcess
+) -> None:
     ocs("save", "monday", "--why", "before the demo")
     ocs("connect", "o1", "2:4", "7:8")
     assert "before the demo" in ocs("save")
     ocs("apply", "monday")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2"]
     wrong = ocs("apply", "tuesday", code=2)
-    assert "'tuesday' is neither a file nor saved circuits: saved are monday" in wrong
+    assert (
+        "'tuesday' is neither a file nor saved circuits: saved are monday"
+        in wrong
+    )
 
 
 def test_the_stop_button_is_pressed_and_cleared(
@@ -200,9 +265,14 @@ def test_what_can_be_looked_at_prints_and_is_json(
 ) -> None:
     assert "dry-run" in ocs("show")
     assert json.loads(ocs("show", "--json"))["o1"]["ports"] == 16
-    assert json.loads(ocs("show", "o1.5", "--json"))["o1"]["map"] == ["2>5", "5>2"]
+    assert json.loads(ocs("show", "o1.5", "--json"))["o1"]["map"] == [
+        "2>5",
+        "5>2",
+    ]
     assert "unverified" in ocs("show", "--power")
-    circuits = json.loads(ocs("show", "b.n1", "--power", "--json"))["o1"]["circuits"]
+    circuits = json.loads(ocs("show", "b.n1", "--power", "--json"))["o1"][
+        "circuits"
+    ]
     assert [row["cross_connect"] for row in circuits] == ["2>5", "5>2"]
     assert "none failed" in ocs("verify")
     assert json.loads(ocs("show", "--alarms", "--json")) == []
@@ -215,12 +285,18 @@ def test_what_can_be_looked_at_prints_and_is_json(
     assert "o1 + 7>8" in line
 
 
-def test_many_circuits_do_not_go_unasked(ocs: OcsCommand, running: ControllerProcess) -> None:
+def test_many_circuits_do_not_go_unasked(
+    ocs: OcsCommand, running: ControllerProcess
+) -> None:
     ocs("connect", "o1", "7:8", "9:10", "11:12")
     ports = [str(n) for n in range(1, 17)]
     assert "nothing was changed" in ocs("disconnect", "o1", *ports, code=1)
-    assert "nothing was changed" in ocs("disconnect", "o1", *ports, "--yes", code=1)
-    assert "nothing was changed" in ocs("disconnect", "o1", *ports, code=1, text="y\no2\n")
+    assert "nothing was changed" in ocs(
+        "disconnect", "o1", *ports, "--yes", code=1
+    )
+    assert "nothing was changed" in ocs(
+        "disconnect", "o1", *ports, code=1, text="y\no2\n"
+    )
     assert len(map_of(running)) == 10
     ocs("disconnect", "o1", *ports, text="y\no1\n")
     assert map_of(running) == []
@@ -233,9 +309,15 @@ def completions(words: str, incomplete: str) -> list[str]:
         "COMP_CWORD": str(len(words.split()) + 1),
     }
     result = CliRunner().invoke(
-        cli, [], prog_name="patchlight", env=environment, complete_var="_PATCHLIGHT_COMPLETE"
+        cli,
+        [],
+        prog_name="patchlight",
+        env=environment,
+        complete_var="_PATCHLIGHT_COMPLETE",
     )
-    return [line.partition(",")[2] for line in result.output.splitlines() if line]
+    return [
+        line.partition(",")[2] for line in result.output.splitlines() if line
+    ]
 
 
 def test_names_complete_from_the_lab_file(running: ControllerProcess) -> None:
@@ -293,7 +375,9 @@ def test_an_address_that_is_none_is_refused_in_words(address: str) -> None:
 
 
 def test_an_event_of_many_ports_is_a_short_line() -> None:
-    line = _event_line({"at": 0, "kind": "locked", "ocs": "o1", "ports": [4, *range(6, 321)]})
+    line = _event_line(
+        {"at": 0, "kind": "locked", "ocs": "o1", "ports": [4, *range(6, 321)]}
+    )
     assert line.endswith("locked o1 4, 6-320")
     done = {
         "at": 0,

@@ -39,7 +39,13 @@ def preview(**given: Any) -> Any:
         ({"strangers": {"o1": ["1>2"]}}, 0, "y\n", True),
         ({"strangers": {"o1": ["1>2"]}}, 0, "", None),
         ({"strangers": {"o1": ["1>2"]}}, 1, "", False),
-        ({"jobs": ["j"], "objections": ["locked"]}, 0, "", False),  # will be refused anyway
+        # Will be refused anyway.
+        (
+            {"jobs": ["j"], "objections": ["locked"]},
+            0,
+            "",
+            False,
+        ),
         ({"lost": {"o1": 9}}, 0, "y\no1\n", True),
         ({"lost": {"o1": 9}}, 0, "y\nyes\n", None),
         ({"lost": {"o1": 9}}, 1, "o1\n", True),
@@ -52,7 +58,9 @@ def test_questions_are_asked_where_something_in_use_or_much_goes(
 ) -> None:
     @click.command()
     def asking() -> None:
-        click.echo(f"agreed {confirm(preview(**given), Flags(False, yes, '', False))}")
+        click.echo(
+            f"agreed {confirm(preview(**given), Flags(False, yes, '', False))}"
+        )
 
     result = CliRunner().invoke(asking, input=text)
     if agreed is None:
@@ -73,16 +81,21 @@ class Busy(NoHooks):
         return self.next.pop(0) if self.next else self.jobs
 
 
-def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> None:
+def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "lab.yaml").write_text(DRY_LAB.format(api=1, openflow=2))
-    lab, busy = read_lab(tmp_path / "lab.yaml"), Busy()
+    lab = read_lab(tmp_path / "lab.yaml")
+    busy = Busy()
     with asyncio.Runner() as runner:
         drivers = {"o1": open_driver(lab.circuit_switch("o1"))}
         parts = CircuitParts(lab, drivers, Store(":memory:"), busy, busy)
         service = CircuitService(parts, Transactions(parts))
         client = DirectClient(service, runner.get_loop())
         ask = functools.partial(client.reconfigure, {"o1": ["2-4"]})
-        plan = functools.partial(client.preview_reconfiguration, {"o1": ["2-4"]})
+        plan = functools.partial(
+            client.preview_reconfiguration, {"o1": ["2-4"]}
+        )
 
         @click.command()
         @click.option("--yes", is_flag=True)
@@ -95,7 +108,12 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
 
         start = client.circuits()
         shown = told(text="n\n")
-        for line in ("o1 - 2>5", "o1 + 2>4", "in use by job train-1", "link down: b.n1:t2.1"):
+        for line in (
+            "o1 - 2>5",
+            "o1 + 2>4",
+            "in use by job train-1",
+            "link down: b.n1:t2.1",
+        ):
             assert line in shown
         assert client.circuits() == start
         assert "committed" in told(text="y\n")

@@ -29,11 +29,21 @@ class DirectOcs(OcsCommand):
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[DirectOcs]:
     """A lab of one circuit switch."""
-    with running(tmp_path, lab_file(tmp_path, initial=("1-2",)), "--no-fabric") as device:
+    with running(
+        tmp_path, lab_file(tmp_path, initial=("1-2",)), "--no-fabric"
+    ) as device:
         path = tmp_path / "lab.yaml"
-        text = path.read_text().replace("127.0.0.1:3082", device.switch.address)
+        text = path.read_text().replace(
+            "127.0.0.1:3082", device.switch.address
+        )
         path.write_text(text + "controller: {api: '127.0.0.1:1'}\n")
-        options = ["--direct", "--lab", str(path), "--state", str(tmp_path / "state")]
+        options = [
+            "--direct",
+            "--lab",
+            str(path),
+            "--state",
+            str(tmp_path / "state"),
+        ]
         yield DirectOcs(options, device, read_lab(path))
 
 
@@ -45,13 +55,20 @@ def direct(tmp_path: Path, alone: DirectOcs) -> Iterator[DirectOcs]:
     with closed_port() as port:
         address = f"127.0.0.1:{port}"
         second = f"  - {{name: ocs2, driver: calient-tl1, address: '{address}', ports: 16}}\n"
-        path.write_text(path.read_text().replace("fibres:", f"{second}fibres:"))
+        path.write_text(
+            path.read_text().replace("fibres:", f"{second}fibres:")
+        )
         yield DirectOcs(alone.options, alone.device, read_lab(path))
 
 
 def test_direct_talks_to_the_device_and_remembers(alone: DirectOcs) -> None:
     alone("connect", "ocs1", "5:6", "--why", "no controller today")
-    assert json.loads(alone("show", "--json"))["ocs1"]["map"] == ["1>2", "2>1", "5>6", "6>5"]
+    assert json.loads(alone("show", "--json"))["ocs1"]["map"] == [
+        "1>2",
+        "2>1",
+        "5>6",
+        "6>5",
+    ]
     assert "no controller today" in alone("history")
     alone("lock", "ocs1.5", "--why", "keep")
     assert "keep" in alone("disconnect", "ocs1", "5", code=1)
@@ -70,7 +87,8 @@ def test_direct_talks_to_the_device_and_remembers(alone: DirectOcs) -> None:
 def test_what_a_stranger_made_is_not_broken_unasked(alone: DirectOcs) -> None:
     alone("connect", "ocs1", "3:4")
     alone.device.fault(meddle="5>6,6>5")
-    alone("connect", "ocs1", "7:8", code=1)  # reads back differently: the stranger came between
+    # Reads back differently: the stranger came between.
+    alone("connect", "ocs1", "7:8", code=1)
     asked = alone("connect", "ocs1", "5:9", code=1)
     assert "5>6, 6>5 made by somebody else" in asked
     assert "not confirmed: nothing was changed" in asked
@@ -100,14 +118,21 @@ def test_direct_opens_only_the_switches_it_needs(direct: DirectOcs) -> None:
     assert "1>2" in shown
     address = direct.lab.circuit_switch("ocs2").address
     assert f"ocs2 does not answer: connecting to ocs2 at {address}" in shown
-    assert "the map of ocs2 is unknown" in direct("connect", "ocs2", "1:2", code=1)
+    assert "the map of ocs2 is unknown" in direct(
+        "connect", "ocs2", "1:2", code=1
+    )
     assert "ocs2 does not answer" in direct("verify", code=1)
     found, _ = json.JSONDecoder().raw_decode(direct("show", "--json", code=1))
-    assert {name: row["reachable"] for name, row in found.items()} == {"ocs1": True, "ocs2": False}
+    assert {name: row["reachable"] for name, row in found.items()} == {
+        "ocs1": True,
+        "ocs2": False,
+    }
     assert found["ocs1"]["identity"]["vendor"]
 
 
-def test_direct_alarms_and_watch_listen_to_the_devices(direct: DirectOcs) -> None:
+def test_direct_alarms_and_watch_listen_to_the_devices(
+    direct: DirectOcs,
+) -> None:
     def later(act: Callable[[], object]) -> threading.Timer:
         timer = threading.Timer(0.8, act)
         timer.start()
@@ -127,8 +152,21 @@ def test_direct_alarms_and_watch_listen_to_the_devices(direct: DirectOcs) -> Non
     # Others work on the devices meanwhile: both the map and the journal tell.
     # One circuit: of two a look at the map may see the first alone. A process of its own: what
     # two commands print in one process cannot be told apart.
-    command = [sys.executable, "-m", "patchlight", "ocs", "connect", "ocs1", "5:6", "--one-way"]
-    timer = later(lambda: subprocess.run([*command, "--yes", *direct.options], check=True))
+    command = [
+        sys.executable,
+        "-m",
+        "patchlight",
+        "ocs",
+        "connect",
+        "ocs1",
+        "5:6",
+        "--one-way",
+    ]
+    timer = later(
+        lambda: subprocess.run(
+            [*command, "--yes", *direct.options], check=True
+        )
+    )
     printed = direct("watch", "ocs1", "--count", "2", "--json")
     seen = [json.loads(line) for line in printed.splitlines()]
     timer.join()
@@ -136,10 +174,14 @@ def test_direct_alarms_and_watch_listen_to_the_devices(direct: DirectOcs) -> Non
     assert all(event["changes"]["ocs1"]["makes"] == ["5>6"] for event in seen)
 
 
-def test_alarms_that_stand_are_told_apart_from_those_that_have_gone(direct: DirectOcs) -> None:
+def test_alarms_that_stand_are_told_apart_from_those_that_have_gone(
+    direct: DirectOcs,
+) -> None:
     direct.device.fault(fail_ports=[9])
     rows = json.loads(direct("show", "--alarms", "ocs1", "--json"))
-    assert [row["standing"] for row in rows if "mirror stuck" in row["words"]] == [True]
+    assert [
+        row["standing"] for row in rows if "mirror stuck" in row["words"]
+    ] == [True]
     shown = direct("show", "--alarms", "ocs1")
     assert "standing" in shown
     assert "yes" in shown
@@ -147,13 +189,17 @@ def test_alarms_that_stand_are_told_apart_from_those_that_have_gone(direct: Dire
     assert [row["standing_alarms"] for row in found.values()] == [1, None]
 
 
-def test_a_map_file_that_is_not_there_is_wrong_input(direct: DirectOcs, tmp_path: Path) -> None:
+def test_a_map_file_that_is_not_there_is_wrong_input(
+    direct: DirectOcs, tmp_path: Path
+) -> None:
     output = direct("apply", str(tmp_path / "none.yaml"), code=2)
     assert "none.yaml' is neither a file nor saved circuits" in output
     assert "Errno" not in output
 
 
-def test_direct_imports_neither_a_web_framework_nor_emulated_devices(tmp_path: Path) -> None:
+def test_direct_imports_neither_a_web_framework_nor_emulated_devices(
+    tmp_path: Path,
+) -> None:
     lab = tmp_path / "lab.yaml"
     lab.write_text(DRY_LAB.format(api=1, openflow=2))
     words = ["ocs", "connect", "o1", "7:8", "--direct", "--lab", str(lab)]
@@ -163,7 +209,10 @@ def test_direct_imports_neither_a_web_framework_nor_emulated_devices(tmp_path: P
         "print(sorted({'fastapi', 'starlette', 'patchlight.emulation'} & {*sys.modules}))"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ran.stdout.splitlines()[-1] == "[]"
     assert "committed" in ran.stdout

@@ -14,12 +14,20 @@ from patchlight.testbed.labfile.reader import builtin_lab
 @pytest.fixture
 def lab_file(tmp_path: Path) -> Path:
     path = tmp_path / "lab.yaml"
-    path.write_text(builtin_lab("four-ocs").read_text().replace("calient-tl1", "dry-run"))
+    path.write_text(
+        builtin_lab("four-ocs").read_text().replace("calient-tl1", "dry-run")
+    )
     return path
 
 
 def light(lab_file: Path, *arguments: str) -> Result:
-    options = ["--lab", str(lab_file), "--direct", "--state", str(lab_file.parent / "state")]
+    options = [
+        "--lab",
+        str(lab_file),
+        "--direct",
+        "--state",
+        str(lab_file.parent / "state"),
+    ]
     return CliRunner().invoke(cli, ["ocs", "connect", *arguments, *options])
 
 

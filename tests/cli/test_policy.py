@@ -11,7 +11,11 @@ from click.testing import CliRunner, Result
 
 from patchlight.cli.main import cli
 from patchlight.console import rendering
-from patchlight.console.options import absolute, chosen_policies, policy_options
+from patchlight.console.options import (
+    absolute,
+    chosen_policies,
+    policy_options,
+)
 from patchlight.controller.jobs.policy_set import in_words
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.rules import KINDS, NOTHING_SAID, PolicyChoice
@@ -70,7 +74,15 @@ def test_show(mine: Path) -> None:
 
 
 def pac_ml(*arguments: str) -> Result:
-    few = ("--rules", "ramp-block", "--laws", "A", "--processes", "1", "--quick")
+    few = (
+        "--rules",
+        "ramp-block",
+        "--laws",
+        "A",
+        "--processes",
+        "1",
+        "--quick",
+    )
     command = ["experiment", "pac-ml", *few, *arguments]
     return CliRunner(env={"COLUMNS": None}).invoke(cli, command)
 
@@ -79,7 +91,15 @@ def test_partition_policies_are_compared_and_what_went_wrong_is_said(
     mine: Path, tmp_path: Path
 ) -> None:
     name = f"{mine}:Mine"
-    result = pac_ml("--policies", f"{name},maximum", "--seeds", "1", "--json", "--output", "out")
+    result = pac_ml(
+        "--policies",
+        f"{name},maximum",
+        "--seeds",
+        "1",
+        "--json",
+        "--output",
+        "out",
+    )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found == json.loads((tmp_path / "out/result.json").read_text())
@@ -94,8 +114,12 @@ def test_partition_policies_are_compared_and_what_went_wrong_is_said(
     assert "no idea" in result.stderr
 
 
-def test_results_that_cannot_be_written_are_told_before_the_work(mine: Path) -> None:
-    done = pac_ml("--policies", "constant:8", "--seeds", "1000000", "--output", str(mine))
+def test_results_that_cannot_be_written_are_told_before_the_work(
+    mine: Path,
+) -> None:
+    done = pac_ml(
+        "--policies", "constant:8", "--seeds", "1000000", "--output", str(mine)
+    )
     assert isinstance(done.exception, BadInput) or done.exit_code == 2
     assert "mine.py" in done.output + str(done.exception)
 
@@ -120,8 +144,17 @@ def test_where_there_is_no_terminal_lines_say_how_far_it_is(
     monkeypatch.setattr(rendering, "LINE_EVERY_S", 0.0)
     done = pac_ml("--policies", "maximum", "--seeds", "3", "--json")
     assert done.exit_code == 0, done.output
-    lines = [line for line in done.stderr.splitlines() if line.startswith("patchlight: ")]
-    told = [re.fullmatch(r".* (\d+) of 100 % done after \d+ s, about \d+ s left", x) for x in lines]
+    lines = [
+        line
+        for line in done.stderr.splitlines()
+        if line.startswith("patchlight: ")
+    ]
+    told = [
+        re.fullmatch(
+            r".* (\d+) of 100 % done after \d+ s, about \d+ s left", x
+        )
+        for x in lines
+    ]
     counted = [int(each[1]) for each in told if each]
     assert counted
     assert counted == sorted(counted)
@@ -136,7 +169,9 @@ def test_help_needs_no_learning() -> None:
         assert name in result.output
 
 
-def test_learning_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec",
@@ -147,7 +182,9 @@ def test_learning_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
     assert "patchlight[learn]" in str(result.exception)
 
 
-def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_is_given_its_policies(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[PolicyChoice] = []
 
     @click.command()
@@ -161,39 +198,68 @@ def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch
     plain = {"placement": "consolidated", "order": "fifo", "topology": "keep"}
     whole = {"partition": None, "elasticity": "rigid", **plain}
     assert in_words(seen[-1]) == whole
-    given = ["--partition", "mine.py:Mine", "--order", "las:3", "--policy-deadline", "0.5"]
-    assert CliRunner().invoke(lab, [*given, "--defragment", "off"]).exit_code == 0
+    given = [
+        "--partition",
+        "mine.py:Mine",
+        "--order",
+        "las:3",
+        "--policy-deadline",
+        "0.5",
+    ]
+    assert (
+        CliRunner().invoke(lab, [*given, "--defragment", "off"]).exit_code == 0
+    )
     assert seen[-1].said == {
         "partition": f"{mine}:Mine",
         "order": "las:3",
         "deadline_s": 0.5,
         "defragment": False,
     }
-    for wrong in (["--placement", "fifo"], ["--policy-deadline", "0"], ["--partition", "no.py"]):
+    for wrong in (
+        ["--placement", "fifo"],
+        ["--policy-deadline", "0"],
+        ["--partition", "no.py"],
+    ):
         assert isinstance(CliRunner().invoke(lab, wrong).exception, BadInput)
 
 
-def test_files_by_their_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_by_their_full_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert absolute("a/b.py:Mine:x=1") == f"{tmp_path}/a/b.py:Mine:x=1"
     assert absolute("model.onnx") == f"{tmp_path}/model.onnx"
     assert absolute("placement:random") == "placement:random"
-    assert absolute("placement:mine.py:Mine") == f"placement:{tmp_path}/mine.py:Mine"
+    assert (
+        absolute("placement:mine.py:Mine")
+        == f"placement:{tmp_path}/mine.py:Mine"
+    )
 
 
-ARRIVALS, MIX, FAILURES = "poisson:20000", "alexnet=2,gnmt=1", "3d:6h"
-VARIED = {"ramp": "2x2x1", "arrivals": ARRIVALS, "mix": MIX, "failures": FAILURES}
+ARRIVALS = "poisson:20000"
+MIX = "alexnet=2,gnmt=1"
+FAILURES = "3d:6h"
+VARIED = {
+    "ramp": "2x2x1",
+    "arrivals": ARRIVALS,
+    "mix": MIX,
+    "failures": FAILURES,
+}
 
 
 def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
-    given = [word for name, text in VARIED.items() for word in (f"--{name}", text)]
+    given = [
+        word for name, text in VARIED.items() for word in (f"--{name}", text)
+    ]
     done = pac_ml("--policies", "constant:2", "--seeds", "2", "--json", *given)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["varied"] == VARIED | {"failures": "259200s:21600s"}
     (row,) = found["rules"]["ramp-block"]["A"]["policies"].values()
     assert row["causes"]["lost"] > 0
-    assert sum(row["causes"].values()) == pytest.approx(row["blocking_rate"], abs=0.01)
+    assert sum(row["causes"].values()) == pytest.approx(
+        row["blocking_rate"], abs=0.01
+    )
     assert 0 < row["busy"] <= row["allocated"] < 1
     assert 0 < row["decision_latency_p50_s"] <= row["decision_latency_p99_s"]
 
@@ -205,7 +271,9 @@ def test_show_says_what_a_model_would_miss_in_a_lab(tmp_path: Path) -> None:
     path = write_option_model(tmp_path)
     shown = run("show", str(path), "--lab", "ofc2022")
     assert "not tested: gpus: 6 here, tested with 8 to 64" in shown.output
-    fit = json.loads(run("show", str(path), "--lab", "ofc2022", "--json").output)["lab"]
+    fit = json.loads(
+        run("show", str(path), "--lab", "ofc2022", "--json").output
+    )["lab"]
     assert fit["lab"] == "ofc2022"
     assert any("graph" in line for line in fit["from_jobs"])
     refused = run("show", "consolidated", "--lab", "ofc2022")
@@ -213,7 +281,16 @@ def test_show_says_what_a_model_would_miss_in_a_lab(tmp_path: Path) -> None:
     topology = write_option_model(tmp_path, ("topology",))
     lab_file = tmp_path / "flat.yaml"
     made = CliRunner().invoke(
-        cli, ["lab", "generate", "tree", "--servers", "8", "--output", str(lab_file)]
+        cli,
+        [
+            "lab",
+            "generate",
+            "tree",
+            "--servers",
+            "8",
+            "--output",
+            str(lab_file),
+        ],
     )
     assert made.exit_code == 0, made.output
     wrong = run("show", str(topology), "--lab", str(lab_file))

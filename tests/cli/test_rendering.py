@@ -9,10 +9,27 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.console.rendering import (
+    Coloured,
+    Column,
+    Table,
+    listing_options,
+    print_json,
+    say,
+)
 
 FOLDER = Path(__file__).parents[2] / "patchlight" / "cli"
-RUDE = ("[/x]", "[rack 3] x", "[bold]", ":smile:", "\x1b[2J", "\x9b31m", "\ud800", "a\u202eb", "\r")
+RUDE = (
+    "[/x]",
+    "[rack 3] x",
+    "[bold]",
+    ":smile:",
+    "\x1b[2J",
+    "\x9b31m",
+    "\ud800",
+    "a\u202eb",
+    "\r",
+)
 
 
 @click.command()
@@ -46,7 +63,9 @@ def test_wide_shows_every_column_and_names_are_never_cut() -> None:
     @click.command()
     @listing_options
     def table(as_json: bool) -> None:
-        rows = Table(Column("id", whole=True), "words", Column("more", wide=True))
+        rows = Table(
+            Column("id", whole=True), "words", Column("more", wide=True)
+        )
         rows.add_row("job-" + 90 * "x", 30 * "word ", 60 * "m")
         rows.print()
 
@@ -54,7 +73,9 @@ def test_wide_shows_every_column_and_names_are_never_cut() -> None:
     assert "job-" + 90 * "x" in narrow
     assert "more" not in narrow
     wide = CliRunner().invoke(table, ["--wide"], env={"COLUMNS": "80"}).output
-    assert any(30 * "word " in line and 60 * "m" in line for line in wide.splitlines())
+    assert any(
+        30 * "word " in line and 60 * "m" in line for line in wide.splitlines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,9 +88,13 @@ def test_wide_shows_every_column_and_names_are_never_cut() -> None:
     ],
 )
 def test_tables_fit_80_columns(command: str) -> None:
-    output = CliRunner().invoke(cli, command.split(), env={"COLUMNS": "80"}).output
+    output = (
+        CliRunner().invoke(cli, command.split(), env={"COLUMNS": "80"}).output
+    )
     lines = output.splitlines()
-    rules = [number for number, line in enumerate(lines) if line.startswith("───")]
+    rules = [
+        number for number, line in enumerate(lines) if line.startswith("───")
+    ]
     assert rules
     for number in rules:
         assert max(map(len, lines[number - 1 : number + 8])) <= 80
@@ -95,8 +120,14 @@ def test_all_that_the_commands_print_goes_through_one_place() -> None:
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             of = getattr(node.func, "value", None)
             called = of.id if isinstance(of, ast.Name) else ""
-            if called == "html" or (name == "style" and of is not None and called != "click"):
+            if called == "html" or (
+                name == "style" and of is not None and called != "click"
+            ):
                 continue  # of a page in a browser
-            if name in printers or (isinstance(node.func, ast.Name) and name == "print"):
-                found.append(f"{path.relative_to(FOLDER)}:{node.lineno} {name}")
+            if name in printers or (
+                isinstance(node.func, ast.Name) and name == "print"
+            ):
+                found.append(
+                    f"{path.relative_to(FOLDER)}:{node.lineno} {name}"
+                )
     assert found == []

@@ -29,10 +29,14 @@ class Page(HTMLParser):
         self.text = ""
         self.feed(html)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
         self.tags.add(tag)
         self.refers_to += [
-            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "data")
+            value or ""
+            for name, value in attrs
+            if name in ("src", "href", "xlink:href", "data")
         ]
 
     def handle_data(self, data: str) -> None:
@@ -64,16 +68,30 @@ def period(**more: object) -> Period:
         "changes": {"o1": {"makes": ["1>2"], "breaks": []}},
         "stages_s": {"make": 0.025},
     }
-    event = {"at": 120.0, "number": 1, "kind": "alarm", "ocs": "o1", "words": HOSTILE}
+    event = {
+        "at": 120.0,
+        "number": 1,
+        "kind": "alarm",
+        "ocs": "o1",
+        "words": HOSTILE,
+    }
     fields = {"jobs": [job], "changes": [change], "events": [event]}
     samples = {"width_s": 10, "lab": [], "jobs": {}}
-    whole = {"since": 90.0, "until": 200.0, **fields, "samples": samples, **more}
+    whole = {
+        "since": 90.0,
+        "until": 200.0,
+        **fields,
+        "samples": samples,
+        **more,
+    }
     return Period("lab", **whole)  # type: ignore[arg-type]
 
 
 def check_loads_nothing(html: str) -> Page:
     page = Page(html)
-    assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base"})
+    assert page.tags.isdisjoint(
+        {"script", "link", "img", "iframe", "object", "embed", "base"}
+    )
     assert all(each.startswith("#") for each in page.refers_to)
     assert not re.search(r"url\((?!#)|@import", html)
     return page
@@ -89,19 +107,32 @@ def test_what_users_and_devices_say_is_text() -> None:
 
 def test_a_period_in_which_nothing_happened_is_a_page_too() -> None:
     page = check_loads_nothing(as_page(period(jobs=[], changes=[], events=[])))
-    for words in ("No job waited or ran", "No circuit was changed", "No GPU samples"):
+    for words in (
+        "No job waited or ran",
+        "No circuit was changed",
+        "No GPU samples",
+    ):
         assert words in page.text
 
 
 def test_plots_show_the_time_that_has_records_and_events_are_short() -> None:
     told = period(since=0.0, until=1e6)
     assert time_with_data(told) == (100.0, 150.0)
-    assert time_with_data(period(jobs=[], changes=[], events=[])) == (90.0, 200.0)
+    assert time_with_data(period(jobs=[], changes=[], events=[])) == (
+        90.0,
+        200.0,
+    )
     assert headline(told) == (
         "1 job (1 failed); 1 committed change of circuits, 500 ms each (median)."
     )
     ports = {f"p{number}": number for number in range(20)}
-    event = {"at": 120.0, "number": 1, "kind": "up", "ports": ports, "at_switch": {"a": [1, 2]}}
+    event = {
+        "at": 120.0,
+        "number": 1,
+        "kind": "up",
+        "ports": ports,
+        "at_switch": {"a": [1, 2]},
+    }
     text = check_loads_nothing(as_page(period(events=[event]))).text
     assert "ports 20 entries, at_switch a 1-2" in text
 
@@ -112,25 +143,44 @@ async def test_a_lab_at_work_is_reported(tmp_path: Path) -> None:
         change = await controller.transactions.change(
             lambda maps: regroup(controller.lab, maps, JOBS), "why not"
         )
-        for samples in (controller.fleet.gpu_samples, controller.switches.port_rates):
-            await eventually(lambda s=samples: len({each["at"] for each in s}) > 2)  # type: ignore[misc]
+        for samples in (
+            controller.fleet.gpu_samples,
+            controller.switches.port_rates,
+        ):
+            await eventually(
+                lambda s=samples: len({each["at"] for each in s}) > 2  # type: ignore[misc]
+            )
         await put_samples_on_disk(lab)
         report = LabCommand(lab.address, "report")
         output = tmp_path / "report.html"
         said = await report("--since", "1h", "--output", str(output))
         assert f"wrote {output}: 1 job, 1 change, " in " ".join(said.split())
-        assert re.search(r"1 job \(1 running\); GPUs \d+ % busy on average; 1 committed", said)
+        assert re.search(
+            r"1 job \(1 running\); GPUs \d+ % busy on average; 1 committed",
+            said,
+        )
         page = check_loads_nothing(output.read_text())
-        for words in (JOB, "why not: done", "committed", "GPU utilisation (%)"):
+        for words in (
+            JOB,
+            "why not: done",
+            "committed",
+            "GPU utilisation (%)",
+        ):
             assert words in page.text
         assert change.state == "committed"
         assert "samples." not in page.text
         unwritable = str(tmp_path / "nowhere" / "r.html")
-        assert "cannot write the report" in await report("--output", unwritable, code=1)
+        assert "cannot write the report" in await report(
+            "--output", unwritable, code=1
+        )
 
 
 @pytest.mark.parametrize("since", ["2h", "2026-01-01", "2026-01-01 10:00"])
 def test_times_are_spans_or_dates(since: str, tmp_path: Path) -> None:
     words = ["report", "--since", since, "--controller", "127.0.0.1:1"]
-    failed = CliRunner().invoke(cli, [*words, "--output", str(tmp_path / "r.html")]).exception
+    failed = (
+        CliRunner()
+        .invoke(cli, [*words, "--output", str(tmp_path / "r.html")])
+        .exception
+    )
     assert not isinstance(failed, BadInput)  # nobody answers there

@@ -54,14 +54,14 @@ def counted(iterations: int, sent_bytes: int) -> str:
 
 
 def test_rates_are_what_grew_between_two_looks() -> None:
-    before, now = (
-        Scrape.read(WELL + counted(10, 1000), 100.0),
-        Scrape.read(WELL + counted(14, 3000), 102.0),
-    )
+    before = Scrape.read(WELL + counted(10, 1000), 100.0)
+    now = Scrape.read(WELL + counted(14, 3000), 102.0)
     alone = JobPace("j", "n", ("s.g0", "s.g1"), False, 0, 0, utilization=0.75)
     assert job_paces(before, None) == [alone]
     assert job_paces(now, before) == [
-        JobPace("j", "n", ("s.g0", "s.g1"), False, 0, 0, 2.0, 0.25, 16_000.0, 0.75)
+        JobPace(
+            "j", "n", ("s.g0", "s.g1"), False, 0, 0, 2.0, 0.25, 16_000.0, 0.75
+        )
     ]
     # A controller that was started anew counts from 0 again.
     (anew,) = job_paces(Scrape.read(WELL + counted(1, 10), 103.0), now)
@@ -92,24 +92,51 @@ def test_gpus_of_a_silent_agent_are_counted_while_they_are_in_jobs() -> None:
 @pytest.mark.parametrize(
     ("change", "of", "words", "meaning"),
     [
-        (('ocs_up{ocs="o1"} 1', 'ocs_up{ocs="o1"} 0'), "o1", "does not answer", "bad"),
+        (
+            ('ocs_up{ocs="o1"} 1', 'ocs_up{ocs="o1"} 0'),
+            "o1",
+            "does not answer",
+            "bad",
+        ),
         (('"degraded"} 0', '"degraded"} 2'), "o1", "2 degraded", "caution"),
         (
             (
                 'ocs_cross_connects{ocs="o1"} 8',
                 'ocs_drift_cross_connects{ocs="o1",kind="unknown"} 1',
             ),
-            *("o1", "1 that nobody committed", "bad"),
+            "o1",
+            "1 that nobody committed",
+            "bad",
         ),
-        (('agent_up{server="s"} 1', 'agent_up{server="s"} 0'), "agents", "not: s", "bad"),
+        (
+            ('agent_up{server="s"} 1', 'agent_up{server="s"} 0'),
+            "agents",
+            "not: s",
+            "bad",
+        ),
         (
             ('agent_up{server="s"} 1', 'agent_root_workers{server="s"} 1'),
-            *("workers", "as root on s", "caution"),
+            "workers",
+            "as root on s",
+            "caution",
         ),
         (("speaker_up 1", "speaker_up 0"), "controller", "is down", "bad"),
-        (('gpu_up{gpu="s.g1"} 1', 'gpu_up{gpu="s.g1"} 0'), "GPUs", "used: s.g1", "bad"),
+        (
+            ('gpu_up{gpu="s.g1"} 1', 'gpu_up{gpu="s.g1"} 0'),
+            "GPUs",
+            "used: s.g1",
+            "bad",
+        ),
     ],
-    ids=["OCS away", "power low", "drift", "agent silent", "root", "speaker ended", "GPU gone"],
+    ids=[
+        "OCS away",
+        "power low",
+        "drift",
+        "agent silent",
+        "root",
+        "speaker ended",
+        "GPU gone",
+    ],
 )
 def test_what_is_not_well_is_said(
     change: tuple[str, str], of: str, words: str, meaning: str
@@ -122,7 +149,9 @@ def test_what_is_not_well_is_said(
 
 
 def test_an_iteration_is_compared_with_its_prediction() -> None:
-    pace = JobPace("j", "n", (), False, 1, 2, iterations_per_s=0.5, predicted_s=1.6)
+    pace = JobPace(
+        "j", "n", (), False, 1, 2, iterations_per_s=0.5, predicted_s=1.6
+    )
     assert pace.off == "+25 %"
     assert replace(pace, predicted_s=None).off == ""
 
@@ -168,8 +197,11 @@ def shown_at_terminal(address: str) -> str:
         env=environment,
     ) as process:
         os.close(its)
-        shown, deadline = b"", time.monotonic() + PATIENCE_S
-        while shown.count(b"circuit switch") < 2 and time.monotonic() < deadline:
+        shown = b""
+        deadline = time.monotonic() + PATIENCE_S
+        while (
+            shown.count(b"circuit switch") < 2 and time.monotonic() < deadline
+        ):
             shown += os.read(ours, 4096)
         process.send_signal(signal.SIGINT)
         while True:
@@ -184,7 +216,8 @@ def shown_at_terminal(address: str) -> str:
 
 async def test_a_lab_at_work_fits_one_screen(tmp_path: Path) -> None:
     async with watched_lab(tmp_path) as lab:
-        status, top = LabCommand(lab.address, "status"), LabCommand(lab.address, "top")
+        status = LabCommand(lab.address, "status")
+        top = LabCommand(lab.address, "top")
         # One agent may be heard before the others.
         gpus = lab.controller.fleet.latest_gpus
         await eventually(lambda: len(gpus()) == 6, "all GPUs to be told of")
@@ -192,7 +225,10 @@ async def test_a_lab_at_work_fits_one_screen(tmp_path: Path) -> None:
         assert len(shown.splitlines()) <= 24
         assert max(map(len, shown.splitlines())) <= 80
         assert "6 of 6 in jobs, busy 90 %, all draw 1800 W" in shown
-        rows = {row["of"]: row["meaning"] for row in json.loads(await status("--json"))["lines"]}
+        rows = {
+            row["of"]: row["meaning"]
+            for row in json.loads(await status("--json"))["lines"]
+        }
         assert rows["ocs1"] == rows["GPUs"] == "good"
         once = await top("--once", "--every", "1s")
         assert f"{JOB} " in once

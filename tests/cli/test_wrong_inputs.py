@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from patchlight.cli.main import main
-from tests.support.controller_process import ControllerProcess, controller_process
+from tests.support.controller_process import (
+    ControllerProcess,
+    controller_process,
+)
 from tests.support.tables import below
 
 pytestmark = [pytest.mark.wings, pytest.mark.xdist_group("wrong inputs")]
@@ -532,8 +535,12 @@ CASES = below(WRONG)
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
-    with controller_process(tmp_path_factory.mktemp("controller")) as controller:
+def running(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ControllerProcess]:
+    with controller_process(
+        tmp_path_factory.mktemp("controller")
+    ) as controller:
         yield controller
 
 
@@ -541,7 +548,9 @@ def test_there_are_a_hundred() -> None:
     assert len({words for words, _ in CASES}) >= 100
 
 
-@pytest.mark.parametrize(("words", "said"), CASES, ids=[words for words, _ in CASES])
+@pytest.mark.parametrize(
+    ("words", "said"), CASES, ids=[words for words, _ in CASES]
+)
 def test_a_wrong_input_is_told_in_a_line_and_changes_nothing(
     words: str,
     said: str,
@@ -557,19 +566,29 @@ def test_a_wrong_input_is_told_in_a_line_and_changes_nothing(
     before = state(running)
     lab = ["--lab", str(running.lab)]
     short = {"L": lab, "J": ["job", "submit", "j", "--workers", "1", *lab]}
-    arguments = [part for word in shlex.split(words) for part in short.get(word, [word])]
+    arguments = [
+        part for word in shlex.split(words) for part in short.get(word, [word])
+    ]
     with pytest.raises(SystemExit) as end:
         main(arguments)
     printed = capsys.readouterr()
     # What is wrong with a file that is checked is the command's output.
     told = printed.err or printed.out
     # On a busy machine, also how far it is.
-    first, *more = [x for x in told.splitlines() if not re.search(r" done (yet )?after \d", x)]
+    first, *more = [
+        x
+        for x in told.splitlines()
+        if not re.search(r" done (yet )?after \d", x)
+    ]
     assert end.value.code == 2, told
     assert said in first
     # Further lines are a hint, or further mistakes in the same file.
-    assert all(line.startswith(("  ", first.partition(":")[0])) for line in more), told
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == FILES
+    assert all(
+        line.startswith(("  ", first.partition(":")[0])) for line in more
+    ), told
+    assert {
+        path.name: path.read_text() for path in tmp_path.iterdir()
+    } == FILES
     assert state(running) == before
 
 

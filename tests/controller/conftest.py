@@ -5,7 +5,10 @@ import pytest
 import pytest_asyncio
 
 from tests.support.change_bench import ChangeBench, change_bench
-from tests.support.controller_process import ControllerProcess, controller_process
+from tests.support.controller_process import (
+    ControllerProcess,
+    controller_process,
+)
 
 
 @pytest_asyncio.fixture

@@ -50,10 +50,14 @@ def agent_app(tmp_path: Path) -> FastAPI:
 
 
 @pytest_asyncio.fixture
-async def agent(tmp_path: Path, authority: Authority, agent_app: FastAPI) -> AsyncIterator[str]:
+async def agent(
+    tmp_path: Path, authority: Authority, agent_app: FastAPI
+) -> AsyncIterator[str]:
     """The address of the agent of server1 of lab1."""
     own = authority.for_agent("server1", tmp_path / "server1")
-    async with serving(agent_app, own, limits=ServerLimits(connections=8, peer_s=1.0)) as address:
+    async with serving(
+        agent_app, own, limits=ServerLimits(connections=8, peer_s=1.0)
+    ) as address:
         yield address
 
 
@@ -64,7 +68,9 @@ def controller(tmp_path: Path, authority: Authority) -> AgentTls:
 
 
 @contextlib.asynccontextmanager
-async def calling(address: str, tls: AgentTls | None) -> AsyncIterator[AgentClient]:
+async def calling(
+    address: str, tls: AgentTls | None
+) -> AsyncIterator[AgentClient]:
     """The client of the agent of server1 at this address."""
     client = AgentClient("server1", address, tls)
     try:
@@ -81,24 +87,33 @@ async def answers(address: str, tls: AgentTls) -> bool:
 async def _ask(address: str, context: ssl.SSLContext | None) -> httpx.Response:
     """What a program that is not ours is told."""
     scheme = "https" if context else "http"
-    async with httpx.AsyncClient(verify=context or True, timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(
+        verify=context or True, timeout=PATIENCE_S
+    ) as client:
         return await client.get(f"{scheme}://{address}/v1/status")
 
 
 def _stranger(own: Credentials | None) -> ssl.SSLContext:
     """Who takes any agent for the right one, and has this certificate or none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     if own is not None:
-        context.load_cert_chain(own.folder / "cert.pem", own.folder / "key.pem")
+        context.load_cert_chain(
+            own.folder / "cert.pem", own.folder / "key.pem"
+        )
     return context
 
 
-async def test_the_controller_of_the_lab_is_answered(agent: str, controller: AgentTls) -> None:
+async def test_the_controller_of_the_lab_is_answered(
+    agent: str, controller: AgentTls
+) -> None:
     assert await answers(agent, controller)
 
 
-@pytest.mark.parametrize("who", ["nobody", "self-signed", "other lab", "agent", "expired"])
+@pytest.mark.parametrize(
+    "who", ["nobody", "self-signed", "other lab", "agent", "expired"]
+)
 async def test_a_stranger_is_told_nothing(
     agent: str,
     controller: AgentTls,
@@ -107,11 +122,14 @@ async def test_a_stranger_is_told_nothing(
     who: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    other = Authority("lab1", tmp_path / "other-ca")  # of the same name, and not the same
+    # Of the same name, and not the same.
+    other = Authority("lab1", tmp_path / "other-ca")
     past = Authority("lab1", authority.folder, lambda: _ago(400))
     made: dict[str, Callable[[], Credentials | None]] = {
         "nobody": lambda: None,
-        "self-signed": lambda: replace(other.for_controller(tmp_path / "x"), folder=other.folder),
+        "self-signed": lambda: replace(
+            other.for_controller(tmp_path / "x"), folder=other.folder
+        ),
         "other lab": lambda: other.for_controller(tmp_path / "x"),
         "agent": lambda: authority.for_agent("server2", tmp_path / "x"),
         "expired": lambda: past.for_controller(tmp_path / "x"),
@@ -131,9 +149,13 @@ async def test_prometheus_reads_the_metrics_and_nothing_else(
 ) -> None:
     own = authority.for_prometheus(tmp_path / "prometheus")
     extensions = {"sni_hostname": "agent.server1.lab1"}
-    async with httpx.AsyncClient(verify=own.context(server=False), timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(
+        verify=own.context(server=False), timeout=PATIENCE_S
+    ) as client:
         for path, code in (("/metrics", 200), ("/v1/status", 403)):
-            answer = await client.get(f"https://{agent}{path}", extensions=extensions)
+            answer = await client.get(
+                f"https://{agent}{path}", extensions=extensions
+            )
             assert answer.status_code == code
 
 
@@ -145,14 +167,18 @@ async def test_neither_plain_http_nor_old_tls_is_spoken(
     for version in (ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2):
         old = _stranger(authority.for_controller(tmp_path / "x"))
         old.set_ciphers("DEFAULT:@SECLEVEL=0")
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        with warnings.catch_warnings(
+            action="ignore", category=DeprecationWarning
+        ):
             old.minimum_version = old.maximum_version = version
         with pytest.raises((httpx.TransportError, ssl.SSLError)):
             await _ask(agent, old)
     assert await answers(agent, controller)
 
 
-async def test_handshakes_that_do_not_end_keep_nobody_out(agent: str, controller: AgentTls) -> None:
+async def test_handshakes_that_do_not_end_keep_nobody_out(
+    agent: str, controller: AgentTls
+) -> None:
     host, port = agent.split(":")
     async with contextlib.AsyncExitStack() as stack:
         held = []
@@ -160,7 +186,8 @@ async def test_handshakes_that_do_not_end_keep_nobody_out(agent: str, controller
             reader, writer = await asyncio.open_connection(host, int(port))
             stack.callback(writer.close)
             if number % 2:
-                writer.write(b"\x16\x03\x01\x02\x00\x01")  # a ClientHello begins like this
+                # A ClientHello begins like this.
+                writer.write(b"\x16\x03\x01\x02\x00\x01")
             held.append(reader)
         assert await answers(agent, controller)
         for reader in held:
@@ -189,14 +216,19 @@ async def test_the_controller_says_what_answers_instead_of_the_agent(
     past = Authority("lab1", authority.folder, lambda: _ago(400))
     own = {
         "server2": lambda: authority.for_agent("server2", tmp_path / "x"),
-        "lab2": lambda: Authority("lab2", tmp_path / "ca2").for_agent("server1", tmp_path / "x"),
-        "controller": lambda: authority.for_controller(tmp_path / "x"),
-        "other authority": lambda: Authority("lab1", tmp_path / "ca2").for_agent(
+        "lab2": lambda: Authority("lab2", tmp_path / "ca2").for_agent(
             "server1", tmp_path / "x"
         ),
+        "controller": lambda: authority.for_controller(tmp_path / "x"),
+        "other authority": lambda: Authority(
+            "lab1", tmp_path / "ca2"
+        ).for_agent("server1", tmp_path / "x"),
         "expired": lambda: past.for_agent("server1", tmp_path / "x"),
     }[what]()
-    async with serving(agent_app, own) as address, calling(address, controller) as client:
+    async with (
+        serving(agent_app, own) as address,
+        calling(address, controller) as client,
+    ):
         for call in (client.status, lambda: client.delete("w", 0.0)):
             with pytest.raises(AgentNotTrusted, match=words) as caught:
                 await call()
@@ -211,19 +243,32 @@ async def test_the_controller_says_why_an_agent_does_not_take_its_certificate(
     expired = past.for_controller(tmp_path / "expired")
     with pytest.raises(BadInput, match="expired on"):
         AgentTls("lab1", expired.folder)
-    for folder in (expired.folder, authority.for_agent("server1", tmp_path / "wrong").folder):
+    for folder in (
+        expired.folder,
+        authority.for_agent("server1", tmp_path / "wrong").folder,
+    ):
         # As if it had ended, or been exchanged, while the controller ran.
         running = AgentTls("lab1", tmp_path / "controller")
         running.credentials = read_credentials(folder)
         running.credentials.load_into(running.context)
-        words = "it has expired" if folder == expired.folder else "it is not a controller's"
+        words = (
+            "it has expired"
+            if folder == expired.folder
+            else "it is not a controller's"
+        )
         async with calling(agent, running) as client:
-            with pytest.raises(AgentNotTrusted, match=f"rejects the certificate in .*: {words}"):
+            with pytest.raises(
+                AgentNotTrusted,
+                match=f"rejects the certificate in .*: {words}",
+            ):
                 await client.status()
 
 
 async def test_the_controller_takes_a_certificate_that_is_put_into_its_folder(
-    agent: str, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    agent: str,
+    authority: Authority,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(BadInput, match="No such file"):
         AgentTls("lab1", tmp_path / "later")
@@ -234,14 +279,21 @@ async def test_the_controller_takes_a_certificate_that_is_put_into_its_folder(
     )
     watching = asyncio.create_task(fleet.watch(period_s=0.05))
     try:
-        await eventually(lambda: "has no certificate" in fleet.status()[0]["words"], "a word")
+        await eventually(
+            lambda: "has no certificate" in fleet.status()[0]["words"],
+            "a word",
+        )
         Authority("lab2", tmp_path / "ca2").for_controller(tmp_path / "later")
-        await eventually(lambda: "is for controller.lab2" in caplog.text, "a refusal")
+        await eventually(
+            lambda: "is for controller.lab2" in caplog.text, "a refusal"
+        )
         assert not fleet.status()[0]["reachable"]
         for file in (tmp_path / "later").iterdir():
             file.unlink()
         authority.for_controller(tmp_path / "later")
-        await eventually(lambda: fleet.status()[0]["reachable"], "the agent to answer")
+        await eventually(
+            lambda: fleet.status()[0]["reachable"], "the agent to answer"
+        )
     finally:
         watching.cancel()
         await fleet.close()
@@ -255,15 +307,21 @@ async def test_an_agent_without_tls_and_a_controller_without_a_certificate_are_n
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         running = asyncio.create_task(server.serve(sockets=[listener]))
         async with calling(address, controller) as client:
-            with pytest.raises(AgentNotTrusted, match=r"does not support TLS 1\.3"):
+            with pytest.raises(
+                AgentNotTrusted, match=r"does not support TLS 1\.3"
+            ):
                 await client.status()
         async with calling(address, None) as client:
-            with pytest.raises(AgentNotTrusted, match="this controller has no certificate"):
+            with pytest.raises(
+                AgentNotTrusted, match="this controller has no certificate"
+            ):
                 await client.status()
         server.should_exit = True
         await running
     async with calling(address, controller) as client:
-        with pytest.raises(AgentSilent, match="did not answer GET /status") as caught:
+        with pytest.raises(
+            AgentSilent, match="did not answer GET /status"
+        ) as caught:
             await client.status()
         assert not isinstance(caught.value, AgentNotTrusted)
 
@@ -271,13 +329,17 @@ async def test_an_agent_without_tls_and_a_controller_without_a_certificate_are_n
 async def test_an_agent_that_goes_away_in_the_middle_is_silent_and_not_mistrusted(
     controller: AgentTls,
 ) -> None:
-    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def hang_up(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         await reader.read(1 << 16)
         writer.close()
 
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with calling(f"127.0.0.1:{port}", controller) as client:
-            with pytest.raises(AgentSilent, match="did not answer GET /status") as caught:
+            with pytest.raises(
+                AgentSilent, match="did not answer GET /status"
+            ) as caught:
                 await client.status()
     assert not isinstance(caught.value, AgentNotTrusted)

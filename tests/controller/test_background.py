@@ -8,7 +8,9 @@ from patchlight.testbed.errors import PatchlightError
 from tests.support.waiting import eventually
 
 
-def fails_then_runs(errors: list[Exception], runs: list[str]) -> Callable[[], Awaitable[None]]:
+def fails_then_runs(
+    errors: list[Exception], runs: list[str]
+) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
         if errors:
             raise errors.pop(0)
@@ -26,13 +28,23 @@ async def test_a_part_that_fails_begins_again_and_says_so() -> None:
     told: list[tuple[str, str]] = []
     runs: list[str] = []
     background = Background(lambda part, why: told.append((part, why)))
-    background.start("ill", fails_then_runs([ZeroDivisionError("x"), PatchlightError("y")], runs))
+    background.start(
+        "ill",
+        fails_then_runs([ZeroDivisionError("x"), PatchlightError("y")], runs),
+    )
     background.start("well", never)
     try:
         await eventually(lambda: runs == ["runs"], "the part to begin again")
         ill, well = background.status()
-        assert told == [("ill", "unexpected ZeroDivisionError: x"), ("ill", "y")]
-        assert (ill["running"], ill["faults"], ill["last_fault"]) == (True, 2, "y")
+        assert told == [
+            ("ill", "unexpected ZeroDivisionError: x"),
+            ("ill", "y"),
+        ]
+        assert (ill["running"], ill["faults"], ill["last_fault"]) == (
+            True,
+            2,
+            "y",
+        )
         assert (well["running"], well["faults"]) == (True, 0)
     finally:
         await background.close()
@@ -52,7 +64,10 @@ async def test_a_part_that_waits_for_what_is_cancelled_begins_again() -> None:
     background.start("ill", run)
     try:
         await eventually(lambda: len(runs) == 2, "the part to begin again")
-        assert background.status()[0]["last_fault"] == "what it waited for was cancelled"
+        assert (
+            background.status()[0]["last_fault"]
+            == "what it waited for was cancelled"
+        )
     finally:
         await background.close()
     assert len(runs) == 2

@@ -21,7 +21,9 @@ def told(frame: bytes) -> dict[str, Any]:
     return dict(json.loads(lines[-1].removeprefix("data: ")))
 
 
-async def some(pieces: AsyncIterator[bytes], count: int) -> list[dict[str, Any]]:
+async def some(
+    pieces: AsyncIterator[bytes], count: int
+) -> list[dict[str, Any]]:
     """So many events, of pieces that may have several."""
     frames: list[bytes] = []
     async with asyncio.timeout(PATIENCE_S):
@@ -33,7 +35,9 @@ async def some(pieces: AsyncIterator[bytes], count: int) -> list[dict[str, Any]]
 
 def filled(count: int) -> Store:
     store = Store(":memory:")
-    store.add_events("alarm", [(float(n), {"n": n}) for n in range(1, count + 1)])
+    store.add_events(
+        "alarm", [(float(n), {"n": n}) for n in range(1, count + 1)]
+    )
     return store
 
 
@@ -44,13 +48,19 @@ async def test_events_come_in_order_also_from_far_back() -> None:
     assert [row["number"] for row in rows] == list(range(4, 2501))
     store.add_event(1.0, "drift", {"text": "two\nlines \ud800"})
     (row,) = await some(frames, 1)
-    assert (row["number"], row["kind"], row["text"]) == (2501, "drift", "two\nlines ?")
+    assert (row["number"], row["kind"], row["text"]) == (
+        2501,
+        "drift",
+        "two\nlines ?",
+    )
 
 
 async def test_who_names_no_number_hears_of_what_is_new() -> None:
     store = filled(3)
     feed = EventFeed(store)
-    listening = [asyncio.create_task(some(feed.follow(), 2)) for _ in range(20)]
+    listening = [
+        asyncio.create_task(some(feed.follow(), 2)) for _ in range(20)
+    ]
     await asyncio.sleep(0)
     for n in range(2):
         store.add_event(1.0, "drift", {"n": n})
@@ -71,7 +81,9 @@ async def test_what_is_not_kept_any_more_is_said() -> None:
 async def test_a_listener_hears_that_there_is_nothing_new() -> None:
     pieces = EventFeed(filled(1), sign_of_life_s=0.1).follow()
     async with asyncio.timeout(PATIENCE_S):
-        assert [await anext(pieces) for _ in range(2)] == [b": nothing new\n\n"] * 2
+        assert [await anext(pieces) for _ in range(2)] == [
+            b": nothing new\n\n"
+        ] * 2
 
 
 async def test_nobody_is_listened_for_when_nobody_listens() -> None:
@@ -85,10 +97,14 @@ async def test_nobody_is_listened_for_when_nobody_listens() -> None:
     feed.close()
     with contextlib.suppress(StopAsyncIteration, RuntimeError):
         await waiting
-    await eventually(lambda: len(asyncio.all_tasks()) == before, "the feed to end")
+    await eventually(
+        lambda: len(asyncio.all_tasks()) == before, "the feed to end"
+    )
 
 
-def test_a_client_goes_on_after_the_controller_was_started_again(tmp_path: Path) -> None:
+def test_a_client_goes_on_after_the_controller_was_started_again(
+    tmp_path: Path,
+) -> None:
     with controller_process(tmp_path) as process:
         first = process.client.last_event()
         heard: list[int] = []
@@ -104,7 +120,10 @@ def test_a_client_goes_on_after_the_controller_was_started_again(tmp_path: Path)
 
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()
-        made = [process.client.reconfigure({"o1": [f"{n}-{n + 1}"]})["id"] for n in (7, 9)]
+        made = [
+            process.client.reconfigure({"o1": [f"{n}-{n + 1}"]})["id"]
+            for n in (7, 9)
+        ]
         # A listener does not keep it from ending.
         assert process.stop() == 0
         process.start()
@@ -115,5 +134,7 @@ def test_a_client_goes_on_after_the_controller_was_started_again(tmp_path: Path)
         url = f"http://{process.api}/v1/events?after=0"
         options: dict[str, Any] = {"trust_env": False, "timeout": PATIENCE_S}
         with httpx.stream("GET", url, headers=stream, **options) as answer:
-            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert answer.headers["content-type"].startswith(
+                "text/event-stream"
+            )
             assert next(answer.iter_lines()) == f"id: {first + 1}"

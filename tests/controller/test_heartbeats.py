@@ -4,7 +4,11 @@ import asyncio
 
 import pytest
 
-from patchlight.controller.hosts.agent_client import INTERVAL_S, Heartbeat, Presence
+from patchlight.controller.hosts.agent_client import (
+    INTERVAL_S,
+    Heartbeat,
+    Presence,
+)
 from patchlight.controller.hosts.on_time import OnTimeClock
 
 
@@ -33,7 +37,9 @@ def test_silence_is_counted_from_the_first_question_without_an_answer(
     assert heartbeat.silence_s(2000.0) == 0.0
 
 
-def test_an_agent_that_is_polled_rarely_is_silent_for_longer_before_it_is_lost() -> None:
+def test_an_agent_that_is_polled_rarely_is_silent_for_longer_before_it_is_lost() -> (
+    None
+):
     heartbeat = Heartbeat(poll_s=10.0)
     heartbeat.answered(900.0)
     heartbeat.missed(1000.0)
@@ -49,10 +55,13 @@ def test_who_never_answered_is_lost_as_well() -> None:
     assert heartbeat.presence(10 * INTERVAL_S) is Presence.LOST
 
 
-def test_a_late_failure_says_nothing_of_the_time_before_a_later_answer() -> None:
+def test_a_late_failure_says_nothing_of_the_time_before_a_later_answer() -> (
+    None
+):
     heartbeat = Heartbeat()
     heartbeat.answered(29.0)
-    heartbeat.missed(0.0)  # it was given up at 30 s, and another call was answered meanwhile
+    # It was given up at 30 s, and another call was answered meanwhile.
+    heartbeat.missed(0.0)
     assert heartbeat.silence_s(30.0) == 1.0
     assert heartbeat.presence(30.0) is Presence.ANSWERS
 
@@ -69,12 +78,15 @@ def test_slow_answers_are_an_overloaded_machine_and_stretch_limits() -> None:
     assert (heartbeat.overload, heartbeat.slowness) == ("", 1.0)
 
 
-async def test_what_the_controller_was_late_for_is_no_silence_of_others() -> None:
+async def test_what_the_controller_was_late_for_is_no_silence_of_others() -> (
+    None
+):
     now = [1000.0]
     clock = OnTimeClock(lambda: now[0])
     running = asyncio.create_task(clock.run())
     await asyncio.sleep(0)
-    began, heartbeat = clock.now(), Heartbeat()
+    began = clock.now()
+    heartbeat = Heartbeat()
     heartbeat.answered(clock.now())
     heartbeat.missed(began)
     # Load, or a SIGSTOP: not even the clock was looked at.

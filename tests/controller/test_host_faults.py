@@ -1,31 +1,66 @@
 """What is wrong with hosts, as their agents tell it, and who waits for them."""
 
-from patchlight.controller.hosts.fleet import Fleet, HostFaults, host_faults, unfit_hosts
+from patchlight.controller.hosts.fleet import (
+    Fleet,
+    HostFaults,
+    host_faults,
+    unfit_hosts,
+)
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.wiring import trace_links
-from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus
-from tests.support.job_cluster import LAB, Cluster, job, simulated, submit_running
+from patchlight.testbed.wire.agent_status import (
+    AgentStatus,
+    GpuStatus,
+    NicStatus,
+)
+from tests.support.job_cluster import (
+    LAB,
+    Cluster,
+    job,
+    simulated,
+    submit_running,
+)
 
 LINKS = trace_links(LAB, LAB.initial_maps)
 
 
-def sample(gpu: str = "", nic: str = "", *, carrier: bool = True) -> AgentStatus:
+def sample(
+    gpu: str = "", nic: str = "", *, carrier: bool = True
+) -> AgentStatus:
     """Of server1, whose gpu0 and nic1 have these problems."""
     gpus = [
-        GpuStatus(name="gpu0", model="Tesla M40", utilization=0, busy_s=0, problem=gpu),
+        GpuStatus(
+            name="gpu0",
+            model="Tesla M40",
+            utilization=0,
+            busy_s=0,
+            problem=gpu,
+        ),
         GpuStatus(name="gpu1", model="Titan V", utilization=0, busy_s=0),
     ]
     nics = [
         NicStatus(name="nic0", address="192.168.10.11", state="idle"),
-        NicStatus(name="nic1", address="192.168.10.12", state="idle", problem=nic, carrier=carrier),
+        NicStatus(
+            name="nic1",
+            address="192.168.10.12",
+            state="idle",
+            problem=nic,
+            carrier=carrier,
+        ),
     ]
     return AgentStatus(
-        server="server1", version="1", runner="process", gpus=gpus, nics=nics, workers=[]
+        server="server1",
+        version="1",
+        runner="process",
+        gpus=gpus,
+        nics=nics,
+        workers=[],
     )
 
 
 def test_what_two_samples_in_a_row_say_is_wrong() -> None:
-    gone, well = sample("GPU gpu0 is lost", "nic1 is gone"), sample()
+    gone = sample("GPU gpu0 is lost", "nic1 is gone")
+    well = sample()
     assert host_faults(LAB, {"server1": [gone]}) == HostFaults()
     assert host_faults(LAB, {"server1": [well, gone]}) == HostFaults()
     assert dict(host_faults(LAB, {"server1": [gone, gone]}).gone) == {
@@ -35,7 +70,9 @@ def test_what_two_samples_in_a_row_say_is_wrong() -> None:
     assert Fleet(LAB).faults() == HostFaults()
 
 
-def test_a_nic_without_carrier_is_of_no_use_only_if_it_should_have_light() -> None:
+def test_a_nic_without_carrier_is_of_no_use_only_if_it_should_have_light() -> (
+    None
+):
     cut = sample(nic="nic1 has no carrier", carrier=False)
     faults = host_faults(LAB, {"server1": [cut, cut]})
     assert list(faults.no_carrier) == ["server1.gpu1"]
@@ -47,7 +84,9 @@ def test_a_nic_without_carrier_is_of_no_use_only_if_it_should_have_light() -> No
 
 
 @simulated()
-async def test_a_job_waits_for_a_gpu_that_is_gone_and_says_so(cluster: Cluster) -> None:
+async def test_a_job_waits_for_a_gpu_that_is_gone_and_says_so(
+    cluster: Cluster,
+) -> None:
     lost = "GPU gpu0 has fallen off the bus"
     machine = cluster.machines["server1"]
     machine.dead_gpus.add("gpu0")
@@ -67,7 +106,9 @@ async def test_a_job_waits_for_a_gpu_that_is_gone_and_says_so(cluster: Cluster) 
 
 
 @simulated()
-async def test_a_job_that_an_agent_refuses_begins_again_on_other_hosts(cluster: Cluster) -> None:
+async def test_a_job_that_an_agent_refuses_begins_again_on_other_hosts(
+    cluster: Cluster,
+) -> None:
     cluster.refusals["create"] = "reading GPU gpu0: it is lost"
     (job_id,) = cluster.submit(job("job", workers=1, retries=1))
     await cluster.until(lambda: cluster.table[job_id].failures == 1)

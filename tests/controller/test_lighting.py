@@ -28,12 +28,18 @@ def after(changed: Mapping[str, PortMap]) -> Links:
 
 
 async def test_ends_are_joined_wherever_they_are(parts: CircuitParts) -> None:
-    decide = await lighting(parts, [("server1", "tor2"), ("server5.nic0", "server16.nic0")])
+    decide = await lighting(
+        parts, [("server1", "tor2"), ("server5.nic0", "server16.nic0")]
+    )
     links = after(decide(LAB.initial_maps))
     assert links.switch_of(LAB, Endpoint("server1", "nic0")) == "tor2"
-    assert links.peer(Endpoint("server5", "nic0")) == Endpoint("server16", "nic0")
+    assert links.peer(Endpoint("server5", "nic0")) == Endpoint(
+        "server16", "nic0"
+    )
     # Nobody else lost light.
-    dark = [host.name for host in LAB.hosts if links.peer(host.endpoint) is None]
+    dark = [
+        host.name for host in LAB.hosts if links.peer(host.endpoint) is None
+    ]
     assert len(dark) <= 1
 
 
@@ -45,7 +51,10 @@ async def test_a_port_that_is_named_is_the_one(parts: CircuitParts) -> None:
 
 async def test_ends_that_are_none_are_refused(parts: CircuitParts) -> None:
     for pair, words in (
-        (("server1", "server1.nic0"), "are the same end: expected two different ones"),
+        (
+            ("server1", "server1.nic0"),
+            "are the same end: expected two different ones",
+        ),
         (("server1", "tor2.9"), r"tor2\.9 has no fibre to an OCS"),
         (("server1", "server99.nic0"), "no device called 'server99'"),
         (("server1", "tor2.x"), r"tor2\.x has no fibre to an OCS"),

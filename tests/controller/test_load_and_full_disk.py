@@ -55,7 +55,9 @@ sys.stdin.read()
 @contextlib.contextmanager
 def held_by_nobody(address: str) -> Iterator[None]:
     words = [sys.executable, "-c", _HOLDS, address]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hog:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as hog:
         try:
             assert hog.stdout is not None
             assert hog.stdout.readline() == "held\n"
@@ -66,7 +68,9 @@ def held_by_nobody(address: str) -> Iterator[None]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_streams_of_one_viewer_keep_nobody_else_out(tmp_path: Path, kind: str) -> None:
+def test_streams_of_one_viewer_keep_nobody_else_out(
+    tmp_path: Path, kind: str
+) -> None:
     with tempfile.TemporaryDirectory() as open_to_all:
         Path(open_to_all).chmod(0o755)
         process = ControllerProcess(tmp_path)
@@ -106,8 +110,15 @@ def test_the_stop_button_answers_whatever_viewers_do(tmp_path: Path) -> None:
             address = f"{open_to_all}/api.sock"
             # Root's commands use it; others can keep the queue of that for all full.
             own = str(keepers_socket(Path(address)))
-            for kinds in (("lists", "streams", "bursts"), ("abandoned", "kept")):
-                attacks = [(uid, kind, THREADS[kind]) for uid in (65534, 65533) for kind in kinds]
+            for kinds in (
+                ("lists", "streams", "bursts"),
+                ("abandoned", "kept"),
+            ):
+                attacks = [
+                    (uid, kind, THREADS[kind])
+                    for uid in (65534, 65533)
+                    for kind in kinds
+                ]
                 with attacked(address, *attacks) as got:
                     waited = waited_s(own, ATTACK_S)
                 print(f"\n{as_text(waited)}\nattackers {got}")
@@ -134,7 +145,9 @@ print(h.getresponse().status)
 
 def _looks(api: str, uid: int) -> str:
     words = [sys.executable, "-c", _LOOKS, api.removeprefix("unix:"), str(uid)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     return done.stdout.strip() or done.stderr
 
 
@@ -143,13 +156,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 4 MiB."""
     at = tmp_path / "disk"
     at.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", at], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", at], check=True
+    )
     yield at
     subprocess.run(["umount", "--lazy", at], check=True)
 
 
 def fill(disk: Path) -> Path:
-    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+    with (
+        contextlib.suppress(OSError),
+        (disk / "filler").open("wb", buffering=0) as filler,
+    ):
         while True:
             filler.write(b"x" * 4096)
     return disk / "filler"
@@ -168,9 +186,19 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
         filler = fill(small_disk)
         # What SQLite had of room in its files goes first.
         body = {"why": "y" * 900}
-        wait_until(lambda: process.send("PUT", "/v1/maps/filler", json=body).status_code == 507)
+        wait_until(
+            lambda: (
+                process.send("PUT", "/v1/maps/filler", json=body).status_code
+                == 507
+            )
+        )
         change = {"maps": {"o1": ["9-10"]}}
-        job = {"name": "j", "iterations": 1, "gradient_bytes": 4, "compute_s": {"M": 1.0}}
+        job = {
+            "name": "j",
+            "iterations": 1,
+            "gradient_bytes": 4,
+            "compute_s": {"M": 1.0},
+        }
         for method, path, asked in (
             ("POST", "drain", {}),
             ("POST", "locks", {"ocs": "o1", "ports": [7]}),
@@ -180,20 +208,30 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
             ("POST", "jobs", {"jobs": [{**job, "workers": 1}]}),
         ):
             for headers in ({}, {"Idempotency-Key": path}):
-                answer = process.send(method, f"/v1/{path}", json=asked, headers=headers)
+                answer = process.send(
+                    method, f"/v1/{path}", json=asked, headers=headers
+                )
                 assert answer.status_code == 507, (path, answer.text)
-                assert answer.headers["content-type"] == "application/problem+json"
+                assert (
+                    answer.headers["content-type"]
+                    == "application/problem+json"
+                )
                 assert "disk is full" in answer.json()["detail"]
                 assert answer.json()["outcome"] == "nothing-done"
         key = {"Idempotency-Key": "k"}
-        pressed = process.send("POST", "/v1/stop", json={"why": "smoke"}, headers=key)
+        pressed = process.send(
+            "POST", "/v1/stop", json={"why": "smoke"}, headers=key
+        )
         assert pressed.json()["pressed"]["why"] == "smoke"
         assert "disk is full" in pressed.json()["unwritten"]
-        shown = CliRunner().invoke(cli, ["ocs", "stop", "--lab", str(process.lab)])
+        shown = CliRunner().invoke(
+            cli, ["ocs", "stop", "--lab", str(process.lab)]
+        )
         assert shown.exit_code == 0
         assert "once there is room" in shown.output
         said = CliRunner().invoke(
-            cli, ["ocs", "lock", "o1.7", "--why", "w", "--lab", str(process.lab)]
+            cli,
+            ["ocs", "lock", "o1.7", "--why", "w", "--lab", str(process.lab)],
         )
         assert "disk is full" in str(said.exception)
         stop = process.client.stop_button()
@@ -206,14 +244,22 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
         assert process.client.status()["policies"]["order"] == "fifo"
         assert "Traceback" not in process.log.read_text()
         filler.unlink()
-        wait_until(lambda: process.send("GET", "/v1/stop").json()["unwritten"] == "")
+        wait_until(
+            lambda: process.send("GET", "/v1/stop").json()["unwritten"] == ""
+        )
         process.stop()
         process.start()
         assert process.client.stop_button() == stop
         # What was tried then is on record now, one entry for each.
-        tried = [row["what"] for row in process.client.audit(100) if row["status"] == 507]
+        tried = [
+            row["what"]
+            for row in process.client.audit(100)
+            if row["status"] == 507
+        ]
         assert tried.count("POST /v1/reconfigurations") == 2
-        assert [e["kind"] for e in process.client.events()].count("stopped") == 2
+        assert [e["kind"] for e in process.client.events()].count(
+            "stopped"
+        ) == 2
         process.client.clear_stop()
         filler = fill(small_disk)
         process.client.press_stop()
@@ -224,12 +270,22 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
         process.stop()
 
 
-def test_what_is_no_http_is_refused_as_all_else(controller: ControllerProcess) -> None:
+def test_what_is_no_http_is_refused_as_all_else(
+    controller: ControllerProcess,
+) -> None:
     host, port = controller.api.split(":")
-    for line in (b"GET /v1/l\xc3\xa4b HTTP/1.1", b"GET /v1/a b HTTP/1.1", b"hello"):
-        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+    for line in (
+        b"GET /v1/l\xc3\xa4b HTTP/1.1",
+        b"GET /v1/a b HTTP/1.1",
+        b"hello",
+    ):
+        with socket.create_connection(
+            (host, int(port)), timeout=PATIENCE_S
+        ) as connection:
             connection.sendall(line + b"\r\nHost: localhost\r\n\r\n")
-            head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+            head, _, body = (
+                connection.makefile("rb").read().partition(b"\r\n\r\n")
+            )
         assert head.startswith(b"HTTP/1.1 400 ")
         assert b"application/problem+json" in head
         assert json.loads(body)["status"] == 400

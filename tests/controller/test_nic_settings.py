@@ -20,7 +20,9 @@ fibres: ["s[1-2].n - ocs1.[1-2]", "s[3-6].n - tor1.[1-4]"]
 
 
 def nic(**keys: object) -> NicStatus:
-    return NicStatus.model_validate({"name": "n", "address": "a", "state": "idle", **keys})
+    return NicStatus.model_validate(
+        {"name": "n", "address": "a", "state": "idle", **keys}
+    )
 
 
 def test_both_ends_of_a_circuit_are_compared_and_those_at_one_switch() -> None:

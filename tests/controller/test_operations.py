@@ -9,18 +9,29 @@ from patchlight.controller.changes.record import ChangeOptions, Refused
 from patchlight.controller.changes.wanted import undoing
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.wire.rest.requests import BaselinesRequest, RepairRequest
+from patchlight.testbed.wire.rest.requests import (
+    BaselinesRequest,
+    RepairRequest,
+)
 from tests.support.change_bench import START, ChangeBench, CircuitsOf, joined
 
 EVA = ChangeOptions(by="eva")
 
 
 async def reading(bench: CircuitsOf, text: str) -> PortReading:
-    report = await power_report(bench.parts, "ocs1", await bench.parts.maps.read())
-    return next(reading for reading in report.readings if str(reading.cross_connect) == text)
+    report = await power_report(
+        bench.parts, "ocs1", await bench.parts.maps.read()
+    )
+    return next(
+        reading
+        for reading in report.readings
+        if str(reading.cross_connect) == text
+    )
 
 
-async def test_drift_is_told_and_adopted_or_repaired_only_when_asked(bench: ChangeBench) -> None:
+async def test_drift_is_told_and_adopted_or_repaired_only_when_asked(
+    bench: ChangeBench,
+) -> None:
     await bench.watch.begin()
     assert not bench.store.events()
     await bench.driver.disconnect([*PortMap.duplex([(1, 7)])])
@@ -32,17 +43,27 @@ async def test_drift_is_told_and_adopted_or_repaired_only_when_asked(bench: Chan
     assert (event["missing"], event["unknown"]) == (["1>7", "7>1"], ["50>51"])
     # A change of other ports adopts nothing of it.
     await again.change(joined((100, 101)), "test")
-    assert (await again.service.drift())["drift"]["ocs1"]["unknown"] == ["50>51"]
-    assert (await again.service.repair(RepairRequest(), EVA))["why"] == "repairs drift"
-    assert await bench.driver.read_map() == START.joined(PortMap.duplex([(100, 101)]))
+    assert (await again.service.drift())["drift"]["ocs1"]["unknown"] == [
+        "50>51"
+    ]
+    assert (await again.service.repair(RepairRequest(), EVA))[
+        "why"
+    ] == "repairs drift"
+    assert await bench.driver.read_map() == START.joined(
+        PortMap.duplex([(100, 101)])
+    )
     assert (await again.transactions.drift())["ocs1"] == Drift((), ())
     await bench.driver.connect([*PortMap.of([(50, 51)])])
     present = await again.parts.maps.read()
-    record = await again.change(lambda _: {}, "adopt", ChangeOptions(adopts=present))
+    record = await again.change(
+        lambda _: {}, "adopt", ChangeOptions(adopts=present)
+    )
     assert (record.state, record.adopted) == ("committed", ["ocs1"])
     assert not (await again.service.drift())["drift"]["ocs1"]["unknown"]
     # And a third controller finds it adopted.
-    assert not (await bench.restarted().service.drift())["drift"]["ocs1"]["unknown"]
+    assert not (await bench.restarted().service.drift())["drift"]["ocs1"][
+        "unknown"
+    ]
 
 
 async def test_undoing_a_change_undoes_that_one_and_refuses_where_others_built_on_it(
@@ -53,7 +74,9 @@ async def test_undoing_a_change_undoes_that_one_and_refuses_where_others_built_o
     decide, adopts = undoing(bench.parts, first.id)
     record = await bench.change(decide, "undo", ChangeOptions(adopts=adopts))
     assert record.state == "committed"
-    assert await bench.driver.read_map() == START.joined(PortMap.duplex([(50, 51)]))
+    assert await bench.driver.read_map() == START.joined(
+        PortMap.duplex([(50, 51)])
+    )
     third = await bench.change(joined((2, 100)), "third")
     await bench.change(joined((100, 120)), "fourth")
     with pytest.raises(Refused, match=r"2>100 is gone"):
@@ -116,10 +139,14 @@ async def test_the_baseline_is_the_median_of_the_last_readings_and_outlives_the_
     assert now.baseline_dbm == round(middle[0] / 2 + middle[1] / 2, 2)
 
 
-async def test_a_change_that_was_shown_is_not_planned_again(bench: ChangeBench) -> None:
+async def test_a_change_that_was_shown_is_not_planned_again(
+    bench: ChangeBench,
+) -> None:
     maps = bench.parts.maps
     shown = maps.plan(await maps.read(), joined((1, 100)))
     assert maps.plan(await maps.read(), joined((1, 100))) is shown
-    assert maps.plan(await maps.read(), joined((2, 100))).wanted != shown.wanted
+    assert (
+        maps.plan(await maps.read(), joined((2, 100))).wanted != shown.wanted
+    )
     await bench.change(joined((1, 100)), "as shown")
     assert not maps.plan(await maps.read(), joined((1, 100)))

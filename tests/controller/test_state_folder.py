@@ -14,13 +14,21 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.parts import Controller, ControllerSettings
-from patchlight.controller.storage.series_store import SeriesStore, SeriesWindow
-from patchlight.controller.storage.state_folder import CHECK, open_series, open_store
+from patchlight.controller.storage.series_store import (
+    SeriesStore,
+    SeriesWindow,
+)
+from patchlight.controller.storage.state_folder import (
+    CHECK,
+    open_series,
+    open_store,
+)
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
 from tests.support.change_bench import LAB
 
-DB, WAL = "controller.db", "controller.db-wal"
+DB = "controller.db"
+WAL = "controller.db-wal"
 FILES = (DB, WAL, "controller.db-shm", "samples.db", "samples.db-wal", CHECK)
 DAMAGES = ("missing", "empty", "truncated", "garbage", "another lab's")
 
@@ -31,7 +39,9 @@ def lock(port: int) -> dict[str, object]:
 
 
 def ports(store: Store) -> list[int]:
-    return store.locks(lambda row, ocs, port, *_: port, unreadable=lambda *_: [])
+    return store.locks(
+        lambda row, ocs, port, *_: port, unreadable=lambda *_: []
+    )
 
 
 def killed(live: Path, folder: Path) -> None:
@@ -45,7 +55,10 @@ def killed(live: Path, folder: Path) -> None:
         series.add([SeriesWindow(0, "", 2)])
         store.save_locks([lock(2)])
         for number in range(40):
-            store.save_map(f"map{number}", {"maps": {}, "by": "", "why": "x" * 200, "at": 1.0})
+            store.save_map(
+                f"map{number}",
+                {"maps": {}, "by": "", "why": "x" * 200, "at": 1.0},
+            )
         store.set_mark("stop", {"by": "ann", "why": "", "at": 1.0})
         shutil.copytree(live, folder)
     store.close()
@@ -67,16 +80,26 @@ def damage(folder: Path, other: Path, file: str, how: str) -> None:
     elif how == "another lab's":
         shutil.copyfile(other / file, path)
     else:
-        changed = {"empty": b"", "truncated": data[: len(data) // 2], "garbage": os.urandom(9000)}
+        changed = {
+            "empty": b"",
+            "truncated": data[: len(data) // 2],
+            "garbage": os.urandom(9000),
+        }
         path.write_bytes(changed[how])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in (DB, WAL) if (folder / name).exists()}
+    return {
+        name: (folder / name).read_bytes()
+        for name in (DB, WAL)
+        if (folder / name).exists()
+    }
 
 
 def cases() -> list[tuple[tuple[str, str], ...]]:
-    subsets = itertools.chain.from_iterable(itertools.combinations(FILES, n) for n in range(1, 7))
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(FILES, n) for n in range(1, 7)
+    )
     gone = [tuple((file, "missing") for file in files) for files in subsets]
     single = [((file, how),) for file in FILES for how in DAMAGES]
     pairs = [
@@ -111,7 +134,9 @@ def test_whatever_is_missing_or_damaged_it_starts_whole_or_says_what_to_do(
     one, other = states
     started = []
     for number, damages in enumerate(cases()[part::4]):
-        if (CHECK, "empty") in damages or len([how for _, how in damages if how == "missing"]) == 6:
+        if (CHECK, "empty") in damages or len(
+            [how for _, how in damages if how == "missing"]
+        ) == 6:
             continue  # accepted as it is; a new lab
         folder = tmp_path / str(number)
         shutil.copytree(one, folder)
@@ -135,7 +160,9 @@ def test_what_is_lost_without_its_log_is_named_and_can_be_accepted(
     shutil.copytree(states[0], folder)
     for name in (WAL, "controller.db-shm"):
         (folder / name).unlink()
-    with pytest.raises(PatchlightError, match=r"lacks the last 42 writes.*-wal is missing") as told:
+    with pytest.raises(
+        PatchlightError, match=r"lacks the last 42 writes.*-wal is missing"
+    ) as told:
         open_store(folder)
     assert f"empty {folder / CHECK}" in str(told.value.hint)
     (folder / CHECK).write_bytes(b"")
@@ -154,9 +181,15 @@ def test_a_controller_that_does_not_start_leaves_no_file_open(
     shutil.copytree(one, folder)
     for name in ("samples.db", "samples.db-wal"):
         shutil.copyfile(other / name, folder / name)
-    with pytest.raises(PatchlightError, match="the time series of another lab's"):
-        Controller(LAB, ControllerSettings(folder, "127.0.0.1:0", "127.0.0.1:0"))
-    files = [Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
+    with pytest.raises(
+        PatchlightError, match="the time series of another lab's"
+    ):
+        Controller(
+            LAB, ControllerSettings(folder, "127.0.0.1:0", "127.0.0.1:0")
+        )
+    files = [
+        Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")
+    ]
     assert not [file for file in files if folder in file.resolve().parents]
     assert not (folder / WAL).exists(), "all is in the file"
 
@@ -175,7 +208,9 @@ def test_a_copy_of_some_files_is_no_backup(
 
 
 @pytest.mark.parametrize("beside", ["", "samples.db"])
-def test_a_database_without_tables_is_no_new_lab(tmp_path: Path, beside: str) -> None:
+def test_a_database_without_tables_is_no_new_lab(
+    tmp_path: Path, beside: str
+) -> None:
     """As an older version left it: all is in the log, which is gone."""
     path = tmp_path / "state" / DB
     path.parent.mkdir(mode=0o750)
@@ -188,17 +223,24 @@ def test_a_database_without_tables_is_no_new_lab(tmp_path: Path, beside: str) ->
     if beside:
         SeriesStore(path.with_name(beside)).close()
     for _ in range(2):
-        with pytest.raises(PatchlightError, match="has no tables: they were in"):
+        with pytest.raises(
+            PatchlightError, match="has no tables: they were in"
+        ):
             open_store(path.parent)
 
 
-def test_all_is_in_the_file_after_an_orderly_end_and_at_the_first_start(tmp_path: Path) -> None:
-    state, copy = tmp_path / "state", tmp_path / "copy.db"
+def test_all_is_in_the_file_after_an_orderly_end_and_at_the_first_start(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    copy = tmp_path / "copy.db"
     store = open_store(state)
     shutil.copyfile(state / DB, copy)
     assert ports(Store(copy)) == []
     store.save_locks([lock(7)])
-    with closing(sqlite3.connect(state / DB)) as reader:  # so that SQLite keeps the log
+    with closing(
+        sqlite3.connect(state / DB)
+    ) as reader:  # so that SQLite keeps the log
         reader.execute("SELECT * FROM locks").fetchall()
         store.close()
         shutil.copyfile(state / DB, tmp_path / "after.db")
@@ -216,12 +258,17 @@ def test_a_file_that_another_program_read_after_a_crash_is_whole(
         assert ports(store) == [1, 2]
 
 
-@pytest.mark.parametrize("name", [CHECK, DB, WAL, "samples.db", "samples.db-wal"])
-@pytest.mark.parametrize("kind", ["fifo", "directory", "link to a fifo", "link"])
+@pytest.mark.parametrize(
+    "name", [CHECK, DB, WAL, "samples.db", "samples.db-wal"]
+)
+@pytest.mark.parametrize(
+    "kind", ["fifo", "directory", "link to a fifo", "link"]
+)
 def test_what_is_no_file_is_refused_at_once(
     states: tuple[Path, Path], tmp_path: Path, name: str, kind: str
 ) -> None:
-    folder, path = tmp_path / "state", tmp_path / "state" / name
+    folder = tmp_path / "state"
+    path = tmp_path / "state" / name
     shutil.copytree(states[0], folder)
     moved = path.rename(tmp_path / "moved")
     fifo = tmp_path / "fifo"
@@ -233,10 +280,18 @@ def test_what_is_no_file_is_refused_at_once(
     else:
         path.symlink_to(moved if kind == "link" else fifo)
     code = (
-        "import sys; from pathlib import Path; from tests.controller.test_state_folder import *\n"
+        "import sys; from pathlib import Path; "
+        "from tests.controller.test_state_folder import *\n"
     )
-    command = [sys.executable, "-c", f"{code}print(refusal(Path(sys.argv[1])))", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    command = [
+        sys.executable,
+        "-c",
+        f"{code}print(refusal(Path(sys.argv[1])))",
+        str(folder),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True
+    )
     if kind == "link" and name != CHECK:
         return  # where an SQLite file is does not matter
     assert f"{path} is not a file" in done.stdout
@@ -246,14 +301,22 @@ def test_what_is_no_file_is_refused_at_once(
 @pytest.mark.parametrize(
     ("table", "sql"),
     [
-        ("reconfigurations", "CREATE TABLE other AS SELECT * FROM reconfigurations"),
-        ("jobs", "CREATE TABLE other (id, state, record, name, owner, finished_at)"),
+        (
+            "reconfigurations",
+            "CREATE TABLE other AS SELECT * FROM reconfigurations",
+        ),
+        (
+            "jobs",
+            "CREATE TABLE other (id, state, record, name, owner, finished_at)",
+        ),
         ("audit", "DROP TRIGGER audit_stays"),
         ("locks", "DROP TABLE locks"),
         ("marks", "ALTER TABLE marks DROP COLUMN record"),
     ],
 )
-def test_tables_that_another_program_made_are_refused(tmp_path: Path, table: str, sql: str) -> None:
+def test_tables_that_another_program_made_are_refused(
+    tmp_path: Path, table: str, sql: str
+) -> None:
     state = tmp_path / "state"
     open_store(state).close()
     with closing(sqlite3.connect(state / DB)) as db:
@@ -262,7 +325,9 @@ def test_tables_that_another_program_made_are_refused(tmp_path: Path, table: str
             db.execute(f"DROP TABLE {table}")
             db.execute(f"ALTER TABLE other RENAME TO {table}")
         db.commit()
-    with pytest.raises(PatchlightError, match=f"by another program: {table} of it") as told:
+    with pytest.raises(
+        PatchlightError, match=f"by another program: {table} of it"
+    ) as told:
         open_store(state)
     assert "restore a backup" in str(told.value.hint)
 
@@ -295,18 +360,26 @@ while True:
 """
 
 
-def test_what_a_kill_leaves_starts_with_all_that_was_written(tmp_path: Path) -> None:
-    state, latest = tmp_path / "state", 0
+def test_what_a_kill_leaves_starts_with_all_that_was_written(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    latest = 0
     for lines in (0, 1, 2, 30):
         process = subprocess.Popen(
-            [sys.executable, "-c", _WRITE_FOR_EVER, str(state)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", _WRITE_FOR_EVER, str(state)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert process.stdout is not None
         said = [process.stdout.readline() for _ in range(lines)]
         process.send_signal(signal.SIGKILL)
         said += process.stdout.readlines()
         process.wait()
-        with closing(open_store(state)) as store, closing(open_series(state, store.lab_id)):
+        with (
+            closing(open_store(state)) as store,
+            closing(open_series(state, store.lab_id)),
+        ):
             latest = int(said[-1]) if said else latest
             written = int(store.saved_maps()["latest"]["why"]) if latest else 0
         assert written >= latest

@@ -19,7 +19,9 @@ def _work(seconds: float) -> None:
 class Asked:
     """Requests of users to an application that notes them; each has an answer, or none yet."""
 
-    def __init__(self, at_once: int = 1, share: float = 1.0, works_s: float = 0.0) -> None:
+    def __init__(
+        self, at_once: int = 1, share: float = 1.0, works_s: float = 0.0
+    ) -> None:
         self.turns = Turns(at_once, share)
         self.begun: list[str] = []
         self.answers: list[int] = []
@@ -32,11 +34,20 @@ class Asked:
         self.begun.append(scope["user"])
         _work(self._works_s)
         await self.may_end.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": []}
+        )
         await send({"type": "http.response.body"})
 
-    def ask(self, user: str, method: str = "GET", **connection: Any) -> "asyncio.Task[None]":
-        scope: Scope = {"type": "http", "method": method, "user": user, "headers": []}
+    def ask(
+        self, user: str, method: str = "GET", **connection: Any
+    ) -> "asyncio.Task[None]":
+        scope: Scope = {
+            "type": "http",
+            "method": method,
+            "user": user,
+            "headers": [],
+        }
         scope["state"] = {"connection": connection}
 
         async def receive() -> Message:
@@ -47,10 +58,14 @@ class Asked:
                 self.answers.append(message["status"])
                 self.headers.append(dict(message["headers"]))
 
-        return asyncio.create_task(self.turns.answer(user, self._app, scope, receive, send))
+        return asyncio.create_task(
+            self.turns.answer(user, self._app, scope, receive, send)
+        )
 
 
-async def test_one_request_of_a_user_does_not_wait_for_fifty_of_another() -> None:
+async def test_one_request_of_a_user_does_not_wait_for_fifty_of_another() -> (
+    None
+):
     asked = Asked()
     every = [asked.ask("eve") for _ in range(50)] + [asked.ask("adam")]
     await asyncio.gather(*every)
@@ -71,7 +86,9 @@ async def test_no_more_begin_at_once_than_may_until_they_only_wait() -> None:
     await asyncio.gather(*every)
 
 
-async def test_what_nobody_waits_for_is_dropped_unless_it_is_a_change() -> None:
+async def test_what_nobody_waits_for_is_dropped_unless_it_is_a_change() -> (
+    None
+):
     asked = Asked()
     await asyncio.gather(
         asked.ask("gone", is_closed=True),
@@ -87,7 +104,8 @@ async def test_who_waits_too_long_is_told_when_to_try_again(
     monkeypatch.setattr(turns_module, "_LONGEST_WAIT_S", 0.05)
     asked = Asked()
     asked.may_end.clear()
-    first, second = asked.ask("eve"), asked.ask("eve")
+    first = asked.ask("eve")
+    second = asked.ask("eve")
     await second
     assert asked.answers == [429]
     assert asked.headers[0][b"retry-after"] == b"1"

@@ -37,26 +37,42 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_a_package_requires_comes_along() -> None:
     found = needed(["httpx"])
     assert {"httpx", "httpcore", "h11", "anyio", "idna"} <= set(found)
-    with pytest.raises(PatchlightError, match="no-such-package is not installed here"):
+    with pytest.raises(
+        PatchlightError, match="no-such-package is not installed here"
+    ):
         needed(["no-such-package"])
 
 
 def test_an_agent_needs_less_than_a_controller() -> None:
-    agent, controller = (set(needed(needed_by(role))) for role in ("agent", "controller"))
+    agent, controller = (
+        set(needed(needed_by(role))) for role in ("agent", "controller")
+    )
     assert agent < controller
     assert {"numpy", "uvicorn"} <= agent
     assert {"os-ken", "onnxruntime"} <= controller - agent
 
 
-def test_a_wheel_is_made_again_of_what_is_installed(cache: Path, tmp_path: Path) -> None:
+def test_a_wheel_is_made_again_of_what_is_installed(
+    cache: Path, tmp_path: Path
+) -> None:
     wheel = wheel_of(distribution("click"), cache)
     assert wheel.name.startswith("click-")
     assert wheel_of(distribution("click"), cache) == wheel
     other = wheel_of(distribution("click"), tmp_path)
     assert (other.name, other.read_bytes()) == (wheel.name, wheel.read_bytes())
     # pip compares each file with the record.
-    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--quiet"]
-    subprocess.run([*pip, "--target", str(tmp_path / "site"), str(wheel)], check=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--quiet",
+    ]
+    subprocess.run(
+        [*pip, "--target", str(tmp_path / "site"), str(wheel)], check=True
+    )
     program = "import click; print(click.__file__)"
     said = subprocess.check_output(
         [
@@ -71,9 +87,15 @@ def test_a_wheel_is_made_again_of_what_is_installed(cache: Path, tmp_path: Path)
 def test_what_does_not_run_stays_here(cache: Path) -> None:
     with zipfile.ZipFile(wheel_of(distribution("numpy"), cache)) as wheel:
         names = wheel.namelist()
-        record = wheel.read(next(name for name in names if name.endswith("/RECORD"))).decode()
+        record = wheel.read(
+            next(name for name in names if name.endswith("/RECORD"))
+        ).decode()
     assert "numpy/__init__.py" in names
-    assert not [name for name in names if "/tests/" in name or name.endswith((".pyi", ".h"))]
+    assert not [
+        name
+        for name in names
+        if "/tests/" in name or name.endswith((".pyi", ".h"))
+    ]
     assert "/tests/" not in record
 
 
@@ -90,20 +112,36 @@ def test_our_own_wheel_has_all_of_patchlight(cache: Path) -> None:
     assert not [name for name in names if "__pycache__" in name]
 
 
-def test_what_an_agent_imports_is_compiled_here(cache: Path, tmp_path: Path) -> None:
-    wheels = [wheel_of(distribution(name), cache) for name in ("click", "patchlight")]
+def test_what_an_agent_imports_is_compiled_here(
+    cache: Path, tmp_path: Path
+) -> None:
+    wheels = [
+        wheel_of(distribution(name), cache) for name in ("click", "patchlight")
+    ]
     made = bytecode_of("r1", wheels, cache)
-    modules = {cache_from_source(f"{m}.py") for m in ("patchlight/agents/service", "click/core")}
-    with zipfile.ZipFile(made) as bytecode, zipfile.ZipFile(wheels[0]) as wheel:
+    modules = {
+        cache_from_source(f"{m}.py")
+        for m in ("patchlight/agents/service", "click/core")
+    }
+    with (
+        zipfile.ZipFile(made) as bytecode,
+        zipfile.ZipFile(wheels[0]) as wheel,
+    ):
         names = bytecode.namelist()
         assert modules <= set(names)
-        assert not [name for name in names if name.split("/")[0] not in {"click", "patchlight"}]
+        assert not [
+            name
+            for name in names
+            if name.split("/")[0] not in {"click", "patchlight"}
+        ]
         for each in (wheel, bytecode):
             each.extractall(tmp_path)
     # A server's Python takes it, whatever date the source has there.
     (tmp_path / "click/core.py").write_text("raise ImportError")
     program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import click.core as c; "
-    said = subprocess.check_output([sys.executable, "-Sc", program + "print(c.Group.get_command)"])
+    said = subprocess.check_output(
+        [sys.executable, "-Sc", program + "print(c.Group.get_command)"]
+    )
     assert b"Group.get_command" in said
 
 
@@ -112,10 +150,15 @@ def test_what_an_agent_imports_is_compiled_here(cache: Path, tmp_path: Path) -> 
     [
         ("click-8.1-py3-none-any.whl", (2, 0)),
         ("a-1-cp311-cp311-manylinux_2_34_x86_64.whl", (2, 34)),
-        ("a-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_28_x86_64.whl", (2, 17)),
+        (
+            "a-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_28_x86_64.whl",
+            (2, 17),
+        ),
     ],
 )
-def test_the_c_library_that_a_wheel_needs(wheel: str, expected: tuple[int, int]) -> None:
+def test_the_c_library_that_a_wheel_needs(
+    wheel: str, expected: tuple[int, int]
+) -> None:
     assert oldest_c_library(wheel) == expected
 
 
@@ -151,7 +194,9 @@ def test_what_a_bundle_has_not_is_said(tmp_path: Path) -> None:
     file = tmp_path / "bundle.tar"
     write_bundle({(SERVER, "agent"): part(tmp_path, installer=b"i")}, file)
     supply = FromFile(file, _empty(tmp_path))
-    with pytest.raises(BadInput, match=r"has nothing to run the agent with Python 3\.12") as error:
+    with pytest.raises(
+        BadInput, match=r"has nothing to run the agent with Python 3\.12"
+    ) as error:
         supply.part(Target("3.12", "x86_64"), "agent")
     assert "--python 3.12" in (error.value.hint or "")
 
@@ -159,13 +204,17 @@ def test_what_a_bundle_has_not_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", ["empty", "other", "changed", "outside"])
 def test_a_broken_bundle_is_refused(tmp_path: Path, broken: str) -> None:
     file = tmp_path / "bundle.tar"
-    write_bundle({(SERVER, "agent"): part(tmp_path, installer=b"installer")}, file)
+    write_bundle(
+        {(SERVER, "agent"): part(tmp_path, installer=b"installer")}, file
+    )
     if broken == "empty":
         file.write_bytes(b"")
     elif broken == "other":
         _tar(file, {"bundle.json": json.dumps({"schema": 7}).encode()})
     elif broken == "changed":
-        file.write_bytes(file.read_bytes().replace(b"\0installer\0", b"\0inst-ller\0"))
+        file.write_bytes(
+            file.read_bytes().replace(b"\0installer\0", b"\0inst-ller\0")
+        )
     else:
         _tar(file, {"../outside": b""})
     with pytest.raises(BadInput, match="bundle"):

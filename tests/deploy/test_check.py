@@ -38,8 +38,13 @@ GOOD = ServerFacts(
 )
 
 
-def findings(facts: Mapping[str, ServerFacts | PatchlightError]) -> dict[tuple[str, str], Finding]:
-    return {(f.server, f.check): f for f in judge(LAB, {"server1": GOOD, "server2": GOOD, **facts})}
+def findings(
+    facts: Mapping[str, ServerFacts | PatchlightError],
+) -> dict[tuple[str, str], Finding]:
+    return {
+        (f.server, f.check): f
+        for f in judge(LAB, {"server1": GOOD, "server2": GOOD, **facts})
+    }
 
 
 def test_servers_that_lack_nothing_are_ready() -> None:
@@ -64,10 +69,28 @@ def test_servers_that_lack_nothing_are_ready() -> None:
             "a worker may have it",
             "",
         ),
-        ({"has_venv": False}, "Python", False, "3.11.2, without venv", "python3-venv"),
-        ({"free_bytes": 1 << 30}, "free disk", False, "1.0 GiB in /opt", "make room"),
+        (
+            {"has_venv": False},
+            "Python",
+            False,
+            "3.11.2, without venv",
+            "python3-venv",
+        ),
+        (
+            {"free_bytes": 1 << 30},
+            "free disk",
+            False,
+            "1.0 GiB in /opt",
+            "make room",
+        ),
         ({"free_bytes": None}, "free disk", None, "not told", ""),
-        ({"nics": {}}, "NIC nic0", False, "no interface enp1s0", "interface: NAME"),
+        (
+            {"nics": {}},
+            "NIC nic0",
+            False,
+            "no interface enp1s0",
+            "interface: NAME",
+        ),
         (
             {"nics": {"enp1s0": NicFacts("mlx5_core", 9000, 25 * 10**9)}},
             "NIC nic0",
@@ -75,8 +98,20 @@ def test_servers_that_lack_nothing_are_ready() -> None:
             "enp1s0 (mlx5_core), 25Gbps, not 40Gbps",
             "correct its rate",
         ),
-        ({"nics": {"enp1s0": NicFacts("i40e", 9000, None)}}, "NIC nic0", None, "no link", "up"),
-        ({"nics": {"enp1s0": NicFacts(None, 9000, None)}}, "NIC nic0", None, "is virtual", ""),
+        (
+            {"nics": {"enp1s0": NicFacts("i40e", 9000, None)}},
+            "NIC nic0",
+            None,
+            "no link",
+            "up",
+        ),
+        (
+            {"nics": {"enp1s0": NicFacts(None, 9000, None)}},
+            "NIC nic0",
+            None,
+            "is virtual",
+            "",
+        ),
         (
             {"nics": {"enp1s0": NicFacts("mlx5_core", 1500, 40 * 10**9)}},
             "MTU",
@@ -84,12 +119,28 @@ def test_servers_that_lack_nothing_are_ready() -> None:
             "enp1s0 has 1500",
             "ip link set enp1s0 mtu 9000, on server1",
         ),
-        ({"clock_offset_s": -1.02}, "clock", False, "1.020 s behind", "chrony"),
-        ({"clock_offset_s": 5.0, "clock_uncertainty_s": 4.5}, "clock", True, "± 4.500", ""),
+        (
+            {"clock_offset_s": -1.02},
+            "clock",
+            False,
+            "1.020 s behind",
+            "chrony",
+        ),
+        (
+            {"clock_offset_s": 5.0, "clock_uncertainty_s": 4.5},
+            "clock",
+            True,
+            "± 4.500",
+            "",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_remedy(
-    changed: dict[str, object], check: str, ok: bool | None, found: str, remedy: str
+    changed: dict[str, object],
+    check: str,
+    ok: bool | None,
+    found: str,
+    remedy: str,
 ) -> None:
     finding = findings({"server1": replace(GOOD, **changed)})["server1", check]  # type: ignore[arg-type]
     assert finding.ok is ok

@@ -22,7 +22,9 @@ def agent(stop_grace_s: float, takes_s: float) -> FastAPI:
 
     @app.get("/v1/status")
     async def status() -> dict[str, Any]:
-        return {"workers": [{"state": "running", "stop_grace_s": stop_grace_s}]}
+        return {
+            "workers": [{"state": "running", "stop_grace_s": stop_grace_s}]
+        }
 
     @app.post("/v1/drain")
     async def drain() -> dict[str, Any]:
@@ -40,7 +42,8 @@ async def test_a_drain_waits_for_the_longest_time_that_workers_have_to_end(
     authority = Authority("lab1", tmp_path / "ca")
     own: Credentials = authority.for_agent("server1", tmp_path / "server1")
     agents = push.LabAgents(
-        Lab("lab1", IPv4Network("10.0.0.0/24"), ()), authority.for_controller(tmp_path / "own")
+        Lab("lab1", IPv4Network("10.0.0.0/24"), ()),
+        authority.for_controller(tmp_path / "own"),
     )
     remote = cast(Remote, None)  # only used where SSH has a jump host
 

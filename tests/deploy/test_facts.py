@@ -46,15 +46,32 @@ docker {"url": "unix:///var/run/docker.sock", "answers": true, "api": "1.44", \
 def test_what_a_server_tells_is_read() -> None:
     facts = parse_facts(OUTPUT.splitlines(), 1000.0, 1001.0)
     assert (facts.clock_offset_s, facts.clock_uncertainty_s) == (0.25, 0.5)
-    assert (facts.user, facts.systemd, facts.driver) == ("root", "252", "550.54.14")
+    assert (facts.user, facts.systemd, facts.driver) == (
+        "root",
+        "252",
+        "550.54.14",
+    )
     assert (facts.python, facts.has_venv) == ((3, 12, 1), True)
     assert facts.free_bytes == 600000 * 1024
-    assert facts.nics["enp1s0"] == NicFacts("mlx5_core", 9000, 40 * 10**9, "0000:3b:00.0", 1)
-    assert facts.nics["enp2s0"] == NicFacts("mlx5_core", 1500, None, "0000:3b:00.1", 2)
+    assert facts.nics["enp1s0"] == NicFacts(
+        "mlx5_core", 9000, 40 * 10**9, "0000:3b:00.0", 1
+    )
+    assert facts.nics["enp2s0"] == NicFacts(
+        "mlx5_core", 1500, None, "0000:3b:00.1", 2
+    )
     assert facts.nics["veth0"] == NicFacts(None, 1500, None)
-    card, gpu = facts.pci["0000:3b:00.0"], facts.pci["0000:5e:00.0"]
-    assert (card.is_network_card, card.is_nvidia_gpu, card.numa) == (True, False, 1)
-    assert (gpu.is_network_card, gpu.is_nvidia_gpu, gpu.numa) == (False, True, None)
+    card = facts.pci["0000:3b:00.0"]
+    gpu = facts.pci["0000:5e:00.0"]
+    assert (card.is_network_card, card.is_nvidia_gpu, card.numa) == (
+        True,
+        False,
+        1,
+    )
+    assert (gpu.is_network_card, gpu.is_nvidia_gpu, gpu.numa) == (
+        False,
+        True,
+        None,
+    )
     assert card.path == ("pci0000:3a", "0000:3a:00.0", "0000:3b:00.0")
     assert facts.rdma == (
         RdmaFacts("mlx5_0", 1, "ACTIVE", "Ethernet", "0000:3b:00.0", None),
@@ -62,18 +79,31 @@ def test_what_a_server_tells_is_read() -> None:
     )
     assert facts.modules == {"ib_uverbs": "loaded", "rdma_ucm": "there"}
     uuid = "GPU-6f2a1b3c-0000-1111-2222-333344445555"
-    assert facts.gpus == (GpuFacts(uuid, "NVIDIA A100-SXM4-80GB", "0000:5e:00.0"),)
+    assert facts.gpus == (
+        GpuFacts(uuid, "NVIDIA A100-SXM4-80GB", "0000:5e:00.0"),
+    )
     assert (facts.toolkit, facts.cdi) == ("1.17.4", ("/etc/cdi/nvidia.yaml",))
     url = "unix:///var/run/docker.sock"
-    assert facts.docker == DockerFacts(url, True, "1.44", runtimes=("nvidia", "runc"))
+    assert facts.docker == DockerFacts(
+        url, True, "1.44", runtimes=("nvidia", "runc")
+    )
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "motd: welcome", "time soon", "time 1\nnic eth0", "time", "time 1\nnic eth0 mtu=9"),
-        *("time 1\ngpu No devices were found", "time 1\ndocker {", "time 1\ndocker []"),
-        *("time 1\npython three", "time 1\nmodule ib_uverbs", "time 1\npci 0 class=x"),
+        "",
+        "motd: welcome",
+        "time soon",
+        "time 1\nnic eth0",
+        "time",
+        "time 1\nnic eth0 mtu=9",
+        "time 1\ngpu No devices were found",
+        "time 1\ndocker {",
+        "time 1\ndocker []",
+        "time 1\npython three",
+        "time 1\nmodule ib_uverbs",
+        "time 1\npci 0 class=x",
     ],
 )
 def test_what_is_no_answer_is_an_error(text: str) -> None:
@@ -101,14 +131,27 @@ class Tree:
         (self.root / target).mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(self.root / target, link.parent))
 
-    def card(self, path: str, pci_class: str, vendor: str, driver: str | None, numa: int) -> None:
-        for name, text in (("class", pci_class), ("vendor", vendor), ("numa_node", numa)):
+    def card(
+        self,
+        path: str,
+        pci_class: str,
+        vendor: str,
+        driver: str | None,
+        numa: int,
+    ) -> None:
+        for name, text in (
+            ("class", pci_class),
+            ("vendor", vendor),
+            ("numa_node", numa),
+        ):
             self.file(f"{path}/{name}", str(text))
         if driver is not None:
             self.link(f"{path}/driver", f"sys/bus/pci/drivers/{driver}")
         self.link(f"sys/bus/pci/devices/{path.rpartition('/')[2]}", path)
 
-    def interface(self, name: str, device: str | None, port: int, mtu: int, speed: str) -> None:
+    def interface(
+        self, name: str, device: str | None, port: int, mtu: int, speed: str
+    ) -> None:
         path = f"{device or 'sys/devices/virtual'}/net/{name}"
         for key, text in (("mtu", mtu), ("speed", speed), ("dev_port", port)):
             self.file(f"{path}/{key}", str(text))
@@ -116,7 +159,13 @@ class Tree:
             self.link(f"{path}/device", device)
         self.link(f"sys/class/net/{name}", path)
 
-    def rdma(self, name: str, device: str | None, state: str, parent: str | None = None) -> None:
+    def rdma(
+        self,
+        name: str,
+        device: str | None,
+        state: str,
+        parent: str | None = None,
+    ) -> None:
         path = f"{device or 'sys/devices/virtual'}/infiniband/{name}"
         self.file(f"{path}/ports/1/state", state)
         self.file(f"{path}/ports/1/link_layer", "Ethernet")
@@ -138,8 +187,14 @@ def tree(tmp_path: Path) -> Tree:
     tree.rdma("mlx5_0", f"{PCI}/0000:3b:00.0", "4: ACTIVE")
     tree.rdma("rxe0", None, "1: DOWN", parent="enp59s0np0")
     modules = f"lib/modules/{os.uname().release}"
-    tree.file(f"{modules}/modules.dep", "kernel/drivers/infiniband/core/rdma_ucm.ko.xz: a.ko")
-    tree.file(f"{modules}/modules.builtin", "kernel/drivers/infiniband/core/ib_uverbs.ko")
+    tree.file(
+        f"{modules}/modules.dep",
+        "kernel/drivers/infiniband/core/rdma_ucm.ko.xz: a.ko",
+    )
+    tree.file(
+        f"{modules}/modules.builtin",
+        "kernel/drivers/infiniband/core/ib_uverbs.ko",
+    )
     tree.file("sys/module/nvidia/version", "550.54.14")
     tree.file("etc/cdi/nvidia.yaml", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu")
     tree.file("etc/cdi/other.json", '{"kind": "example.org/fpga"}')
@@ -155,8 +210,12 @@ def test_what_the_kernel_shows_is_found(tree: Tree) -> None:
     }
     above = ("pci0000:3a", "0000:3a:00.0")
     assert facts.pci == {
-        "0000:3b:00.0": PciFacts(0x15B3, 0x020000, "mlx5_core", 1, (*above, "0000:3b:00.0")),
-        "0000:3c:00.0": PciFacts(0x10DE, 0x030200, None, None, (*above, "0000:3c:00.0")),
+        "0000:3b:00.0": PciFacts(
+            0x15B3, 0x020000, "mlx5_core", 1, (*above, "0000:3b:00.0")
+        ),
+        "0000:3c:00.0": PciFacts(
+            0x10DE, 0x030200, None, None, (*above, "0000:3c:00.0")
+        ),
     }
     assert facts.rdma == (
         RdmaFacts("mlx5_0", 1, "ACTIVE", "Ethernet", "0000:3b:00.0", None),
@@ -168,7 +227,10 @@ def test_what_the_kernel_shows_is_found(tree: Tree) -> None:
         "ib_uverbs": "loaded",
         "rdma_ucm": "there",
     }
-    assert (facts.driver, facts.cdi) == ("550.54.14", ("/etc/cdi/nvidia.yaml",))
+    assert (facts.driver, facts.cdi) == (
+        "550.54.14",
+        ("/etc/cdi/nvidia.yaml",),
+    )
     assert facts.systemd
 
 
@@ -187,14 +249,22 @@ def test_what_nvidias_programs_print_is_found(
         "echo 'GPU-6f2a1b3c, 00000000:3B:00.0, NVIDIA A100-SXM4-80GB'\n"
         "echo 'GPU-7a2a1b3c, 00010000:5E:00.0, Tesla V100, 32 GB'",
     )
-    program(tmp_path, "nvidia-ctk", "echo 'NVIDIA Container Toolkit CLI version 1.17.4'")
+    program(
+        tmp_path,
+        "nvidia-ctk",
+        "echo 'NVIDIA Container Toolkit CLI version 1.17.4'",
+    )
     facts = facts_here()
     assert facts.gpus == (
         GpuFacts("GPU-6f2a1b3c", "NVIDIA A100-SXM4-80GB", "0000:3b:00.0"),
         GpuFacts("GPU-7a2a1b3c", "Tesla V100, 32 GB", "10000:5e:00.0"),
     )
     assert (facts.toolkit, facts.smi_refusal) == ("1.17.4", None)
-    program(tmp_path, "nvidia-smi", "echo 'Failed to initialize NVML: Unknown Error'; exit 255")
+    program(
+        tmp_path,
+        "nvidia-smi",
+        "echo 'Failed to initialize NVML: Unknown Error'; exit 255",
+    )
     refused = facts_here()
     assert refused.gpus == ()
     assert refused.smi_refusal == "Failed to initialize NVML: Unknown Error"
@@ -213,6 +283,8 @@ def test_a_shell_that_prints_something_else_is_an_error(
 ) -> None:
     program(tmp_path, "sh", "echo no facts")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PatchlightError, match="collecting facts about this machine") as error:
+    with pytest.raises(
+        PatchlightError, match="collecting facts about this machine"
+    ) as error:
         facts_here()
     assert "facts.sh" in (error.value.hint or "")

@@ -29,7 +29,9 @@ LINES = [f"{key.get_name()} {key.get_base64()}" for key in KEYS]
 FINGERPRINT = f"SHA256:{'a' * 43}"
 
 
-def shown(name: str, key: paramiko.PKey, port: int = 22, *, changed: bool = False) -> Shown:
+def shown(
+    name: str, key: paramiko.PKey, port: int = 22, *, changed: bool = False
+) -> Shown:
     place = SshHost(name, name, port, None, None, None)
     return Shown(name, place, key, "changed" if changed else "new")
 
@@ -50,7 +52,9 @@ def test_keys_are_known_by_plain_and_by_hashed_names(tmp_path: Path) -> None:
 
 def test_a_key_that_is_revoked_is_not_known(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
-    file.write_text(f"here {LINES[0]}\nthere {LINES[1]}\n@revoked * {LINES[0]}\n")
+    file.write_text(
+        f"here {LINES[0]}\nthere {LINES[1]}\n@revoked * {LINES[0]}\n"
+    )
     known = KnownHosts.read(file)
     assert (known.of("here", 22), known.of("there", 22)) == ([], [KEYS[1]])
     assert known.revoked == {KEYS[0].asbytes()}
@@ -73,7 +77,9 @@ def test_a_key_that_is_revoked_is_not_known(tmp_path: Path) -> None:
         ("*.la", False),
     ],
 )
-def test_names_are_patterns_as_in_openssh(tmp_path: Path, names: str, is_known: bool) -> None:
+def test_names_are_patterns_as_in_openssh(
+    tmp_path: Path, names: str, is_known: bool
+) -> None:
     file = tmp_path / "known_hosts"
     for gap in (" ", "  ", "\t \t"):
         file.write_text(f"{gap}{names}{gap}{LINES[0].replace(' ', gap)}\r\n")
@@ -94,14 +100,23 @@ def test_known_hosts_that_cannot_be_read_are_an_error(
         read_known_hosts()
 
 
-def test_new_keys_come_last_and_a_changed_one_takes_the_place_of_the_old(tmp_path: Path) -> None:
+def test_new_keys_come_last_and_a_changed_one_takes_the_place_of_the_old(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "new/known_hosts"
-    vouch_in_known_hosts([shown("here", KEYS[0]), shown("there", KEYS[1], 2222)], file)
+    vouch_in_known_hosts(
+        [shown("here", KEYS[0]), shown("there", KEYS[1], 2222)], file
+    )
     assert file.read_text() == f"here {LINES[0]}\n[there]:2222 {LINES[1]}\n"
-    assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert (
+        file.parent.stat().st_mode & 0o777,
+        file.stat().st_mode & 0o777,
+    ) == (0o700, 0o600)
     hashed = paramiko.HostKeys.hash_host("here")
     others = f"# mine\n10.0.0.1 {LINES[0]}\nthere {LINES[1]}"
-    file.write_text(f"# mine\nhere,10.0.0.1 {LINES[0]}\nthere {LINES[1]}\n{hashed} {LINES[0]}")
+    file.write_text(
+        f"# mine\nhere,10.0.0.1 {LINES[0]}\nthere {LINES[1]}\n{hashed} {LINES[0]}"
+    )
     file.chmod(0o644)
     vouch_in_known_hosts([shown("here", KEYS[2], changed=True)], file)
     assert file.read_text() == f"{others}\nhere {LINES[2]}\n"
@@ -109,12 +124,16 @@ def test_new_keys_come_last_and_a_changed_one_takes_the_place_of_the_old(tmp_pat
     assert [path.name for path in file.parent.iterdir()] == ["known_hosts"]
 
 
-def test_known_hosts_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
+def test_known_hosts_that_cannot_be_written_are_an_error(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(PatchlightError, match="writing host keys into"):
         vouch_in_known_hosts([shown("here", KEYS[0])], tmp_path)
 
 
-def test_fingerprints_are_read_as_people_write_them_down(tmp_path: Path) -> None:
+def test_fingerprints_are_read_as_people_write_them_down(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "fingerprints"
     file.write_text(
         f"# at the consoles\n\nserver1 256 {FINGERPRINT} root@server1 (ED25519)\n"
@@ -127,23 +146,37 @@ def test_fingerprints_are_read_as_people_write_them_down(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "line", ["server1", "server1 SHA256:short", f"s {FINGERPRINT} {FINGERPRINT}", FINGERPRINT]
+    "line",
+    [
+        "server1",
+        "server1 SHA256:short",
+        f"s {FINGERPRINT} {FINGERPRINT}",
+        FINGERPRINT,
+    ],
 )
-def test_a_line_without_a_server_and_its_key_is_a_mistake(tmp_path: Path, line: str) -> None:
+def test_a_line_without_a_server_and_its_key_is_a_mistake(
+    tmp_path: Path, line: str
+) -> None:
     file = tmp_path / "fingerprints"
     file.write_text(f"server9 {FINGERPRINT}\n{line}\n")
-    with pytest.raises(BadInput, match=r"fingerprints:2: expected a server and the fingerprint"):
+    with pytest.raises(
+        BadInput,
+        match=r"fingerprints:2: expected a server and the fingerprint",
+    ):
         read_fingerprints(file)
     with pytest.raises(BadInput, match="cannot read the fingerprints"):
         read_fingerprints(tmp_path / "missing")
 
 
-PORT, AT = 2223, "/tmp/two-keys"
+PORT = 2223
+AT = "/tmp/two-keys"
 OTHER = {
     "ssh-rsa": paramiko.RSAKey.generate(1024),
     "ecdsa-sha2-nistp384": paramiko.ECDSAKey.generate(bits=384),
 }
-KNOWN_LINES = {kind: f"{kind} {key.get_base64()}" for kind, key in OTHER.items()}
+KNOWN_LINES = {
+    kind: f"{kind} {key.get_base64()}" for kind, key in OTHER.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +186,13 @@ def two(lab: Lab) -> Iterator[tuple[Server, str]]:
     with logged_in(server) as client:
 
         def said(command: str) -> str:
-            _, output, errors = client.exec_command(command, timeout=PATIENCE_S)
+            _, output, errors = client.exec_command(
+                command, timeout=PATIENCE_S
+            )
             text = output.read().decode()
-            assert output.channel.recv_exit_status() == 0, errors.read().decode()
+            assert output.channel.recv_exit_status() == 0, (
+                errors.read().decode()
+            )
             return text
 
         said(f"sudo rm -f {AT}*; sudo ssh-keygen -q -N '' -t rsa -f {AT}-rsa")
@@ -164,9 +201,15 @@ def two(lab: Lab) -> Iterator[tuple[Server, str]]:
             f"sudo /usr/sbin/sshd -p {PORT} -h {AT}-ed25519 -h {AT}-rsa -o PidFile={AT}.pid "
             "-o MaxStartups=100"
         )
-        wait_until(lambda: said(f"sudo cat {AT}.pid 2>/dev/null || true"), "it to listen")
+        wait_until(
+            lambda: said(f"sudo cat {AT}.pid 2>/dev/null || true"),
+            "it to listen",
+        )
         key = " ".join(said(f"sudo cat {AT}-rsa.pub").split()[:2])
-        yield replace(server, ssh=replace(server.ssh, port=PORT, host_key=None)), key
+        yield (
+            replace(server, ssh=replace(server.ssh, port=PORT, host_key=None)),
+            key,
+        )
         said(f"sudo kill $(sudo cat {AT}.pid)")
         wait_until(lambda: not said(f"ss -Hltn sport = :{PORT}"), "it to end")
 
@@ -174,7 +217,9 @@ def two(lab: Lab) -> Iterator[tuple[Server, str]]:
 def known(home: Path, server: Server, *lines: str) -> None:
     (home / ".ssh").mkdir(exist_ok=True)
     at = f"[{server.ssh.address}]:{PORT}"
-    (home / ".ssh/known_hosts").write_text("".join(f"{at} {line}\n" for line in lines))
+    (home / ".ssh/known_hosts").write_text(
+        "".join(f"{at} {line}\n" for line in lines)
+    )
 
 
 def state_of(server: Server, lab: Lab) -> str:
@@ -184,7 +229,9 @@ def state_of(server: Server, lab: Lab) -> str:
     return shown.state
 
 
-@pytest.mark.parametrize("before", [(), ("ecdsa-sha2-nistp384",), ("ssh-rsa",)])
+@pytest.mark.parametrize(
+    "before", [(), ("ecdsa-sha2-nistp384",), ("ssh-rsa",)]
+)
 def test_the_type_that_known_hosts_has_is_asked_for(
     two: tuple[Server, str], before: tuple[str, ...], home: Path, lab: Lab
 ) -> None:
@@ -202,7 +249,9 @@ def test_the_fingerprint_in_the_lab_file_may_be_of_either_key(
     entry = paramiko.hostkeys.HostKeyEntry.from_line(f"x {key}")
     assert entry is not None
     assert entry.key is not None
-    server = replace(server, ssh=replace(server.ssh, host_key=entry.key.fingerprint))
+    server = replace(
+        server, ssh=replace(server.ssh, host_key=entry.key.fingerprint)
+    )
     assert state_of(server, lab) == "known"
     for _ in range(2):
         with logged_in(server) as client:
@@ -212,7 +261,10 @@ def test_the_fingerprint_in_the_lab_file_may_be_of_either_key(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("ecdsa-sha2-nistp384", "known_hosts has only ecdsa-sha2-nistp384: the types of its keys"),
+        (
+            "ecdsa-sha2-nistp384",
+            "known_hosts has only ecdsa-sha2-nistp384: the types of its keys",
+        ),
         ("ssh-rsa", "and not the one in known_hosts"),
     ],
 )

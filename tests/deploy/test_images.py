@@ -18,7 +18,9 @@ IMAGE = "patchlight-test-deploy:1"
 
 
 @pytest.mark.docker
-def test_an_image_is_loaded_once_and_goes_with_the_rest(docker_host: str, tmp_path: Path) -> None:
+def test_an_image_is_loaded_once_and_goes_with_the_rest(
+    docker_host: str, tmp_path: Path
+) -> None:
     content = small_image(tmp_path, IMAGE)
     with remote_helper(tmp_path / "root", DOCKER_HOST=docker_host) as far:
         try:
@@ -27,35 +29,51 @@ def test_an_image_is_loaded_once_and_goes_with_the_rest(docker_host: str, tmp_pa
             assert docker_engine.has_image(IMAGE, docker_host)
             found = far.ask("look", image=IMAGE)
             (number,) = image_ids(tmp_path / "image.tar")
-            assert (found["image"], found["files"]) == ([number, sha256_of(content)], [])
+            assert (found["image"], found["files"]) == (
+                [number, sha256_of(content)],
+                [],
+            )
         finally:
             far.ask("remove")
         assert not docker_engine.has_image(IMAGE, docker_host)
 
 
 @pytest.mark.docker
-def test_an_image_that_came_otherwise_is_known_by_its_id(docker_host: str, tmp_path: Path) -> None:
+def test_an_image_that_came_otherwise_is_known_by_its_id(
+    docker_host: str, tmp_path: Path
+) -> None:
     content = small_image(tmp_path, IMAGE)
     docker_engine.ask("POST", "/images/load", docker_host, body=[content])
     with remote_helper(tmp_path / "root", DOCKER_HOST=docker_host) as far:
-        assert set(far.ask("look", image=IMAGE)["image"]) == image_ids(tmp_path / "image.tar")
+        assert set(far.ask("look", image=IMAGE)["image"]) == image_ids(
+            tmp_path / "image.tar"
+        )
         far.ask("remove")
-    assert docker_engine.ask("DELETE", f"/images/{IMAGE}", docker_host).status == 200
+    assert (
+        docker_engine.ask("DELETE", f"/images/{IMAGE}", docker_host).status
+        == 200
+    )
 
 
 @pytest.mark.docker
-def test_a_file_without_that_image_is_refused(docker_host: str, tmp_path: Path) -> None:
+def test_a_file_without_that_image_is_refused(
+    docker_host: str, tmp_path: Path
+) -> None:
     content = small_image(tmp_path, "patchlight-test-other:1")
     with remote_helper(tmp_path / "root", DOCKER_HOST=docker_host) as far:
         far.put(content)
         told = far.tell("load_image", sha256=sha256_of(content), image=IMAGE)
-        docker_engine.ask("DELETE", "/images/patchlight-test-other:1", docker_host)
+        docker_engine.ask(
+            "DELETE", "/images/patchlight-test-other:1", docker_host
+        )
         far.ask("remove")
     assert f"got no {IMAGE} from the file" in told["error"]
 
 
 def test_without_an_engine_it_says_so(tmp_path: Path) -> None:
-    with remote_helper(tmp_path / "root", DOCKER_HOST=f"unix://{tmp_path}/none.sock") as far:
+    with remote_helper(
+        tmp_path / "root", DOCKER_HOST=f"unix://{tmp_path}/none.sock"
+    ) as far:
         far.put(b"image")
         told = far.tell("load_image", sha256=sha256_of(b"image"), image=IMAGE)
         assert "giving the image to the Docker engine" in told["error"]
@@ -81,7 +99,8 @@ def content(tar: tarfile.TarFile, name: str) -> bytes:
 
 
 def test_it_names_its_image_and_has_its_files(tmp_path: Path) -> None:
-    root, file = root_file_system(tmp_path), tmp_path / "image.tar"
+    root = root_file_system(tmp_path)
+    file = tmp_path / "image.tar"
     write_image(SAVED_IMAGE, root, file, {"patchlight.recipe": "1"})
     with tarfile.open(file) as tar:
         (entry,) = json.loads(content(tar, "manifest.json"))
@@ -98,11 +117,16 @@ def test_it_names_its_image_and_has_its_files(tmp_path: Path) -> None:
     again = tmp_path / "again.tar"
     write_image(SAVED_IMAGE, root, again, {"patchlight.recipe": "1"})
     assert again.read_bytes() == file.read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"root.tar", "image.tar", "again.tar"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "root.tar",
+        "image.tar",
+        "again.tar",
+    }
 
 
 def test_without_the_files_it_leaves_nothing(tmp_path: Path) -> None:
-    script, missing = deploy_file("image_file.py"), tmp_path / "missing.tar"
+    script = deploy_file("image_file.py")
+    missing = tmp_path / "missing.tar"
     command = [
         sys.executable,
         "-I",
@@ -111,7 +135,9 @@ def test_without_the_files_it_leaves_nothing(tmp_path: Path) -> None:
         str(missing),
         str(tmp_path / "image.tar"),
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 1
     assert str(missing) in ended.stderr
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,12 @@ import pytest
 from patchlight.deploy.units import Run
 from patchlight.deploy.wheels import wheel_of
 from patchlight.testbed.linux.processes import command_line, process_ids
-from tests.support.remote_helpers import HelperProcess, remote_helper, sha256_of, small_wheel
+from tests.support.remote_helpers import (
+    HelperProcess,
+    remote_helper,
+    sha256_of,
+    small_wheel,
+)
 from tests.support.waiting import wait_until
 
 
@@ -35,17 +40,25 @@ def installed(far: HelperProcess, folder: Path, version: str) -> str:
     return f"r{version}"
 
 
-def served(far: HelperProcess, tmp_path: Path, release: str, seconds: float = 1000) -> bool:
+def served(
+    far: HelperProcess, tmp_path: Path, release: str, seconds: float = 1000
+) -> bool:
     program = tmp_path / "root/opt/patchlight/lab/current/bin/tiny"
     run = Run("lab", "agent", [str(program), str(seconds)])
     services = {"agent": (run.unit, run.script)}
-    return bool(far.ask("serve", release=release, services=services, again=False))
+    return bool(
+        far.ask("serve", release=release, services=services, again=False)
+    )
 
 
 def test_it_says_what_the_server_is(far: HelperProcess) -> None:
     assert far.hello.keys() == {"python", "machine", "glibc", "systemd"}
     found = far.ask("look")
-    assert (found["release"], found["files"], found["here"]) == (None, [], False)
+    assert (found["release"], found["files"], found["here"]) == (
+        None,
+        [],
+        False,
+    )
 
 
 def test_a_file_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -60,12 +73,17 @@ def test_a_file_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
         assert far.put(content, 1_000_000) == {"answer": None}
         found = far.ask("look")
         assert (found["files"], found["partial"]) == ([sha256], {})
-    assert (tmp_path / "opt/patchlight/lab/files" / sha256).read_bytes() == content
+    assert (
+        tmp_path / "opt/patchlight/lab/files" / sha256
+    ).read_bytes() == content
 
 
 def test_a_damaged_file_is_not_kept(far: HelperProcess) -> None:
     told = far.put(b"other", sha256=sha256_of(b"content"))
-    assert (told["error"], far.ask("look")["partial"]) == ("a file came damaged", {})
+    assert (told["error"], far.ask("look")["partial"]) == (
+        "a file came damaged",
+        {},
+    )
 
 
 def test_only_one_deploys_at_a_time(tmp_path: Path) -> None:
@@ -84,7 +102,9 @@ def test_only_one_deploys_at_a_time(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_an_installation_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
+def test_an_installation_that_was_cut_short_is_made_anew(
+    tmp_path: Path,
+) -> None:
     half = tmp_path / "root/opt/patchlight/lab/releases/r1/bin"
     half.mkdir(parents=True)
     with remote_helper(tmp_path / "root") as far:
@@ -92,14 +112,18 @@ def test_an_installation_that_was_cut_short_is_made_anew(tmp_path: Path) -> None
     assert (half / "tiny").exists()
 
 
-def test_what_cannot_be_installed_is_said(far: HelperProcess, tmp_path: Path) -> None:
+def test_what_cannot_be_installed_is_said(
+    far: HelperProcess, tmp_path: Path
+) -> None:
     (no_wheel := tmp_path / "tiny-1-py3-none-any.whl").write_bytes(b"no wheel")
     told = far.tell("install", **far.release(tmp_path, "r1", no_wheel))
     assert "python failed: " in told["error"]
     assert "zip" in told["error"]
 
 
-def test_a_release_runs_until_it_is_stopped(far: HelperProcess, tmp_path: Path) -> None:
+def test_a_release_runs_until_it_is_stopped(
+    far: HelperProcess, tmp_path: Path
+) -> None:
     release = installed(far, tmp_path / "wheels", "1")
     assert served(far, tmp_path, release)
     wait_until(lambda: far.ask("state", role="agent")["running"], "it runs")
@@ -113,11 +137,15 @@ def test_a_release_runs_until_it_is_stopped(far: HelperProcess, tmp_path: Path) 
     assert not running(tmp_path)
 
 
-def test_services_start_again_after_a_deployment_that_was_cut_off_before(tmp_path: Path) -> None:
+def test_services_start_again_after_a_deployment_that_was_cut_off_before(
+    tmp_path: Path,
+) -> None:
     files = {"lab.yaml": ("new", 0o644)}
 
     def runs(far: HelperProcess) -> None:
-        wait_until(lambda: far.ask("state", role="agent")["running"], "it runs")
+        wait_until(
+            lambda: far.ask("state", role="agent")["running"], "it runs"
+        )
 
     with remote_helper(tmp_path / "root") as far:
         release = installed(far, tmp_path / "wheels", "1")
@@ -141,7 +169,11 @@ def test_services_start_again_after_a_deployment_that_was_cut_off_before(tmp_pat
 
 def running(tmp_path: Path) -> list[int]:
     """The processes below the folder, of the service and of the shell that keeps it."""
-    ours = [pid for pid in process_ids() if str(tmp_path / "root/opt") in command_line(pid)]
+    ours = [
+        pid
+        for pid in process_ids()
+        if str(tmp_path / "root/opt") in command_line(pid)
+    ]
     return [pid for pid in ours if "remote_helper" not in command_line(pid)]
 
 
@@ -154,17 +186,30 @@ def power_is_off(tmp_path: Path) -> bool:
     return not pids
 
 
-def test_one_that_ends_is_started_again(far: HelperProcess, tmp_path: Path) -> None:
+def test_one_that_ends_is_started_again(
+    far: HelperProcess, tmp_path: Path
+) -> None:
     served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
     log = tmp_path / "root/var/log/patchlight/lab/agent.log"
     wait_until(lambda: log.exists() and "tiny 1" in log.read_text(), "it runs")
-    (program,) = [pid for pid in running(tmp_path) if "keep-agent" not in command_line(pid)]
+    (program,) = [
+        pid
+        for pid in running(tmp_path)
+        if "keep-agent" not in command_line(pid)
+    ]
     os.kill(program, signal.SIGKILL)
-    wait_until(lambda: far.ask("state", role="agent")["restarts"] == 1, "it is started again")
-    wait_until(lambda: far.ask("state", role="agent")["running"], "it runs again")
+    wait_until(
+        lambda: far.ask("state", role="agent")["restarts"] == 1,
+        "it is started again",
+    )
+    wait_until(
+        lambda: far.ask("state", role="agent")["running"], "it runs again"
+    )
 
 
-@pytest.mark.skipif(not shutil.which("update-rc.d"), reason="no update-rc.d: not a Debian")
+@pytest.mark.skipif(
+    not shutil.which("update-rc.d"), reason="no update-rc.d: not a Debian"
+)
 def test_it_begins_with_the_server_where_scripts_begin_programs(
     far: HelperProcess, tmp_path: Path
 ) -> None:
@@ -174,25 +219,38 @@ def test_it_begins_with_the_server_where_scripts_begin_programs(
     served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
     (entry,) = (entries / "rc2.d").glob("S*patchlight-agent-lab")
     wait_until(lambda: power_is_off(tmp_path), "all of it has ended")
-    wait_until(lambda: not far.ask("state", role="agent")["running"], "it has ended")
+    wait_until(
+        lambda: not far.ask("state", role="agent")["running"], "it has ended"
+    )
     subprocess.run([entry, "start"], check=True)
-    wait_until(lambda: far.ask("state", role="agent")["running"], "it runs again")
+    wait_until(
+        lambda: far.ask("state", role="agent")["running"], "it runs again"
+    )
     assert not served(far, tmp_path, "r1")
     far.ask("remove")
-    assert not [path for path in entries.rglob("*") if "patchlight" in path.name]
+    assert not [
+        path for path in entries.rglob("*") if "patchlight" in path.name
+    ]
 
 
-def test_back_to_the_release_before_and_forth(far: HelperProcess, tmp_path: Path) -> None:
+def test_back_to_the_release_before_and_forth(
+    far: HelperProcess, tmp_path: Path
+) -> None:
     first = installed(far, tmp_path / "wheels", "1")
     served(far, tmp_path, first)
     assert far.tell("roll_back")["error"] == "no release before this one"
     for version in ("2", "3"):
-        assert served(far, tmp_path, installed(far, tmp_path / "wheels", version))
+        assert served(
+            far, tmp_path, installed(far, tmp_path / "wheels", version)
+        )
     found = far.ask("look")
     assert (found["release"]["id"], found["previous"]["id"]) == ("r3", "r2")
     assert found["release"]["by"] == "me"
     # Those two are all that there is, and what they were made of.
-    assert {p.name for p in (tmp_path / "root/opt/patchlight/lab/releases").iterdir()} == {
+    assert {
+        p.name
+        for p in (tmp_path / "root/opt/patchlight/lab/releases").iterdir()
+    } == {
         "r2",
         "r3",
     }
@@ -203,9 +261,14 @@ def test_back_to_the_release_before_and_forth(far: HelperProcess, tmp_path: Path
     assert far.ask("roll_back")["id"] == "r3"
 
 
-def test_configuration_is_what_was_said_last(far: HelperProcess, tmp_path: Path) -> None:
+def test_configuration_is_what_was_said_last(
+    far: HelperProcess, tmp_path: Path
+) -> None:
     folder = tmp_path / "root/opt/patchlight/lab/configuration"
-    files = {"lab.yaml": ("name: lab\n", 0o644), "tls/key.pem": ("secret", 0o600)}
+    files = {
+        "lab.yaml": ("name: lab\n", 0o644),
+        "tls/key.pem": ("secret", 0o600),
+    }
     assert far.ask("configure", files=files)
     assert not far.ask("configure", files=files)
     assert (folder / "tls/key.pem").stat().st_mode & 0o777 == 0o600
@@ -226,7 +289,9 @@ def test_nothing_is_left_of_what_is_removed(tmp_path: Path) -> None:
         far.ask("remove")
         assert not running(tmp_path)
         # Another lab on the same server stays.
-        assert [p.name for p in (root / "opt/patchlight").iterdir()] == ["other"]
+        assert [p.name for p in (root / "opt/patchlight").iterdir()] == [
+            "other"
+        ]
         other.ask("remove")
     assert list((root / "opt").iterdir()) == []
     assert [path for path in root.rglob("*") if path.is_file()] == []
@@ -237,15 +302,22 @@ def layered(tmp_path: Path) -> Path:
     return tmp_path / "root/opt/patchlight/lab/layers"
 
 
-def test_releases_share_what_they_require(far: HelperProcess, tmp_path: Path) -> None:
+def test_releases_share_what_they_require(
+    far: HelperProcess, tmp_path: Path
+) -> None:
     served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
     served(far, tmp_path, second := installed(far, tmp_path / "wheels", "2"))
     (layer,) = layered(tmp_path).iterdir()
-    assert {path.name for path in layer.iterdir()} >= {"installer", "layer.json"}
+    assert {path.name for path in layer.iterdir()} >= {
+        "installer",
+        "layer.json",
+    }
     releases = tmp_path / "root/opt/patchlight/lab/releases"
     assert not [*releases.glob("*/lib/python*/site-packages/installer")]
     program = "import installer; print(installer.__file__)"
-    said = subprocess.check_output([releases / second / "bin/python", "-Ic", program], text=True)
+    said = subprocess.check_output(
+        [releases / second / "bin/python", "-Ic", program], text=True
+    )
     assert said.startswith(str(releases / second / "layer"))
     # A release that requires something else brings another, and the last that used the first goes.
     more = wheel_of(distribution("click"), tmp_path / "cache")
@@ -261,7 +333,9 @@ def test_releases_share_what_they_require(far: HelperProcess, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("how", ["lost", "short"])
-def test_a_damaged_layer_is_not_used_and_is_made_again(tmp_path: Path, how: str) -> None:
+def test_a_damaged_layer_is_not_used_and_is_made_again(
+    tmp_path: Path, how: str
+) -> None:
     with remote_helper(tmp_path / "root") as far:
         served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
         served(far, tmp_path, installed(far, tmp_path / "wheels", "2"))
@@ -283,7 +357,11 @@ def test_a_damaged_layer_is_not_used_and_is_made_again(tmp_path: Path, how: str)
             assert far.ask("roll_back")["id"] == "r1"
         finally:
             far.ask("remove")
-    assert damaged.stat().st_size > 10 if damaged.exists() else not layered(tmp_path).exists()
+    assert (
+        damaged.stat().st_size > 10
+        if damaged.exists()
+        else not layered(tmp_path).exists()
+    )
 
 
 def test_a_layer_that_was_cut_short_is_not_used(tmp_path: Path) -> None:
@@ -296,7 +374,9 @@ def test_a_layer_that_was_cut_short_is_not_used(tmp_path: Path) -> None:
         far.ask("remove")
 
 
-def test_a_layer_of_the_servers_image_is_used_and_left_alone(tmp_path: Path) -> None:
+def test_a_layer_of_the_servers_image_is_used_and_left_alone(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "wheels"
     folder.mkdir()
     image = tmp_path / "root/usr/lib/patchlight"
@@ -312,7 +392,9 @@ def test_a_layer_of_the_servers_image_is_used_and_left_alone(tmp_path: Path) -> 
         far.put(small_wheel(folder, "1").read_bytes())
         far.ask("install", **release)
         assert served(far, tmp_path, "r1")
-        wait_until(lambda: far.ask("state", role="agent")["running"], "it runs")
+        wait_until(
+            lambda: far.ask("state", role="agent")["running"], "it runs"
+        )
         assert not layered(tmp_path).exists()
         far.ask("remove")
     assert sorted(image.rglob("*")) == before

@@ -11,7 +11,9 @@ from tests.support.waiting import PATIENCE_S
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(DEPLOY / script), *arguments],
         env={**os.environ, **environment},
@@ -26,7 +28,9 @@ def run(script: str, *arguments: str, **environment: str) -> subprocess.Complete
 def test_an_engine_that_answers_is_the_one_to_use(docker_host: str) -> None:
     for action in ("status", "start"):
         done = run("docker-engine.sh", action, DOCKER_HOST=docker_host)
-        assert (done.returncode, done.stdout.strip()) == (0, docker_host), done.stderr
+        assert (done.returncode, done.stdout.strip()) == (0, docker_host), (
+            done.stderr
+        )
 
 
 @pytest.mark.docker

@@ -41,7 +41,9 @@ def job(lab: EmulatedLab) -> Iterator[OtherJob]:
     """Trains through all attacks, in a lab with a history of ended jobs."""
     with ControllerClient(lab.lab.controller_api) as client:
         client.drain("no job begins")
-        spec = JobSpec("ended", 1, 4, {"Tesla M40": 1.0, "Titan V": 1.0}, workers=2)
+        spec = JobSpec(
+            "ended", 1, 4, {"Tesla M40": 1.0, "Titan V": 1.0}, workers=2
+        )
         for _ in range(HISTORY):
             client.stop(client.submit([spec])[0]["id"])
         client.resume()
@@ -52,7 +54,11 @@ def job(lab: EmulatedLab) -> Iterator[OtherJob]:
 
 @pytest.mark.parametrize(
     "kinds",
-    [("lists", "streams", "bursts"), ("kept", "heads", "bodies"), ("abandoned",)],
+    [
+        ("lists", "streams", "bursts"),
+        ("kept", "heads", "bodies"),
+        ("abandoned",),
+    ],
     ids=" ".join,
 )
 def test_operators_are_answered_and_no_agent_or_job_is_lost(
@@ -67,13 +73,21 @@ def test_operators_are_answered_and_no_agent_or_job_is_lost(
         with ControllerClient(lab.lab.controller_api) as operator:
             operator.reconfigure({"ocs1": ["100-101"]})
             operator.reconfigure({}, disconnect={"ocs1": [100]})
-            spec = JobSpec("short", 1, 4, {"Tesla M40": 9.0, "Titan V": 9.0}, workers=1)
+            spec = JobSpec(
+                "short", 1, 4, {"Tesla M40": 9.0, "Titan V": 9.0}, workers=1
+            )
             operator.stop(operator.submit([spec])[0]["id"])
-            agents = {each["server"]: each["presence"] for each in operator.status()["agents"]}
+            agents = {
+                each["server"]: each["presence"]
+                for each in operator.status()["agents"]
+            }
     print(f"\n{as_text(waited)}\nagents {agents}\nattackers {dict(got)}")
     assert {*agents.values()} == {"answers"}
     check_waited(waited)
-    wait_until(lambda: first_answer_of(address, VIEWERS[0]) == "200", "a viewer to be answered")
+    wait_until(
+        lambda: first_answer_of(address, VIEWERS[0]) == "200",
+        "a viewer to be answered",
+    )
     check_waited(waited_s(address, 0.5))
     assert job.goes_on()
     print("iterations", job.client.job(job.id)["iterations_done"] - before)

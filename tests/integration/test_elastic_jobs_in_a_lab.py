@@ -22,7 +22,11 @@ def client() -> Iterator[ControllerClient]:
     policies = PolicyChoice(partition="minimum", elasticity="give-and-take")
     with (
         EmulatedLab.from_file(
-            "ofc2022", scale=1000, name="elastic", workers="process", policies=policies
+            "ofc2022",
+            scale=1000,
+            name="elastic",
+            workers="process",
+            policies=policies,
         ) as lab,
         connected(lab) as controller,
     ):
@@ -40,16 +44,22 @@ def until_workers(client: ControllerClient, job_id: str, workers: int) -> None:
     wait_until(does)
 
 
-def test_a_job_grows_when_another_ends_and_shrinks_when_one_comes(client: ControllerClient) -> None:
+def test_a_job_grows_when_another_ends_and_shrinks_when_one_comes(
+    client: ControllerClient,
+) -> None:
     rigid = JobSpec("rigid", 1000, 4_000_000, ON_ONE_GPU, workers=4)
     other = client.submit([rigid])[0]["id"]
-    auto = JobSpec("auto", ITERATIONS, 4_000_000, ON_ONE_GPU, degrees=(2, 4), seed=3)
+    auto = JobSpec(
+        "auto", ITERATIONS, 4_000_000, ON_ONE_GPU, degrees=(2, 4), seed=3
+    )
     job_id = client.submit([auto])[0]["id"]
     until_workers(client, job_id, 2)
     assert client.job(job_id)["rigid_because"] is None
     client.stop(other)
     until_workers(client, job_id, 4)
-    short = JobSpec("short", 2, 4_000_000, dict.fromkeys(ON_ONE_GPU, 0.01), workers=4)
+    short = JobSpec(
+        "short", 2, 4_000_000, dict.fromkeys(ON_ONE_GPU, 0.01), workers=4
+    )
     coming = client.submit([short])[0]["id"]
     assert ended(client, coming)["state"] == "done"
 
@@ -64,7 +74,9 @@ def test_a_job_grows_when_another_ends_and_shrinks_when_one_comes(client: Contro
     # Each iteration was done once by each worker that there was then, and its sum was right.
     wanted = sorted(
         (rank, index)
-        for (_, begin, workers), end in zip(changes, [*begins[1:], ITERATIONS], strict=True)
+        for (_, begin, workers), end in zip(
+            changes, [*begins[1:], ITERATIONS], strict=True
+        )
         for index in range(begin, end)
         for rank in range(workers)
     )

@@ -15,7 +15,13 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
-from tests.support.jobs_under_faults import OtherJob, begins_again, other_job, victim, victim_spec
+from tests.support.jobs_under_faults import (
+    OtherJob,
+    begins_again,
+    other_job,
+    victim,
+    victim_spec,
+)
 from tests.support.lab_faults import (
     SERVER_WITH_SMALL_DISK,
     full,
@@ -24,7 +30,12 @@ from tests.support.lab_faults import (
     no_carrier,
     small_disks,
 )
-from tests.support.lab_jobs import agent_statuses, checked_iterations, connected, ended
+from tests.support.lab_jobs import (
+    agent_statuses,
+    checked_iterations,
+    connected,
+    ended,
+)
 from tests.support.lab_processes import (
     agent_of,
     controller_of,
@@ -39,7 +50,9 @@ pytestmark = [pytest.mark.root, pytest.mark.ovs]
 @pytest.fixture(scope="module")
 def lab() -> Iterator[EmulatedLab]:
     with (
-        EmulatedLab.from_file("ofc2022", scale=1000, name="faulty", workers="process") as emulated,
+        EmulatedLab.from_file(
+            "ofc2022", scale=1000, name="faulty", workers="process"
+        ) as emulated,
         small_disks(emulated),
         connected(emulated),
     ):
@@ -73,8 +86,14 @@ def worker_killed(lab: EmulatedLab, _: str, worker: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        pytest.param(worker_killed, "ended with exit code 137", id="worker killed"),
-        pytest.param(lambda lab, host, _: gpu_gone(lab, host), "its GPU is gone", id="GPU gone"),
+        pytest.param(
+            worker_killed, "ended with exit code 137", id="worker killed"
+        ),
+        pytest.param(
+            lambda lab, host, _: gpu_gone(lab, host),
+            "its GPU is gone",
+            id="GPU gone",
+        ),
         pytest.param(
             lambda lab, host, _: no_carrier(lab, host),
             "no link for more than 1 s, the job's limit: ",
@@ -91,7 +110,11 @@ def test_a_job_begins_again_on_spare_hardware_where_it_was(
             again = begins_again(client, job_id)
             assert last not in again["hosts"]
         assert again["first_iteration"] > 0
-        (said,) = [s["message"] for s in client.history(job_id) if "failure 1 of 2" in s["message"]]
+        (said,) = [
+            s["message"]
+            for s in client.history(job_id)
+            if "failure 1 of 2" in s["message"]
+        ]
         assert why in said
 
 
@@ -99,7 +122,9 @@ def test_a_full_disk_fails_the_job_that_needs_it(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     with (
-        victim(client, "full", hosts=("gpu4", "gpu5"), workers=0, retries=0) as job_id,
+        victim(
+            client, "full", hosts=("gpu4", "gpu5"), workers=0, retries=0
+        ) as job_id,
         full(lab.run_dir / "agents" / SERVER_WITH_SMALL_DISK),
     ):
         end = ended(client, job_id)
@@ -112,7 +137,9 @@ def next_version(tmp_path: Path) -> Mapping[str, str]:
     """Variables with which a process takes itself for another version of Patchlight."""
     about = tmp_path / "patchlight-99.0.dist-info" / "METADATA"
     about.parent.mkdir()
-    about.write_text("Metadata-Version: 2.1\nName: patchlight\nVersion: 99.0\n")
+    about.write_text(
+        "Metadata-Version: 2.1\nName: patchlight\nVersion: 99.0\n"
+    )
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -120,8 +147,12 @@ def next_version(tmp_path: Path) -> Mapping[str, str]:
 def test_the_controller_and_then_the_agents_are_upgraded_under_running_jobs(
     lab: EmulatedLab, client: ControllerClient, next_version: Mapping[str, str]
 ) -> None:
-    with victim(client, "upgraded", hosts=("gpu4", "gpu5"), workers=0) as job_id:
-        (waits,) = client.submit([victim_spec("waits", hosts=("gpu4",), workers=0)])
+    with victim(
+        client, "upgraded", hosts=("gpu4", "gpu5"), workers=0
+    ) as job_id:
+        (waits,) = client.submit(
+            [victim_spec("waits", hosts=("gpu4",), workers=0)]
+        )
         controller = controller_of(lab)
         controller.end(signal.SIGTERM)
         controller.start(next_version)
@@ -133,11 +164,17 @@ def test_the_controller_and_then_the_agents_are_upgraded_under_running_jobs(
             agent.start(next_version)
         for server in lab.lab.servers:
             until_agent_answers(lab, server.name)
-        assert {status.version for status in agent_statuses(lab.lab)} == {"99.0"}
+        assert {status.version for status in agent_statuses(lab.lab)} == {
+            "99.0"
+        }
         done = client.job(job_id)["iterations_done"]
         wait_until(lambda: client.job(job_id)["iterations_done"] > done + 2)
         upgraded = client.job(job_id)
-        assert (upgraded["state"], upgraded["attempt"], upgraded["restarts"]) == ("running", 0, 0)
+        assert (
+            upgraded["state"],
+            upgraded["attempt"],
+            upgraded["restarts"],
+        ) == ("running", 0, 0)
         assert client.job(waits["id"])["state"] == "queued"
     wait_until(lambda: client.job(waits["id"])["state"] == "running")
     client.stop(waits["id"])

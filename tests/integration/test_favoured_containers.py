@@ -21,7 +21,11 @@ _SHARES_OF_THE_LAB = 9548  # of one process with a niceness of -10
 @pytest.fixture(scope="module")
 def lab(docker_host: str) -> Iterator[EmulatedLab]:
     with EmulatedLab.from_file(
-        "ofc2022", scale=4000, name="favoured", workers="docker", real_time=True
+        "ofc2022",
+        scale=4000,
+        name="favoured",
+        workers="docker",
+        real_time=True,
     ) as emulated:
         yield emulated
 
@@ -33,9 +37,16 @@ def workers(lab: EmulatedLab) -> Iterator[list[int]]:
         job = client.submit([spread_spec("favoured", SPREAD, 10_000)])[0]["id"]
         wait_until(lambda: client.job(job)["iterations_done"])
         containers = docker_engine.ask("GET", "/containers/json").json()
-        ids = [c["Id"] for c in containers if c["Labels"].get("patchlight.job") == job]
+        ids = [
+            c["Id"]
+            for c in containers
+            if c["Labels"].get("patchlight.job") == job
+        ]
         assert len(ids) == len(SPREAD)
-        shown = [docker_engine.ask("GET", f"/containers/{each}/json").json() for each in ids]
+        shown = [
+            docker_engine.ask("GET", f"/containers/{each}/json").json()
+            for each in ids
+        ]
         yield [each["State"]["Pid"] for each in shown]
 
 
@@ -52,15 +63,23 @@ def processor_group(pid: int) -> Path | None:
     return None
 
 
-def test_every_thread_of_a_worker_has_the_lab_s_niceness(workers: list[int]) -> None:
+def test_every_thread_of_a_worker_has_the_lab_s_niceness(
+    workers: list[int],
+) -> None:
     for pid in workers:
-        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads(pid)} == {-10}
+        assert {
+            os.getpriority(os.PRIO_PROCESS, thread) for thread in threads(pid)
+        } == {-10}
 
 
 def test_every_thread_of_a_worker_is_real_time_or_its_group_counts_for_more(
     workers: list[int],
 ) -> None:
-    policies = {os.sched_getscheduler(thread) for pid in workers for thread in threads(pid)}
+    policies = {
+        os.sched_getscheduler(thread)
+        for pid in workers
+        for thread in threads(pid)
+    }
     if policies == {os.SCHED_RR}:
         return
     # Never some of them, and only because the kernel lets nobody do it.
@@ -69,7 +88,15 @@ def test_every_thread_of_a_worker_is_real_time_or_its_group_counts_for_more(
         with pytest.raises(PermissionError):
             os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
     groups = [processor_group(pid) for pid in workers]
-    if docker_engine.engine_url() != _ENGINE_OF_OURS or not all(groups) or not _OUR_GROUP.exists():
-        pytest.skip("the kernel makes no container real-time, and no group of ours holds them")
+    if (
+        docker_engine.engine_url() != _ENGINE_OF_OURS
+        or not all(groups)
+        or not _OUR_GROUP.exists()
+    ):
+        pytest.skip(
+            "the kernel makes no container real-time, and no group of ours holds them"
+        )
     assert all(_OUR_GROUP in group.parents for group in groups if group)
-    assert int((_OUR_GROUP / "cpu.shares").read_text()) > 3 * _SHARES_OF_THE_LAB
+    assert (
+        int((_OUR_GROUP / "cpu.shares").read_text()) > 3 * _SHARES_OF_THE_LAB
+    )

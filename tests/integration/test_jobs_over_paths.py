@@ -20,7 +20,9 @@ JOB = {
 
 
 def test_a_job_trains_over_paths_that_its_nodes_agree_on() -> None:
-    with EmulatedLab.from_file("oddl4", 1000, name=NAME, replace=True, workers="process") as lab:
+    with EmulatedLab.from_file(
+        "oddl4", 1000, name=NAME, replace=True, workers="process"
+    ) as lab:
         (job,) = lab.submit(JOB)
         sent: dict[str, tuple[str | None, str | None]] = {}
 
@@ -37,14 +39,31 @@ def test_a_job_trains_over_paths_that_its_nodes_agree_on() -> None:
             "server3.gpu0": ("server4.gpu0", "193.250"),
             "server4.gpu0": ("server1.gpu0", "193.100"),
         }
-        wait_until(lambda: lab.controller.job(job["id"])["iterations_done"] > 1, "iterations")
+        wait_until(
+            lambda: lab.controller.job(job["id"])["iterations_done"] > 1,
+            "iterations",
+        )
         lab.controller.stop(job["id"])
         lab.wait_for(job["id"])
-        wait_until(lambda: not lab.controller.paths()["nodes"], "the end of all bounds")
+        wait_until(
+            lambda: not lab.controller.paths()["nodes"],
+            "the end of all bounds",
+        )
         with lab.light as light:
-            home = [("193.100", "on"), ("193.150", "on"), ("193.200", "on"), ("193.250", "on")]
+            home = [
+                ("193.100", "on"),
+                ("193.150", "on"),
+                ("193.200", "on"),
+                ("193.250", "on"),
+            ]
             wait_until(
-                lambda: [(x["channel"], x["state"]) for x in light.transceivers().values()] == home,
+                lambda: (
+                    [
+                        (x["channel"], x["state"])
+                        for x in light.transceivers().values()
+                    ]
+                    == home
+                ),
                 "each transmitter on its own channel again",
             )
             assert light.losses()["destroyed"] == {}

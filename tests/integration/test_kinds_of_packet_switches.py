@@ -23,7 +23,12 @@ from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.processes import command_line
 from tests.support.agent_bench import ip
 from tests.support.lab_faults import ocs_fault
-from tests.support.lab_jobs import checked_iterations, connected, ended, every_iteration
+from tests.support.lab_jobs import (
+    checked_iterations,
+    connected,
+    ended,
+    every_iteration,
+)
 from tests.support.lab_processes import controller_of, until_controller_answers
 from tests.support.nic_spaces import ping
 from tests.support.switch_lab import static_entries
@@ -32,7 +37,9 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.root, pytest.mark.ovs, pytest.mark.timeout(600)]
 
 HOSTS = range(1, 5)
-KINDS = {kind: (kind, kind) for kind in PACKET_DRIVERS} | {"all": tuple(PACKET_DRIVERS)}
+KINDS = {kind: (kind, kind) for kind in PACKET_DRIVERS} | {
+    "all": tuple(PACKET_DRIVERS)
+}
 KEYS = {
     "openflow": "datapath_id: 0x{n}",
     "linux-bridge": "address: tor{n}:22",
@@ -40,7 +47,9 @@ KEYS = {
 }
 
 
-def lab_of(folder: Path, kinds: Sequence[str], more: str = "", trunks: str = "chain") -> Path:
+def lab_of(
+    folder: Path, kinds: Sequence[str], more: str = "", trunks: str = "chain"
+) -> Path:
     """Four hosts, whose NICs an OCS connects to any switch: port 1 to 4 of each. Switches have a
     trunk to the next, or to the OCS (its ports 41 to 44)."""
     count = len(kinds)
@@ -59,16 +68,32 @@ def lab_of(folder: Path, kinds: Sequence[str], more: str = "", trunks: str = "ch
     lines.append("packet_switches:")
     for n, kind in enumerate(kinds, 1):
         keys = KEYS.get(kind, "").format(n=n) + more
-        lines.append(f"  - {{name: tor{n}, driver: {kind}, ports: 6, {keys}}}".replace(", }", "}"))
+        lines.append(
+            f"  - {{name: tor{n}, driver: {kind}, ports: 6, {keys}}}".replace(
+                ", }", "}"
+            )
+        )
     first = [f"{n}-{at(1 + (n - 1) % count, n)}" for n in HOSTS]
     first += ["41-43", "42-44"] if trunks == "ocs" else []
     lines += ["circuit_switches:", "  - name: ocs1", "    driver: calient-tl1"]
-    lines += ["    address: 10.0.0.5:3082", "    ports: 64", "    switching_time: 25ms"]
+    lines += [
+        "    address: 10.0.0.5:3082",
+        "    ports: 64",
+        "    switching_time: 25ms",
+    ]
     lines += [f"    cross_connects: [{', '.join(first)}]", "fibres:"]
     lines += [f"  - server{n}.nic0 - ocs1.{n}" for n in HOSTS]
-    lines += [f"  - tor{s}.{n} - ocs1.{at(s, n)}" for s in range(1, count + 1) for n in HOSTS]
+    lines += [
+        f"  - tor{s}.{n} - ocs1.{at(s, n)}"
+        for s in range(1, count + 1)
+        for n in HOSTS
+    ]
     if trunks == "ocs":
-        lines += [f"  - tor{s}.{4 + n} - ocs1.{38 + 2 * s + n}" for s in (1, 2) for n in (1, 2)]
+        lines += [
+            f"  - tor{s}.{4 + n} - ocs1.{38 + 2 * s + n}"
+            for s in (1, 2)
+            for n in (1, 2)
+        ]
     else:
         lines += [f"  - tor{s}.5 - tor{s + 1}.6" for s in range(1, count)]
     path = folder / "lab.yaml"
@@ -91,7 +116,14 @@ def first_map(lab: EmulatedLab) -> dict[str, Sequence[str]]:
 
 
 def spec(name: str, iterations: int, **more: int) -> JobSpec:
-    return JobSpec(name, iterations, 400_000, {"T4": 0.05}, workers=len(HOSTS), **more)  # type: ignore[arg-type]
+    return JobSpec(
+        name,
+        iterations,
+        400_000,
+        {"T4": 0.05},
+        workers=len(HOSTS),
+        **more,  # type: ignore[arg-type]
+    )
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -100,7 +132,9 @@ def lab(
 ) -> Iterator[EmulatedLab]:
     path = lab_of(tmp_path_factory.mktemp("kinds"), KINDS[request.param])
     name = f"kinds-{request.param}"
-    with EmulatedLab.from_file(path, 1000, name=name, workers="process") as emulated:
+    with EmulatedLab.from_file(
+        path, 1000, name=name, workers="process"
+    ) as emulated:
         yield emulated
 
 
@@ -121,7 +155,9 @@ def beyond(client: ControllerClient, job_id: str, then: int) -> bool:
     return client.job(job_id)["iterations_done"] > then + 1
 
 
-def test_jobs_train_while_their_nics_move(lab: EmulatedLab, client: ControllerClient) -> None:
+def test_jobs_train_while_their_nics_move(
+    lab: EmulatedLab, client: ControllerClient
+) -> None:
     job_id = begun(client, spec("moves", 100_000))
     # Also between switches of two kinds. Less than 10 s apart: Open vSwitch still has the paths
     # of earlier announcements cached.
@@ -130,7 +166,9 @@ def test_jobs_train_while_their_nics_move(lab: EmulatedLab, client: ControllerCl
         before = client.job(job_id)["iterations_done"]
         record = client.reconfigure(maps, only=True)
         assert record["state"] == "committed", record
-        assert not [note for note in record["notes"] if "checked with packets" in note]
+        assert not [
+            note for note in record["notes"] if "checked with packets" in note
+        ]
         assert "announce" in record["stages_s"]
         wait_until(partial(beyond, client, job_id, before))
     assert client.job(job_id)["restarts"] == 0
@@ -141,19 +179,33 @@ def test_workers_reach_each_other_by_ipv6_wherever_their_nics_move(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     begun(client, spec("ipv6", 100_000))
-    (sender,) = namespaces.names_with_prefix(f"{namespace_name(lab.lab.name, 'server1')}.w-")
-    peers = {link_local(h.nic.mac): h.nic.mac for h in lab.lab.hosts if h.server.name != "server1"}
+    (sender,) = namespaces.names_with_prefix(
+        f"{namespace_name(lab.lab.name, 'server1')}.w-"
+    )
+    peers = {
+        link_local(h.nic.mac): h.nic.mac
+        for h in lab.lab.hosts
+        if h.server.name != "server1"
+    }
 
     def reach_all() -> None:
         for address in peers:
-            wait_until(lambda: ping(sender, f"{address}%nic0"), f"an answer from {address}")  # noqa: B023
+            wait_until(
+                lambda: ping(sender, f"{address}%nic0"),  # noqa: B023
+                f"an answer from {address}",
+            )
 
     for maps in ({}, *map(all_on, range(1, 1 + len(lab.lab.packet_switches)))):
         if maps:
             assert client.reconfigure(maps, only=True)["state"] == "committed"
         reach_all()
-        if all(switch.driver != "linux-bridge" for switch in lab.lab.packet_switches):
-            for address in peers:  # those of other jobs are found by neighbour discovery
+        if all(
+            switch.driver != "linux-bridge"
+            for switch in lab.lab.packet_switches
+        ):
+            for (
+                address
+            ) in peers:  # those of other jobs are found by neighbour discovery
                 ip("-n", sender, "neigh", "del", address, "dev", "nic0")
             reach_all()
             for address, mac in peers.items():
@@ -169,12 +221,21 @@ def test_a_job_that_is_regrouped_ends_with_right_sums(
     assert record["state"] == "committed", record
     links = {link["a"]: link["b"] for link in client.links()}
     links |= {b: a for a, b in links.items()}
-    assert len({links[f"server{n}.nic0"].partition(".")[0] for n in HOSTS}) == 1
-    assert (ended(client, job_id)["state"], client.job(job_id)["restarts"]) == ("done", 0)
-    assert checked_iterations(client, job_id) == every_iteration(len(HOSTS), 100)
+    assert (
+        len({links[f"server{n}.nic0"].partition(".")[0] for n in HOSTS}) == 1
+    )
+    assert (
+        ended(client, job_id)["state"],
+        client.job(job_id)["restarts"],
+    ) == ("done", 0)
+    assert checked_iterations(client, job_id) == every_iteration(
+        len(HOSTS), 100
+    )
 
 
-def test_a_job_is_preempted_and_goes_on(lab: EmulatedLab, client: ControllerClient) -> None:
+def test_a_job_is_preempted_and_goes_on(
+    lab: EmulatedLab, client: ControllerClient
+) -> None:
     # Long enough to be there still when its quantum is over.
     job_id = begun(client, spec("yields", 100))
     urgent = client.submit([spec("urgent", 2, priority=5)], "regroup")[0]["id"]
@@ -182,7 +243,9 @@ def test_a_job_is_preempted_and_goes_on(lab: EmulatedLab, client: ControllerClie
     states = [row["state"] for row in client.history(job_id)]
     assert states.count("queued") == 2, states
     assert ended(client, job_id)["state"] == "done"
-    assert {rank for rank, _ in checked_iterations(client, job_id)} == set(range(len(HOSTS)))
+    assert {rank for rank, _ in checked_iterations(client, job_id)} == set(
+        range(len(HOSTS))
+    )
 
 
 def test_a_change_that_fails_in_the_middle_leaves_no_trace(
@@ -199,16 +262,27 @@ def test_a_change_that_fails_in_the_middle_leaves_no_trace(
     assert record["state"] == "rolled-back", record
     assert "make" in record["stages_s"]
     assert client.circuits() == before
-    wait_until(partial(beyond, client, job_id, client.job(job_id)["iterations_done"]))
+    wait_until(
+        partial(beyond, client, job_id, client.job(job_id)["iterations_done"])
+    )
     assert client.job(job_id)["restarts"] == 0
 
 
-def lose_port(lab: EmulatedLab, switch: PacketSwitch, *, again: bool = False) -> None:
+def lose_port(
+    lab: EmulatedLab, switch: PacketSwitch, *, again: bool = False
+) -> None:
     """Port 1 of a switch goes, or is there again."""
     if switch.driver == "openflow":
         name = f"{switch.name}-1"
         request = ["--", "set", "Interface", name, "ofport_request=1"]
-        ovs(lab, *(["add-port", switch.name, name, *request] if again else ["del-port", name]))
+        ovs(
+            lab,
+            *(
+                ["add-port", switch.name, name, *request]
+                if again
+                else ["del-port", name]
+            ),
+        )
     else:
         master = ["master", "br0"] if again else ["nomaster"]
         space = f"pl.{lab.lab.name}.{switch.name}"
@@ -217,7 +291,9 @@ def lose_port(lab: EmulatedLab, switch: PacketSwitch, *, again: bool = False) ->
 
 def missing(client: ControllerClient) -> str:
     return "; ".join(
-        words for each in client.status()["switches"] for words in each["ports_missing"]
+        words
+        for each in client.status()["switches"]
+        for words in each["ports_missing"]
     )
 
 
@@ -237,13 +313,23 @@ def test_a_port_that_vanishes_is_told_and_its_host_is_not_used(
         wait_until(lambda: client.job(job_id)["state"] == "paused")
         assert "tor1 has no port 1" in client.job(job_id)["message"]
         (cut,) = client.status()["hosts_without_link"]
-        assert (cut["host"], "tor1 has no port 1" in cut["reason"]) == (lab.lab.hosts[0].name, True)
-        assert 'patchlight_packet_switch_missing_ports{switch="tor1"} 1' in client.metrics()
+        assert (cut["host"], "tor1 has no port 1" in cut["reason"]) == (
+            lab.lab.hosts[0].name,
+            True,
+        )
+        assert (
+            'patchlight_packet_switch_missing_ports{switch="tor1"} 1'
+            in client.metrics()
+        )
         if again_elsewhere:
             client.stop(job_id)
             ended(client, job_id)
             (waits,) = client.submit([spec("waits", 3)])
-            wait_until(lambda: "tor1 has no port 1" in client.job(waits["id"])["message"])
+            wait_until(
+                lambda: (
+                    "tor1 has no port 1" in client.job(waits["id"])["message"]
+                )
+            )
             client.stop(waits["id"])
             # One that may move circuits uses other ports.
             (moves,) = client.submit([spec("moves", 3)], "regroup")
@@ -258,7 +344,9 @@ def test_a_port_that_vanishes_is_told_and_its_host_is_not_used(
         assert client.job(job_id)["restarts"] == 0
         client.stop(job_id)
         ended(client, job_id)
-    kinds = [e["kind"] for e in client.events() if e["kind"].startswith("port-")]
+    kinds = [
+        e["kind"] for e in client.events() if e["kind"].startswith("port-")
+    ]
     assert kinds[-2:] == ["port-missing", "port-back"]
 
 
@@ -270,7 +358,12 @@ def test_a_port_with_another_number_is_told_with_it(
         pytest.skip("only OpenFlow numbers ports")
     ovs(lab, "set", "Interface", "tor1-1", "ofport_request=17")
     try:
-        wait_until(lambda: missing(client) == "tor1 has no port 1: tor1-1 has number 17 now")
+        wait_until(
+            lambda: (
+                missing(client)
+                == "tor1 has no port 1: tor1-1 has number 17 now"
+            )
+        )
     finally:
         ovs(lab, "set", "Interface", "tor1-1", "ofport_request=1")
     wait_until(lambda: not missing(client))
@@ -280,11 +373,17 @@ def test_entries_are_removed_from_switches_with_the_controller(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     def entries() -> dict[str, int]:
-        return {s.name: _entries(lab, s) for s in lab.lab.packet_switches if not s.learns}
+        return {
+            s.name: _entries(lab, s)
+            for s in lab.lab.packet_switches
+            if not s.learns
+        }
 
     job_id = begun(client, spec("in-the-way", 100_000))
     assert all(count >= len(HOSTS) for count in entries().values())
-    with pytest.raises(ControllerError, match=f"nothing was removed: {job_id} would lose"):
+    with pytest.raises(
+        ControllerError, match=f"nothing was removed: {job_id} would lose"
+    ):
         client.shut_down(release=True)
     assert all(count >= len(HOSTS) for count in entries().values())
     client.stop(job_id)
@@ -296,7 +395,9 @@ def test_entries_are_removed_from_switches_with_the_controller(
     assert set(entries().values()) <= {0}
     controller.start()
     until_controller_answers(lab)
-    wait_until(lambda: all(count >= len(HOSTS) for count in entries().values()))
+    wait_until(
+        lambda: all(count >= len(HOSTS) for count in entries().values())
+    )
 
 
 def _entries(lab: EmulatedLab, switch: PacketSwitch) -> int:
@@ -316,7 +417,9 @@ def ovs(lab: EmulatedLab, *command: str) -> str:
     return OpenVSwitch(lab.run_dir / "ovs", space).vsctl(command).strip()
 
 
-def test_without_announcements_a_learning_switch_waits_until_entries_age(tmp_path: Path) -> None:
+def test_without_announcements_a_learning_switch_waits_until_entries_age(
+    tmp_path: Path,
+) -> None:
     """No job, no announcement: what a NIC that moves silently would lose."""
     path = lab_of(tmp_path, ("learning", "learning"))
     with (
@@ -325,8 +428,15 @@ def test_without_announcements_a_learning_switch_waits_until_entries_age(tmp_pat
     ):
         age_s = 15  # the least that Open vSwitch takes; 300 by default
         for tor in ("tor1", "tor2"):
-            ovs(lab, "set", "Bridge", tor, f"other_config:mac-aging-time={age_s}")
-        sender, host = namespace_name("ages", "server1"), lab.lab.host("server3.nic0")
+            ovs(
+                lab,
+                "set",
+                "Bridge",
+                tor,
+                f"other_config:mac-aging-time={age_s}",
+            )
+        sender = namespace_name("ages", "server1")
+        host = lab.lab.host("server3.nic0")
         address = str(host.nic.address)
         # As in a worker's namespace: the kernel does not search for it, either.
         ip("-n", sender, "neigh", "replace", address, "lladdr", host.nic.mac, "dev", "nic0",
@@ -339,23 +449,38 @@ def test_without_announcements_a_learning_switch_waits_until_entries_age(tmp_pat
 
 
 def test_a_change_waits_until_a_spanning_tree_forwards(tmp_path: Path) -> None:
-    path = lab_of(tmp_path, ("learning", "learning"), "spanning_tree: true", trunks="ocs")
+    path = lab_of(
+        tmp_path, ("learning", "learning"), "spanning_tree: true", trunks="ocs"
+    )
     with (
-        EmulatedLab.from_file(path, 1000, name="spans", workers="process") as lab,
+        EmulatedLab.from_file(
+            path, 1000, name="spans", workers="process"
+        ) as lab,
         connected(lab) as client,
     ):
 
         def states() -> Mapping[str, str]:
             return {
-                port: ovs(lab, "get", "Port", port, "rstp_status:rstp_port_state").strip('"')
+                port: ovs(
+                    lab, "get", "Port", port, "rstp_status:rstp_port_state"
+                ).strip('"')
                 for port in ("tor1-5", "tor2-5", "tor1-6", "tor2-6")
             }
 
-        wait_until(lambda: sorted(states().values()) == ["Discarding", *["Forwarding"] * 3])
-        blocked = next(port for port, state in states().items() if state == "Discarding")
+        wait_until(
+            lambda: (
+                sorted(states().values())
+                == ["Discarding", *["Forwarding"] * 3]
+            )
+        )
+        blocked = next(
+            port for port, state in states().items() if state == "Discarding"
+        )
         job_id = begun(client, spec("spans", 100_000))
         # The trunk that forwards goes; the other one has to take over.
-        used = {"5": "41-43", "6": "42-44"}["5" if blocked.endswith("6") else "6"]
+        used = {"5": "41-43", "6": "42-44"}[
+            "5" if blocked.endswith("6") else "6"
+        ]
         left = [each for each in first_map(lab)["ocs1"] if each != used]
         record = client.reconfigure({"ocs1": left}, only=True)
         assert record["state"] == "committed", record

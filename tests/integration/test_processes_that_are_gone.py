@@ -21,7 +21,9 @@ NAME = f"gone{os.getpid()}"
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[EmulatedLab]:
-    with EmulatedLab.from_file("ofc2022", 4000, name=NAME, workers="process") as emulated:
+    with EmulatedLab.from_file(
+        "ofc2022", 4000, name=NAME, workers="process"
+    ) as emulated:
         yield emulated
 
 
@@ -32,7 +34,9 @@ def client(lab: EmulatedLab) -> Iterator[ControllerClient]:
 
 
 def kill(name: str) -> None:
-    (pid,) = [p["pid"] for p in lab_status(NAME)["processes"] if p["name"] == name]
+    (pid,) = [
+        p["pid"] for p in lab_status(NAME)["processes"] if p["name"] == name
+    ]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: f"process {name}" in lab_status(NAME)["missing"])
 
@@ -45,7 +49,11 @@ def up_again() -> str:
     """What the command says that `emulate status` recommends: a lab goes by its name, too."""
     done = patchlight("emulate", "status", NAME)
     assert done.returncode == 1
-    command = next(line for line in done.stdout.splitlines() if line.startswith("start what"))
+    command = next(
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith("start what")
+    )
     done = patchlight(*command.split()[-3:])
     assert done.returncode == 0, done.stderr
     assert lab_status(NAME)["state"] == "up"
@@ -55,7 +63,14 @@ def up_again() -> str:
 def test_a_job_goes_on_whichever_process_is_killed(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
-    names = ["ocs1", "agent-server1", "workers", "ovsdb-server", "ovs-vswitchd", "controller"]
+    names = [
+        "ocs1",
+        "agent-server1",
+        "workers",
+        "ovsdb-server",
+        "ovs-vswitchd",
+        "controller",
+    ]
     job = client.submit([spec("goes-on", SPREAD, 100_000)])[0]["id"]
     before = 0
     for name in names:
@@ -82,10 +97,17 @@ def test_a_job_ends_with_its_gpus_and_the_next_one_runs(
     assert ended(client, after["id"])["state"] == "done"
 
 
-def test_all_processes_at_once(lab: EmulatedLab, client: ControllerClient) -> None:
+def test_all_processes_at_once(
+    lab: EmulatedLab, client: ControllerClient
+) -> None:
     for process in lab_status(NAME)["processes"]:
         os.kill(process["pid"], signal.SIGKILL)
-    wait_until(lambda: len(lab_status(NAME)["missing"]) == len(lab_status(NAME)["processes"]))
+    wait_until(
+        lambda: (
+            len(lab_status(NAME)["missing"])
+            == len(lab_status(NAME)["processes"])
+        )
+    )
     up_again()
     after = client.submit([spec("after-all", SPREAD, 3)])[0]
     assert ended(client, after["id"])["state"] == "done"

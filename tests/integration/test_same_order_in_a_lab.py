@@ -16,7 +16,12 @@ from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
 from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.policies.registry import load_policy
-from patchlight.emulation.simulator.cluster import LabCluster, Policies, Settings, Simulation
+from patchlight.emulation.simulator.cluster import (
+    LabCluster,
+    Policies,
+    Settings,
+    Simulation,
+)
 from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
 from patchlight.emulation.simulator.cluster.sweep import QueueScheduler
 from patchlight.testbed.jobs import JobSpec
@@ -86,35 +91,57 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lab(file: Path) -> Iterator[EmulatedLab]:
-    with EmulatedLab.from_file(file, scale=1000, name="sameorder", workers="process") as emulated:
+    with EmulatedLab.from_file(
+        file, scale=1000, name="sameorder", workers="process"
+    ) as emulated:
         yield emulated
 
 
-def simulated(lab: Lab, arrivals: Sequence[Arrival], order: str) -> list[set[tuple[str, str]]]:
+def simulated(
+    lab: Lab, arrivals: Sequence[Arrival], order: str
+) -> list[set[tuple[str, str]]]:
     """What is started and preempted at each moment."""
-    jobs = [job for a in arrivals for job in jobs_of_specs(lab, [a.spec], a.user, a.at_s)]
+    jobs = [
+        job
+        for a in arrivals
+        for job in jobs_of_specs(lab, [a.spec], a.user, a.at_s)
+    ]
     queue = {
-        name: getattr(lab.queue, name) for name in ("backfill", "preempt", "quantum_s", "users")
+        name: getattr(lab.queue, name)
+        for name in ("backfill", "preempt", "quantum_s", "users")
     }
-    simulation = Simulation(LabCluster(lab), jobs, Settings(**queue, restart_s=1.0))
+    simulation = Simulation(
+        LabCluster(lab), jobs, Settings(**queue, restart_s=1.0)
+    )
     policy: Any = load_policy(order, "order")
     placement: Any = load_policy(named(CHOICE, "placement"), "placement")
     scheduler = QueueScheduler(simulation, Policies(policy, placement))
     moments = []
     while simulation.advance():
-        before = {job.name: job.preemptions for job in simulation.running.values()}
+        before = {
+            job.name: job.preemptions for job in simulation.running.values()
+        }
         scheduler.decide()
         preempted = {
-            job.name for job in simulation.jobs if job.preemptions > before.get(job.name, 99)
+            job.name
+            for job in simulation.jobs
+            if job.preemptions > before.get(job.name, 99)
         }
-        started = {job.name for job in simulation.running.values()} - (before.keys() - preempted)
-        moment = {("queued", name) for name in preempted} | {("preparing", n) for n in started}
+        started = {job.name for job in simulation.running.values()} - (
+            before.keys() - preempted
+        )
+        moment = {("queued", name) for name in preempted} | {
+            ("preparing", n) for n in started
+        }
         moments += [moment] if moment else []
     return moments
 
 
 def in_the_lab(
-    lab: EmulatedLab, client: ControllerClient, arrivals: Sequence[Arrival], count: int
+    lab: EmulatedLab,
+    client: ControllerClient,
+    arrivals: Sequence[Arrival],
+    count: int,
 ) -> list[tuple[str, str]]:
     """The same, one after the other, once there are as many."""
     names: dict[str, str] = {}
@@ -122,8 +149,12 @@ def in_the_lab(
     def happened() -> list[tuple[str, str]]:
         found = []
         for event in client.events():
-            state, name = event["kind"].removeprefix("job-"), names.get(event.get("job", ""))
-            if name and (state == "preparing" or (state == "queued" and event["message"])):
+            state = event["kind"].removeprefix("job-")
+            name = names.get(event.get("job", ""))
+            if name and (
+                state == "preparing"
+                or (state == "queued" and event["message"])
+            ):
                 found.append((state, name))
         return found
 
@@ -134,7 +165,9 @@ def in_the_lab(
     for arrival in arrivals:
         time.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
         wait_for(arrival.after)
-        with ControllerClient(lab.lab.controller_api, user=arrival.user) as user:
+        with ControllerClient(
+            lab.lab.controller_api, user=arrival.user
+        ) as user:
             names[user.submit([arrival.spec], "keep")[0]["id"]] = arrival.name
     wait_for(count)
     return happened()
@@ -143,20 +176,31 @@ def in_the_lab(
 BOTH = {"too-long-to-pass", "beside-it"}
 TURNS = {
     "fifo": [{"first"}, {"passes"}, {"all"}, BOTH, {"urgent"} | BOTH, BOTH],
-    "fair-share": [{"anns-first"}, {"bens-first"}, {"bens-second"}, {"anns-second"}],
+    "fair-share": [
+        {"anns-first"},
+        {"bens-first"},
+        {"bens-second"},
+        {"anns-second"},
+    ],
 }
 
 
-@pytest.mark.parametrize(("order", "arrivals"), [("fifo", IN_ORDER), ("fair-share", IN_SHARES)])
+@pytest.mark.parametrize(
+    ("order", "arrivals"), [("fifo", IN_ORDER), ("fair-share", IN_SHARES)]
+)
 def test_the_lab_starts_the_jobs_in_the_order_of_the_simulator(
     lab: EmulatedLab, file: Path, order: str, arrivals: Sequence[Arrival]
 ) -> None:
     expected = simulated(read_lab(file), arrivals, order)
-    assert [{name for _, name in moment} for moment in expected] == TURNS[order]
+    assert [{name for _, name in moment} for moment in expected] == TURNS[
+        order
+    ]
     with connected(lab) as client:
         client.use_policies({"order": order})
         try:
-            happened = in_the_lab(lab, client, arrivals, sum(map(len, expected)))
+            happened = in_the_lab(
+                lab, client, arrivals, sum(map(len, expected))
+            )
         finally:
             for job in client.jobs():
                 if job["finished_at"] is None:

@@ -23,25 +23,46 @@ from tests.simulation.history import History, Step
 
 def main() -> int:
     """Play, and return 1 if a judge found something."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seeds", default="", metavar="A-B", help="play these histories")
-    parser.add_argument("--seed", default="", metavar="N", help="replay one history")
-    parser.add_argument("--output", type=Path, default=Path("build/history.txt"))
-    parser.add_argument("--shrink", action="store_true", help="leave out steps without effect")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation", description=__doc__
+    )
+    parser.add_argument(
+        "--seeds", default="", metavar="A-B", help="play these histories"
+    )
+    parser.add_argument(
+        "--seed", default="", metavar="N", help="replay one history"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/history.txt")
+    )
+    parser.add_argument(
+        "--shrink", action="store_true", help="leave out steps without effect"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="begin no history after this time"
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="begin no history after this time",
     )
-    parser.add_argument("--driver", metavar="NAME", help="the one that all circuit switches have")
+    parser.add_argument(
+        "--driver",
+        metavar="NAME",
+        help="the one that all circuit switches have",
+    )
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets of texts have the same order in each process only then.
         arguments = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
-        os.execve(sys.executable, arguments, {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable, arguments, {**os.environ, "PYTHONHASHSEED": "0"}
+        )
     logging.basicConfig(handlers=[logging.NullHandler()])
     drivers = (options.driver,) if options.driver else DRIVERS
     if options.seed:
-        return _replay(options.seed, drivers, options.output, shrink=options.shrink)
+        return _replay(
+            options.seed, drivers, options.output, shrink=options.shrink
+        )
     first, _, last = options.seeds.partition("-")
     end = time.monotonic() + options.seconds
     seeds = range(int(first), int(last or first) + 1)
@@ -66,14 +87,20 @@ def _play(seed: int, drivers: Sequence[str], end: float) -> _Played | None:
     wrong = history.run()
     cpu_s = time.process_time() - began
     kinds = Counter(step.kind for step in history.steps)
-    return _Played(seed, wrong, history.lasted_s, cpu_s, kinds, Counter(history.drivers))
+    return _Played(
+        seed, wrong, history.lasted_s, cpu_s, kinds, Counter(history.drivers)
+    )
 
 
-def _play_all(seeds: Sequence[int], drivers: Sequence[str], processes: int, end: float) -> int:
+def _play_all(
+    seeds: Sequence[int], drivers: Sequence[str], processes: int, end: float
+) -> int:
     played = []
     with ProcessPoolExecutor(processes) as pool, Progress() as progress:
         bar = progress.add_task("histories", total=len(seeds))
-        for done in as_completed([pool.submit(_play, seed, drivers, end) for seed in seeds]):
+        for done in as_completed(
+            [pool.submit(_play, seed, drivers, end) for seed in seeds]
+        ):
             progress.advance(bar)
             if (each := done.result()) is None:
                 continue
@@ -81,7 +108,9 @@ def _play_all(seeds: Sequence[int], drivers: Sequence[str], processes: int, end:
             if each.wrong:
                 words = "; ".join(each.wrong[:3])
                 replay = f"make history SEED={each.seed}"
-                progress.console.print(f"{replay}: {words}", markup=False, soft_wrap=True)
+                progress.console.print(
+                    f"{replay}: {words}", markup=False, soft_wrap=True
+                )
     kinds = Counter[str]()
     devices = Counter[str]()
     for each in played:
@@ -94,11 +123,15 @@ def _play_all(seeds: Sequence[int], drivers: Sequence[str], processes: int, end:
         f"{sum(each.cpu_s for each in played):.0f} s of processor: {failed} failed"
     )
     for what, seen in (("events", kinds), ("drivers", devices)):
-        print(f"{what}: {', '.join(f'{name} {count}' for name, count in sorted(seen.items()))}")
+        print(
+            f"{what}: {', '.join(f'{name} {count}' for name, count in sorted(seen.items()))}"
+        )
     return int(failed > 0)
 
 
-def _replay(seed: str, drivers: Sequence[str], output: Path, *, shrink: bool) -> int:
+def _replay(
+    seed: str, drivers: Sequence[str], output: Path, *, shrink: bool
+) -> int:
     number = int(seed) if seed.isdecimal() else seed
     history = History(number, drivers=drivers)
     wrong = history.run()

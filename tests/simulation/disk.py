@@ -56,7 +56,9 @@ class Disk:
 
     def has(self, path: Any) -> bool:
         """Whether this is a path below the folder."""
-        return isinstance(path, str | Path) and Path(path).is_relative_to(self._root)
+        return isinstance(path, str | Path) and Path(path).is_relative_to(
+            self._root
+        )
 
     def refuse(self, *troubles: int) -> None:
         """``OSError`` if the disk has one of these troubles."""
@@ -69,8 +71,16 @@ class Disk:
             self._names[path] = path.stat().st_ino
             self._synced[self._names[path]] = path.read_bytes()
             return
-        elsewhere = {each: inode for each, inode in self._names.items() if each.parent != path}
-        here = {file: file.stat().st_ino for file in path.iterdir() if file.is_file()}
+        elsewhere = {
+            each: inode
+            for each, inode in self._names.items()
+            if each.parent != path
+        }
+        here = {
+            file: file.stat().st_ino
+            for file in path.iterdir()
+            if file.is_file()
+        }
         self._names = elsewhere | here
 
     def close(self, process: Process) -> None:
@@ -78,7 +88,9 @@ class Disk:
         contextvars.Context().run(self._close, process)
 
     def _close(self, process: Process) -> None:
-        for connection in [each for each in self.connections if each.process is process]:
+        for connection in [
+            each for each in self.connections if each.process is process
+        ]:
             self.connections.remove(connection)
             log = connection.log
             if not log.exists():
@@ -86,10 +98,16 @@ class Disk:
             index = LogIndex.of(log)
             self._safe_frames[log] = index.gathered
             if connection.is_full:
-                self._safe_frames[log] = min(connection.safe_frames, index.frames)
+                self._safe_frames[log] = min(
+                    connection.safe_frames, index.frames
+                )
             # The dead have the old files open. The next process finds others, and recovers them.
-            for file, size in ((log, _size(log, index.frames)), (connection.path, None)):
-                content, mode = file.read_bytes()[:size], file.stat().st_mode
+            for file, size in (
+                (log, _size(log, index.frames)),
+                (connection.path, None),
+            ):
+                content = file.read_bytes()[:size]
+                mode = file.stat().st_mode
                 file.unlink()
                 file.write_bytes(content)
                 file.chmod(mode)
@@ -134,7 +152,9 @@ class Disk:
         if not now.startswith(synced):
             return draw.choice((synced, now))
         pages = now[: draw.randint(0, len(now) // _PAGE) * _PAGE]
-        return draw.choice((now, max(synced, pages, key=len), synced.ljust(len(now), b"\0")))
+        return draw.choice(
+            (now, max(synced, pages, key=len), synced.ljust(len(now), b"\0"))
+        )
 
 
 class LogIndex(NamedTuple):
@@ -195,7 +215,9 @@ class Connection(sqlite3.Connection):
         if sql == "COMMIT":
             return write(self.process, self._commit)
         if sql == "BEGIN IMMEDIATE":
-            super().execute(f"PRAGMA query_only={self.process.disk.trouble == errno.EROFS:d}")
+            super().execute(
+                f"PRAGMA query_only={self.process.disk.trouble == errno.EROFS:d}"
+            )
         return super().execute(sql, *values)
 
     def _commit(self) -> sqlite3.Cursor:
@@ -213,7 +235,9 @@ class Connection(sqlite3.Connection):
         if disk.trouble not in (errno.ENOSPC, errno.EIO):
             return super().execute("COMMIT")
         usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.log.stat().st_size, usual[1]))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (self.log.stat().st_size, usual[1])
+        )
         try:
             return super().execute("COMMIT")  # SQLite's own writes fail
         finally:
@@ -221,7 +245,10 @@ class Connection(sqlite3.Connection):
 
 
 def _is_dying(process: Process) -> bool:
-    return process.dies_at_write is not None and process.writes >= process.dies_at_write
+    return (
+        process.dies_at_write is not None
+        and process.writes >= process.dies_at_write
+    )
 
 
 def write(process: Process, do: Callable[[], T]) -> T:
@@ -238,13 +265,21 @@ def write(process: Process, do: Callable[[], T]) -> T:
     raise Died
 
 
-def hooks(current: Callable[[], Process | None]) -> Iterator[tuple[Any, str, Any]]:
+def hooks(
+    current: Callable[[], Process | None],
+) -> Iterator[tuple[Any, str, Any]]:
     """What takes the place of functions that touch a disk: modules, names, functions."""
-    real_open, real_connect, real_sync = io.open, sqlite3.connect, os.fsync
+    real_open = io.open
+    real_connect = sqlite3.connect
+    real_sync = os.fsync
 
     def process_with(path: Any) -> Process | None:
         process = current()
-        return process if process and process.disk and process.disk.has(path) else None
+        return (
+            process
+            if process and process.disk and process.disk.has(path)
+            else None
+        )
 
     def fsync(descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
@@ -282,7 +317,8 @@ def hooks(current: Callable[[], Process | None]) -> Iterator[tuple[Any, str, Any
         if (process := process_with(database)) is None:
             return real_connect(database, *more, **options)
         made = real_connect(database, *more, factory=Connection, **options)
-        made.process, made.path = process, Path(database)
+        made.process = process
+        made.path = Path(database)
         process.disk.connections.append(made)
         return made
 

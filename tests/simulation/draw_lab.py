@@ -99,7 +99,9 @@ def draw_lab(seed: int | str, drivers: Sequence[str] = DRIVERS) -> Lab:
         for number, switch in enumerate(lab.circuit_switches, start=1)
     )
     (poll_s,) = draw.choices((1.0, 10.0, 60.0), weights=(1, 4, 45))
-    drawn = lab.with_changes(circuit_switches=tuple(switches), controller_poll_s=poll_s)
+    drawn = lab.with_changes(
+        circuit_switches=tuple(switches), controller_poll_s=poll_s
+    )
     return drawn if lab.coloured else with_kinds(drawn, draw)
 
 
@@ -126,13 +128,17 @@ def with_kinds(lab: Lab, draw: random.Random) -> Lab:
     """The lab with packet switches of drawn kinds. Where a loop of them would be flooded they run a
     spanning tree."""
     drivers = list(KINDS)
-    kinds = draw.choices(drivers, weights=[4 if d == "openflow" else 1 for d in drivers], k=99)
+    kinds = draw.choices(
+        drivers, weights=[4 if d == "openflow" else 1 for d in drivers], k=99
+    )
 
     named = [draw.random() < 0.5 for _ in kinds]
 
     def changed(*, spanning_tree: bool) -> Lab:
         switches = []
-        for number, (switch, driver) in enumerate(zip(lab.packet_switches, kinds, strict=False)):
+        for number, (switch, driver) in enumerate(
+            zip(lab.packet_switches, kinds, strict=False)
+        ):
             is_open = driver == "openflow"
             where = f"10.2.0.{number}"
             switches.append(
@@ -140,10 +146,16 @@ def with_kinds(lab: Lab, draw: random.Random) -> Lab:
                     switch,
                     driver=driver,
                     datapath_id=switch.datapath_id if is_open else None,
-                    interfaces=port_names(switch) if is_open and named[number] else (),
-                    address="" if is_open or driver == "learning" else f"{where}:22",
+                    interfaces=port_names(switch)
+                    if is_open and named[number]
+                    else (),
+                    address=""
+                    if is_open or driver == "learning"
+                    else f"{where}:22",
                     vlan=100 if driver == "sonic" else None,
-                    snmp=Snmp(address=f"{where}:161") if driver == "learning" else None,
+                    snmp=Snmp(address=f"{where}:161")
+                    if driver == "learning"
+                    else None,
                     spanning_tree=spanning_tree,
                 )
             )

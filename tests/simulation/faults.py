@@ -86,7 +86,13 @@ class Faults:
                 await self.lab.until_served()
         except TimeoutError:
             return
-        paths = ("/locks", "/reconfigurations?last=1000", "/jobs?last=1000", "/stop", "/status")
+        paths = (
+            "/locks",
+            "/reconfigurations?last=1000",
+            "/jobs?last=1000",
+            "/stop",
+            "/status",
+        )
         answers = {}
         for path in paths:
             try:
@@ -108,7 +114,9 @@ class Faults:
             if process.dies_at is None:
                 process.dies_at = process.steps + steps
 
-        place: list[Any] = draw.choice(list(self.lab.plant.devices.values())).on_change
+        place: list[Any] = draw.choice(
+            list(self.lab.plant.devices.values())
+        ).on_change
         if moment == "call":
             place = process.at_call
         elif moment == "worker":
@@ -133,18 +141,30 @@ class Faults:
         if self.lab.controller.alive:
             return  # somebody else has started it again
         held = self.judge.holds()
-        folder, state = self.lab.world.folder, self.lab.state
+        folder = self.lab.world.folder
+        state = self.lab.state
         if (state / "controller.db").exists():
             moves = len(list(folder.glob("left-*")))
-            archive, lab_file = folder / f"backup-{moves}.tar.gz", folder / "lab.yaml"
+            archive = folder / f"backup-{moves}.tar.gz"
+            lab_file = folder / "lab.yaml"
             lab_file.touch()
             for command, given in (
-                (controller.backup, [archive, "--lab", lab_file, "--state", state]),
-                (controller.restore, [archive, "--state", folder / "restored"]),
+                (
+                    controller.backup,
+                    [archive, "--lab", lab_file, "--state", state],
+                ),
+                (
+                    controller.restore,
+                    [archive, "--state", folder / "restored"],
+                ),
             ):
-                result = CliRunner().invoke(command, [str(each) for each in given])
+                result = CliRunner().invoke(
+                    command, [str(each) for each in given]
+                )
                 if result.exit_code:
-                    self.judge.wrong(f"{command.name}: {result.output} {result.exception}")
+                    self.judge.wrong(
+                        f"{command.name}: {result.output} {result.exception}"
+                    )
                     break
             else:
                 state.rename(folder / f"left-{moves}")
@@ -161,9 +181,9 @@ class Faults:
 
     async def kill_device(self, draw: random.Random) -> None:
         device = draw.choice(list(self.lab.plant.devices.values()))
-        device.process.dies_at = device.process.steps + draw.choice((1, 10, 100)) * draw.randint(
-            1, 9
-        )
+        device.process.dies_at = device.process.steps + draw.choice(
+            (1, 10, 100)
+        ) * draw.randint(1, 9)
         await asyncio.sleep(2.0)
         device.process.kill()
         await asyncio.sleep(draw.choice((0.1, 2.0, 15.0, 60.0)))
@@ -189,7 +209,9 @@ class Faults:
             worker.responsive.set()
 
     def _a_worker(self, draw: random.Random) -> Worker | None:
-        running = [w for m in self.lab.machines.values() for w in m.workers.values()]
+        running = [
+            w for m in self.lab.machines.values() for w in m.workers.values()
+        ]
         running = [worker for worker in running if worker.process.alive]
         return draw.choice(running) if running else None
 
@@ -203,7 +225,9 @@ class Faults:
 
     async def fault_in_answer(self, draw: random.Random) -> None:
         machine = draw.choice(list(self.lab.machines.values()))
-        machine.next_answer = draw.choice(("is late", "is lost", "is given twice"))
+        machine.next_answer = draw.choice(
+            ("is late", "is lost", "is given twice")
+        )
 
     async def reboot_server(self, draw: random.Random) -> None:
         machine = draw.choice(list(self.lab.machines.values()))
@@ -215,7 +239,9 @@ class Faults:
     async def kill_speaker(self, draw: random.Random) -> None:
         if self.lab.plant.speakers:
             process = self.lab.plant.speakers[-1].process
-            process.dies_at = process.steps + draw.choice((1, 10, 100)) * draw.randint(1, 9)
+            process.dies_at = process.steps + draw.choice(
+                (1, 10, 100)
+            ) * draw.randint(1, 9)
             await asyncio.sleep(20.0)
             process.kill()
 
@@ -251,7 +277,9 @@ class Faults:
         one, other = draw.sample(range(1, switch.switch.ports + 1), 2)
         if draw.random() < 0.7:
             switch.numbers.pop(one, None)
-        elif switch.numbers.keys() >= {one, other} and switch.switch.interfaces:
+        elif (
+            switch.numbers.keys() >= {one, other} and switch.switch.interfaces
+        ):
             numbers = switch.numbers
             numbers[one], numbers[other] = numbers[other], numbers[one]
         switch.renumbered()
@@ -274,7 +302,9 @@ class Faults:
             switch.lead_astray(mac, draw.randint(1, switch.switch.ports))
             await asyncio.sleep(draw.choice((5.0, 60.0)))
             if switch.stray == mac and not switch.has_stray:
-                self.judge.wrong(f"{switch.name}: another application's entry was removed")
+                self.judge.wrong(
+                    f"{switch.name}: another application's entry was removed"
+                )
             switch.lead_astray(mac, None)
 
     def _a_switch(self, draw: random.Random) -> Switch:
@@ -282,7 +312,9 @@ class Faults:
 
     async def cut(self, draw: random.Random) -> None:
         others = [m.agent.name for m in self.lab.machines.values()]
-        others += [device.process.name for device in self.lab.plant.devices.values()]
+        others += [
+            device.process.name for device in self.lab.plant.devices.values()
+        ]
         others += [*self.lab.plant.switches, "anna", "ben", "operator"]
         pair = ["controller", draw.choice(others)]
         draw.shuffle(pair)
@@ -389,7 +421,9 @@ class Faults:
             return
         first = self.lab.controller
         second = self.lab.try_second()
-        await asyncio.gather(first.stall(draw.choice((0.0, 5.0))), asyncio.sleep(10.0))
+        await asyncio.gather(
+            first.stall(draw.choice((0.0, 5.0))), asyncio.sleep(10.0)
+        )
         if first.alive and second.alive:
             self.judge.wrong("two controllers run for one lab")
         second.kill()
@@ -413,7 +447,9 @@ class Faults:
 
     async def stall(self, draw: random.Random) -> None:
         machines = list(self.lab.machines.values())
-        process = draw.choice((self.lab.controller, draw.choice(machines).agent))
+        process = draw.choice(
+            (self.lab.controller, draw.choice(machines).agent)
+        )
         await process.stall(draw.choice((0.5, 5.0, 40.0)))
 
     async def clock_jump(self, draw: random.Random) -> None:

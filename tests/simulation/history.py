@@ -35,13 +35,23 @@ class Step:
     draw: int
 
 
-def draw_steps(seed: int | str, count: int = 60, over_s: float = 3600.0) -> list[Step]:
+def draw_steps(
+    seed: int | str, count: int = 60, over_s: float = 3600.0
+) -> list[Step]:
     """The events of a history, in order: bursts of them, with quiet times between."""
     draw = random.Random(f"steps {seed}")
     kinds = draw.choices(list(_OFTEN), weights=list(_OFTEN.values()), k=count)
-    bursts = [over_s, *(draw.uniform(0.0, over_s) for _ in range(draw.randint(2, 12)))]
-    times = sorted(draw.choice(bursts) + draw.uniform(0.0, _BURST_S) for _ in kinds)
-    return [Step(at, kind, draw.getrandbits(32)) for at, kind in zip(times, kinds, strict=True)]
+    bursts = [
+        over_s,
+        *(draw.uniform(0.0, over_s) for _ in range(draw.randint(2, 12))),
+    ]
+    times = sorted(
+        draw.choice(bursts) + draw.uniform(0.0, _BURST_S) for _ in kinds
+    )
+    return [
+        Step(at, kind, draw.getrandbits(32))
+        for at, kind in zip(times, kinds, strict=True)
+    ]
 
 
 class History:
@@ -66,7 +76,11 @@ class History:
     @property
     def drivers(self) -> list[str]:
         """The driver of each optical switch."""
-        return [switch.driver for switch in self._drawn.optical_switches if switch.driver]
+        return [
+            switch.driver
+            for switch in self._drawn.optical_switches
+            if switch.driver
+        ]
 
     def page(self) -> list[str]:
         """What happened, to be read: the lab, the events, what the judge found, and the log."""
@@ -75,17 +89,27 @@ class History:
             f"History {self.seed}: {len(lab.servers)} servers, {len(lab.packet_switches)} packet "
             f"switches, optical switches of {', '.join(self.drivers)}; agents are polled every "
             f"{lab.controller_poll_s:g} s",
-            *("", "The judge found:" if self.wrong else "The judge found nothing wrong.", ""),
+            "",
+            "The judge found:"
+            if self.wrong
+            else "The judge found nothing wrong.",
+            "",
             *self.wrong,
-            *("", "Events, by their seconds since the start:", ""),
+            "",
+            "Events, by their seconds since the start:",
+            "",
             *(f"{step.at_s:13.6f} {step.kind}" for step in self.steps),
-            *("", "Who did what: requests (→), answers (←), programs, light:", ""),
+            "",
+            "Who did what: requests (→), answers (←), programs, light:",
+            "",
             *self.lines,
         ]
 
     def run(self) -> list[str]:
         """Play it; returns what the judge found."""
-        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="pl") as folder:
+        with tempfile.TemporaryDirectory(
+            dir="/dev/shm", prefix="pl"
+        ) as folder:
             self._live(World(self.seed, Path(folder)))
             # What is left of the dead goes now, and not in the middle of the next history.
             del self.lab, self.judge, self.users, self.faults
@@ -138,7 +162,8 @@ class History:
 
     async def _heal(self) -> None:
         """End all faults, restore the first map, and let everything go on."""
-        world, plant = self.lab.world, self.lab.plant
+        world = self.lab.world
+        plant = self.lab.plant
         world.log("story", "all faults end")
         world.slow = 1.0
         world.network.heal()
@@ -159,42 +184,67 @@ class History:
             async with asyncio.timeout(REST_S):
                 await self.lab.until_served()
         except TimeoutError:
-            self.judge.wrong("the controller does not serve though all faults have ended")
+            self.judge.wrong(
+                "the controller does not serve though all faults have ended"
+            )
             return
         await asyncio.sleep(60.0)
         for device in plant.devices.values():
             await device.heal()
         self.judge.locked.clear()
-        for lock in ((await self.users.call("operator", "GET", "/locks")) or {}).get("locks", []):
-            place = f"{lock['port']}@{lock['channel']}" if lock["channel"] else lock["port"]
+        for lock in (
+            (await self.users.call("operator", "GET", "/locks")) or {}
+        ).get("locks", []):
+            place = (
+                f"{lock['port']}@{lock['channel']}"
+                if lock["channel"]
+                else lock["port"]
+            )
             body = {"ocs": lock["ocs"], "ports": [place]}
             await self.users.call("operator", "POST", "/locks/release", body)
         await self.users.call("operator", "POST", "/stop/clear", {})
         await self.users.call("operator", "DELETE", "/drain")
         await self.users.call("operator", "POST", "/drift/adopt", {})
-        maps = {s.name: [str(c) for c in s.initial] for s in self.lab.lab.optical_switches}
+        maps = {
+            s.name: [str(c) for c in s.initial]
+            for s in self.lab.lab.optical_switches
+        }
         for _ in range(20):
             body = {"maps": maps, "only": True}
-            answer = await self.users.call("operator", "POST", "/reconfigurations", body)
+            answer = await self.users.call(
+                "operator", "POST", "/reconfigurations", body
+            )
             if answer is not None and answer["state"] == "committed":
                 break
             await asyncio.sleep(30.0)
         else:
-            self.judge.wrong("the first map cannot be restored after all faults")
+            self.judge.wrong(
+                "the first map cannot be restored after all faults"
+            )
 
     async def _come_to_rest(self) -> None:
         world = self.lab.world
-        end, jobs = world.now + REST_S, []
+        end = world.now + REST_S
+        jobs = []
         while world.now < end:
-            jobs = ((await self.users.call("operator", "GET", "/jobs?last=1000")) or {}).get(
-                "jobs", []
-            )
+            jobs = (
+                (await self.users.call("operator", "GET", "/jobs?last=1000"))
+                or {}
+            ).get("jobs", [])
             if jobs is not None and all(job["state"] in FINAL for job in jobs):
                 break
-            lost = {job["id"] for job in jobs if job["state"] in ("failed", "stopped")}
+            lost = {
+                job["id"]
+                for job in jobs
+                if job["state"] in ("failed", "stopped")
+            }
             for job in jobs:
-                if job["state"] == "blocked" and not lost.isdisjoint(job["spec"]["after"]):
-                    await self.users.call("operator", "DELETE", f"/jobs/{job['id']}?force=true")
+                if job["state"] == "blocked" and not lost.isdisjoint(
+                    job["spec"]["after"]
+                ):
+                    await self.users.call(
+                        "operator", "DELETE", f"/jobs/{job['id']}?force=true"
+                    )
             await asyncio.sleep(20.0)
         await asyncio.sleep(30.0)
         circuits = await self.users.call("operator", "GET", "/circuits")

@@ -21,7 +21,12 @@ from tests.support.fake_network import unicast
 FINAL = ("done", "failed", "stopped")
 PLACED = ("reconfiguring", "preparing", "running", "paused")
 
-ROLES = {"eva": "viewer", "anna": "user", "ben": "user", "operator": "operator"}
+ROLES = {
+    "eva": "viewer",
+    "anna": "user",
+    "ben": "user",
+    "operator": "operator",
+}
 """The users of a lab, and what each of them may do."""
 
 _RANK = ("viewer", "user", "operator")
@@ -58,7 +63,11 @@ class Order:
         """The role that it needs."""
         if self.call.startswith("GET"):
             return "viewer"
-        return "user" if " /jobs" in self.call and "force=true" not in self.call else "operator"
+        return (
+            "user"
+            if " /jobs" in self.call and "force=true" not in self.call
+            else "operator"
+        )
 
     @property
     def is_allowed(self) -> bool:
@@ -75,7 +84,10 @@ class Order:
         """Whether it says, or may mean, that this cross-connect goes."""
         if self.call != "POST /reconfigurations" or self.body.get("only"):
             return True
-        named = [self.body.get(part, {}).get(ocs, ()) for part in ("maps", "disconnect")]
+        named = [
+            self.body.get(part, {}).get(ocs, ())
+            for part in ("maps", "disconnect")
+        ]
         ports = {int(port) for port in re.findall(r"\d+", f"{named}")}
         return not ports.isdisjoint((c.inp, c.out))
 
@@ -118,34 +130,55 @@ class Judge(logging.Handler):
         """An exception that nobody foresaw is a violation, wherever it is logged."""
         if record.exc_info and record.exc_info[0] is not None:
             kind, error, _ = record.exc_info
-            self.wrong(f"unforeseen {kind.__name__}: {error} ({record.getMessage()[:200]})")
+            self.wrong(
+                f"unforeseen {kind.__name__}: {error} ({record.getMessage()[:200]})"
+            )
 
     # -- at all times --------------------------------------------------------------------------
 
-    def light_moved(self, device: Device, before: AnyMap, after: AnyMap) -> None:
+    def light_moved(
+        self, device: Device, before: AnyMap, after: AnyMap
+    ) -> None:
         """Light of a device has moved."""
-        change, name = before.diff(after), device.switch.name
+        change = before.diff(after)
+        name = device.switch.name
         self.lab.world.log(
-            name, f"light −{','.join(map(str, change.breaks))} +{','.join(map(str, change.makes))}"
+            name,
+            f"light −{','.join(map(str, change.breaks))} +{','.join(map(str, change.makes))}",
         )
-        moved = [c for c in (*change.breaks, *change.makes) if c not in device.meddled]
+        moved = [
+            c
+            for c in (*change.breaks, *change.makes)
+            if c not in device.meddled
+        ]
         for c in moved:
             for port in {c.inp, c.out}:
-                who, since = self.locked.get((name, port)), self._locked_s.get((name, port), 0.0)
+                who = self.locked.get((name, port))
+                since = self._locked_s.get((name, port), 0.0)
                 if who and not self._is_under_way(name, c, since):
-                    self.wrong(f"{name}: {c} moved, and {who} had locked port {port}")
+                    self.wrong(
+                        f"{name}: {c} moved, and {who} had locked port {port}"
+                    )
             stop = self.stopped_since
             if stop is not None and not self._is_under_way(name, c, stop):
                 self.wrong(f"{name}: {c} moved while the stop button was on")
-        self._check_cuts(name, before, [c for c in change.breaks if c in moved])
+        self._check_cuts(
+            name, before, [c for c in change.breaks if c in moved]
+        )
         if len(before):  # else it has just been switched on
             self._moved_s |= {(name, c): self.lab.world.now for c in moved}
 
     def _is_under_way(self, name: str, c: Any, since: float) -> bool:
         """Whether a change that had begun then may end its step, or put this back."""
-        had_begun = any(order.sent_s <= since < order.over_s for order in self._moving_orders())
-        now, moved_s = self.lab.world.now, self._moved_s.get((name, c), -math.inf)
-        return had_begun and (now - since < _STEP_S or now - moved_s < _UNDONE_WITHIN_S)
+        had_begun = any(
+            order.sent_s <= since < order.over_s
+            for order in self._moving_orders()
+        )
+        now = self.lab.world.now
+        moved_s = self._moved_s.get((name, c), -math.inf)
+        return had_begun and (
+            now - since < _STEP_S or now - moved_s < _UNDONE_WITHIN_S
+        )
 
     def _moving_orders(self) -> list[Order]:
         """The requests so far that may move light."""
@@ -156,12 +189,15 @@ class Judge(logging.Handler):
             or (order.jobs and not self._final.keys() >= {*order.jobs})
         ]
 
-    def _check_cuts(self, name: str, before: AnyMap, broken: Collection[Any]) -> None:
+    def _check_cuts(
+        self, name: str, before: AnyMap, broken: Collection[Any]
+    ) -> None:
         """No circuit of a running job goes unless somebody has ordered that."""
         training = self._training()
         if not (broken and training):
             return
-        plant, now = self.lab.plant, self.lab.world.now
+        plant = self.lab.plant
+        now = self.lab.world.now
         links = lab_links(self.lab.lab, {**plant.maps(), name: before})
         for c in broken:
             sources = {*links.sources(name, [c])}
@@ -170,11 +206,14 @@ class Judge(logging.Handler):
                 if sources.isdisjoint((end, links.peer(end))):
                     continue
                 if not any(
-                    order.may_break(name, c) and not (order.spares_jobs() and since < order.sent_s)
+                    order.may_break(name, c)
+                    and not (order.spares_jobs() and since < order.sent_s)
                     for order in self._moving_orders()
                     if order.over_s >= now
                 ):
-                    self.wrong(f"{name}: nobody may break {c}, which {worker.id} uses")
+                    self.wrong(
+                        f"{name}: nobody may break {c}, which {worker.id} uses"
+                    )
 
     def _training(self) -> list[tuple[Worker, float]]:
         """The workers of whole rings that train where nothing is wrong, and since when."""
@@ -203,7 +242,9 @@ class Judge(logging.Handler):
 
     def _check_launch(self, worker: Worker) -> None:
         job = worker.launch.spec.job
-        earlier = [each for each in self._launched if each.launch.spec.job == job]
+        earlier = [
+            each for each in self._launched if each.launch.spec.job == job
+        ]
         for other in self._launched:
             if not other.process.alive:
                 continue
@@ -212,23 +253,38 @@ class Judge(logging.Handler):
             if other.machine is worker.machine:
                 for part in ("gpu", "nic"):
                     own = getattr(worker.launch.spec, part)
-                    if own is not None and getattr(other.launch.spec, part) == own:
-                        self.wrong(f"{part} {own} belongs to {worker.id} and {other.id}")
+                    if (
+                        own is not None
+                        and getattr(other.launch.spec, part) == own
+                    ):
+                        self.wrong(
+                            f"{part} {own} belongs to {worker.id} and {other.id}"
+                        )
         for before in self.submitted.get(job, {}).get("after", ()):
             if not self._has_finished(before):
-                self.wrong(f"{worker.id} was launched before job {before} was done")
-        if worker.task.first_iteration > max((w.done_iterations for w in earlier), default=0):
-            self.wrong(f"{worker.id} skips iterations: it begins at {worker.task.first_iteration}")
+                self.wrong(
+                    f"{worker.id} was launched before job {before} was done"
+                )
+        if worker.task.first_iteration > max(
+            (w.done_iterations for w in earlier), default=0
+        ):
+            self.wrong(
+                f"{worker.id} skips iterations: it begins at {worker.task.first_iteration}"
+            )
         self._launched.append(worker)
 
     def _check_start(self, worker: Worker) -> None:
-        first, _ = self._started.setdefault(worker.id, (worker, self.lab.world.now))
+        first, _ = self._started.setdefault(
+            worker.id, (worker, self.lab.world.now)
+        )
         if first is not worker:
             self.wrong(f"worker {worker.id} trains for the second time")
         if self.drained_since is not None:
             self.wrong(f"worker {worker.id} starts while the lab is drained")
         if ended := self._final.get(worker.launch.spec.job):
-            self.wrong(f"worker {worker.id} starts, and its job was {ended[0]}")
+            self.wrong(
+                f"worker {worker.id} starts, and its job was {ended[0]}"
+            )
 
     # -- calls and answers ---------------------------------------------------------------------
 
@@ -253,20 +309,34 @@ class Judge(logging.Handler):
         elif for_good:
             order.over_s = self.lab.world.now
 
-    def answered(self, order: Order, status: int, body: Any, *, is_bad: bool = False) -> None:
+    def answered(
+        self, order: Order, status: int, body: Any, *, is_bad: bool = False
+    ) -> None:
         """A user has got an answer; ``is_bad``: to a request that makes no sense."""
-        said, now = body if isinstance(body, dict) else {}, self.lab.world.now
+        said = body if isinstance(body, dict) else {}
+        now = self.lab.world.now
         if status >= 500 and status not in (502, 503, 504, 507):
-            self.wrong(f"{order.user}: {order.call} was answered with {status}: {str(body)[:300]}")
+            self.wrong(
+                f"{order.user}: {order.call} was answered with {status}: {str(body)[:300]}"
+            )
         if not order.is_allowed and status not in (403, 429, 507):
-            self.wrong(f"{order.user} may not {order.call}, and was answered with {status}")
+            self.wrong(
+                f"{order.user} may not {order.call}, and was answered with {status}"
+            )
         if is_bad and not 400 <= status < 500 and status != 507:
-            self.wrong(f"{order.user}: {order.call} {order.body} was answered with {status}")
+            self.wrong(
+                f"{order.user}: {order.call} {order.body} was answered with {status}"
+            )
         if status >= 400 and said.get("outcome") == "nothing-done":
-            self.orders[:] = [each for each in self.orders if each is not order]
+            self.orders[:] = [
+                each for each in self.orders if each is not order
+            ]
         elif order.call == "PUT /policies":
             pass  # circuits follow jobs from now on
-        elif status != 202 and "unknown" not in (said.get("state"), said.get("outcome")):
+        elif status != 202 and "unknown" not in (
+            said.get("state"),
+            said.get("outcome"),
+        ):
             order.over_s = now
         if status < 400:
             self._believe(order, said)
@@ -277,10 +347,16 @@ class Judge(logging.Handler):
         """What an answer says must be true from now on."""
         now = self.lab.world.now
         if order.call == "POST /stop" and not said["unwritten"]:
-            self.stopped_since = now if self._stays(order, "POST /stop/clear") else None
+            self.stopped_since = (
+                now if self._stays(order, "POST /stop/clear") else None
+            )
         elif order.call == "POST /drain":
-            self.drained_since = now if self._stays(order, "DELETE /drain") else None
-        elif order.call == "POST /locks" and self._stays(order, "POST /locks/release"):
+            self.drained_since = (
+                now if self._stays(order, "DELETE /drain") else None
+            )
+        elif order.call == "POST /locks" and self._stays(
+            order, "POST /locks/release"
+        ):
             for lock in said["locks"]:
                 self.locked[lock["ocs"], lock["port"]] = order.user
                 self._locked_s[lock["ocs"], lock["port"]] = now
@@ -289,7 +365,9 @@ class Judge(logging.Handler):
         if match and match[1] in self._order_of and order.needs == "user":
             owner = self._order_of[match[1]].user
             if owner != order.user:
-                self.wrong(f"{order.user} may not {order.call}: it belongs to {owner}")
+                self.wrong(
+                    f"{order.user} may not {order.call}: it belongs to {owner}"
+                )
         if order.call.startswith("POST /jobs"):
             for row in rows:
                 self.submitted[row["id"]] = row["spec"]
@@ -297,10 +375,16 @@ class Judge(logging.Handler):
             if any(row["topology"] != "keep" for row in rows):
                 order.jobs = tuple(row["id"] for row in rows)
                 order.over_s = math.inf
-        for row in rows if order.call.startswith(("GET /jobs", "DELETE /jobs")) else ():
+        for row in (
+            rows
+            if order.call.startswith(("GET /jobs", "DELETE /jobs"))
+            else ()
+        ):
             state, since = self._final.get(row["id"], (row["state"], now))
             if since < order.sent_s and state != row["state"]:
-                self.wrong(f"job {row['id']} was {state}, and is {row['state']}")
+                self.wrong(
+                    f"job {row['id']} was {state}, and is {row['state']}"
+                )
             if row["state"] in FINAL:
                 self._final.setdefault(row["id"], (row["state"], now))
         if order.call.startswith("GET /jobs"):
@@ -309,7 +393,9 @@ class Judge(logging.Handler):
     def _stays(self, order: Order, undo: str) -> bool:
         """Whether no request to the contrary may take effect after this one."""
         return not any(
-            other.call == undo and other.is_allowed and other.over_s > order.sent_s
+            other.call == undo
+            and other.is_allowed
+            and other.over_s > order.sent_s
             for other in self.orders
         )
 
@@ -317,31 +403,56 @@ class Judge(logging.Handler):
         """Quotas hold, and nobody overtakes somebody whom the same place would have suited."""
         limit = self.lab.lab.queue.each_user
         unfinished = [row for row in rows if row["state"] not in FINAL]
-        held, jobs = Counter[str](), Counter(row["by"] for row in unfinished)
+        held = Counter[str]()
+        jobs = Counter(row["by"] for row in unfinished)
         for row in unfinished:
             held[row["by"]] += len(row["hosts"]) * (row["state"] in PLACED)
         for user, count in jobs.items():
             if limit.gpus is not None and held[user] > limit.gpus:
-                self.wrong(f"{user} has {held[user]} GPUs, and the limit is {limit.gpus}")
+                self.wrong(
+                    f"{user} has {held[user]} GPUs, and the limit is {limit.gpus}"
+                )
             if limit.jobs is not None and count > limit.jobs:
-                self.wrong(f"{user} has {count} jobs, and the limit is {limit.jobs}")
+                self.wrong(
+                    f"{user} has {count} jobs, and the limit is {limit.jobs}"
+                )
         gangs = Counter(row["gang"] for row in unfinished)
-        alone = [row for row in unfinished if gangs[row["gang"]] == 1 and row["attempt"] == 0]
+        alone = [
+            row
+            for row in unfinished
+            if gangs[row["gang"]] == 1 and row["attempt"] == 0
+        ]
         for last in alone:
             for first in alone:
                 waits = first["state"] == "queued" and not first["hosts"]
                 is_passed = waits and last["state"] in PLACED
                 if is_passed and self._is_before(first, last):
-                    self.wrong(f"{last['id']} runs, and {first['id']} came first")
+                    self.wrong(
+                        f"{last['id']} runs, and {first['id']} came first"
+                    )
 
-    def _is_before(self, first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
+    def _is_before(
+        self, first: Mapping[str, Any], last: Mapping[str, Any]
+    ) -> bool:
         """Whether one job comes first in the queue, and fits wherever the other one does."""
-        one, other = first["spec"], last["spec"]
-        orders = self._order_of.get(first["id"]), self._order_of.get(last["id"])
-        if orders[0] is None or orders[1] is None or orders[0].over_s > orders[1].sent_s:
+        one = first["spec"]
+        other = last["spec"]
+        orders = (
+            self._order_of.get(first["id"]),
+            self._order_of.get(last["id"]),
+        )
+        if (
+            orders[0] is None
+            or orders[1] is None
+            or orders[0].over_s > orders[1].sent_s
+        ):
             return False
-        suits = 0 < one["workers"] <= other["workers"] and not (one["hosts"] or one["after"])
-        same = first["topology"] == last["topology"] and first["by"] == last["by"]
+        suits = 0 < one["workers"] <= other["workers"] and not (
+            one["hosts"] or one["after"]
+        )
+        same = (
+            first["topology"] == last["topology"] and first["by"] == last["by"]
+        )
         is_earlier = first["submitted_at"] < last["submitted_at"]
         by_order = self.lab.lab.policies.order in (None, "fifo") and is_earlier
         ahead = one["priority"] - other["priority"]
@@ -353,7 +464,9 @@ class Judge(logging.Handler):
             device = self.lab.plant.devices[name]
             # What is told may be older: requests wait for a device up to a minute.
             since_s = max(0.0, self.lab.world.now - 90.0)
-            if said is not None and not device.may_report(type(device.map).parse(said), since_s):
+            if said is not None and not device.may_report(
+                type(device.map).parse(said), since_s
+            ):
                 self.wrong(f"{name} has {device.map}, but the API said {said}")
 
     # -- after a crash -------------------------------------------------------------------------
@@ -371,7 +484,10 @@ class Judge(logging.Handler):
     def holds(self) -> set[str]:
         """What was acknowledged, and nobody has requested to end since."""
         found = {f"lock of {ocs} port {port}" for ocs, port in self.locked}
-        found |= {f"change {number} {state}" for number, state in self.changes.items()}
+        found |= {
+            f"change {number} {state}"
+            for number, state in self.changes.items()
+        }
         found |= {f"job {job}" for job in self.submitted}
         if self.stopped_since is not None and "stop" not in self.in_memory:
             found.add("stop")
@@ -379,12 +495,19 @@ class Judge(logging.Handler):
             found.add("drain")
         return found
 
-    def survived(self, held: Collection[str], answers: Mapping[str, Any]) -> None:
+    def survived(
+        self, held: Collection[str], answers: Mapping[str, Any]
+    ) -> None:
         """``held`` before a crash; ``answers`` to requests after it, by path."""
-        there = {f"lock of {row['ocs']} port {row['port']}" for row in answers["/locks"]["locks"]}
+        there = {
+            f"lock of {row['ocs']} port {row['port']}"
+            for row in answers["/locks"]["locks"]
+        }
         changes = answers["/reconfigurations?last=1000"]["reconfigurations"]
         there |= {f"change {row['id']} {row['state']}" for row in changes}
-        there |= {f"job {row['id']}" for row in answers["/jobs?last=1000"]["jobs"]}
+        there |= {
+            f"job {row['id']}" for row in answers["/jobs?last=1000"]["jobs"]
+        }
         if answers["/stop"]["pressed"]:
             there.add("stop")
         if answers["/status"]["drained"]:
@@ -405,28 +528,44 @@ class Judge(logging.Handler):
         for job_id in self.submitted:
             job = known.get(job_id)
             if job is None:
-                self.wrong(f"job {job_id} was acknowledged and is not known any more")
+                self.wrong(
+                    f"job {job_id} was acknowledged and is not known any more"
+                )
             elif job["state"] not in FINAL:
-                self.wrong(f"job {job_id} is {job['state']} for ever: {job['message']}")
+                self.wrong(
+                    f"job {job_id} is {job['state']} for ever: {job['message']}"
+                )
             elif job["state"] == "done" and not self._has_finished(job_id):
-                self.wrong(f"job {job_id} is done, and its workers have not finished")
+                self.wrong(
+                    f"job {job_id} is done, and its workers have not finished"
+                )
             elif job["state"] == "failed" and not job["message"]:
                 self.wrong(f"job {job_id} failed, and nothing says why")
-            elif job["state"] == "stopped" and not self._was_stopped(job, known.values()):
-                self.wrong(f"job {job_id} is stopped, and nobody ordered that: {job['message']}")
+            elif job["state"] == "stopped" and not self._was_stopped(
+                job, known.values()
+            ):
+                self.wrong(
+                    f"job {job_id} is stopped, and nobody ordered that: {job['message']}"
+                )
         self._check_names(known.values())
         for worker in self._launched:
             if worker.process.alive:
                 self.wrong(f"worker {worker.id} still runs")
         for machine in self.lab.machines.values():
             for interface, namespace in machine.in_namespace.items():
-                self.wrong(f"{machine.server.name}.{interface} is still in {namespace}")
+                self.wrong(
+                    f"{machine.server.name}.{interface} is still in {namespace}"
+                )
             assert machine.service is not None
             if any(machine.service.leases().values()):
-                self.wrong(f"{machine.server.name} has leases: {machine.service.leases()}")
+                self.wrong(
+                    f"{machine.server.name} has leases: {machine.service.leases()}"
+                )
             for path in machine.folder.rglob("*"):
                 if not path.is_dir():
-                    self.wrong(f"{machine.server.name} has a file that nobody needs: {path}")
+                    self.wrong(
+                        f"{machine.server.name} has a file that nobody needs: {path}"
+                    )
         for name, device in self.lab.plant.devices.items():
             if circuits[name]["map"] is None:
                 self.wrong(f"{name} cannot be read: {circuits[name]}")
@@ -440,23 +579,40 @@ class Judge(logging.Handler):
                 self.wrong(f"{part['name']} failed: {part['last_fault']}")
         for agent in status["agents"]:
             if not agent["reachable"]:
-                self.wrong(f"the agent of {agent['server']} is {agent['presence']}")
+                self.wrong(
+                    f"the agent of {agent['server']} is {agent['presence']}"
+                )
 
     def _check_packets(self, status: Mapping[str, Any]) -> None:
         """At rest, packets arrive wherever there is a way, and no entry leads elsewhere."""
-        plant, links = self.lab.plant, self.lab.plant.links()
+        plant = self.lab.plant
+        links = self.lab.plant.links()
         for host in plant.lab.hosts:
-            joined = plant.reached(links.peer(host.endpoint), None) - {host.endpoint}
+            joined = plant.reached(links.peer(host.endpoint), None) - {
+                host.endpoint
+            }
             for other in plant.lab.hosts:
                 if other.endpoint in joined and not plant.hears(other, host):
-                    self.wrong(f"packets from {other.name} do not arrive at {host.name}")
+                    self.wrong(
+                        f"packets from {other.name} do not arrive at {host.name}"
+                    )
             for name, switch in plant.switches.items():
                 port = switch.own_entries().get(host.nic.mac.lower())
                 end = links.peer(Endpoint(name, str(port)))
-                if port is not None and host.endpoint not in plant.reached(end, unicast(host)):
-                    self.wrong(f"{name}: an entry for {host.name} leads to port {port}")
+                if port is not None and host.endpoint not in plant.reached(
+                    end, unicast(host)
+                ):
+                    self.wrong(
+                        f"{name}: an entry for {host.name} leads to port {port}"
+                    )
         for switch in status["switches"]:
-            keys = ("trouble", "lacks", "foreign", "ports_missing", "snmp_problem")
+            keys = (
+                "trouble",
+                "lacks",
+                "foreign",
+                "ports_missing",
+                "snmp_problem",
+            )
             troubles = [switch[key] for key in keys]
             if any(troubles) or switch["connected"] is False:
                 self.wrong(f"{switch['name']} is not well at rest: {troubles}")
@@ -472,11 +628,18 @@ class Judge(logging.Handler):
         )
         return any(count == size for (_, size), count in finished.items())
 
-    def _was_stopped(self, job: Mapping[str, Any], jobs: Iterable[Mapping[str, Any]]) -> bool:
+    def _was_stopped(
+        self, job: Mapping[str, Any], jobs: Iterable[Mapping[str, Any]]
+    ) -> bool:
         """Whether somebody has stopped this job, one that started with it, or all."""
-        gang = {job["id"], *(j["id"] for j in jobs if j["gang"] == job["gang"] != "")}
+        gang = {
+            job["id"],
+            *(j["id"] for j in jobs if j["gang"] == job["gang"] != ""),
+        }
         own = self._order_of.get(job["id"])
-        gang |= {job_id for job_id, order in self._order_of.items() if order is own}
+        gang |= {
+            job_id for job_id, order in self._order_of.items() if order is own
+        }
         stops = {f"DELETE /jobs/{job_id}" for job_id in gang}
         calls = {order.call.partition("?")[0] for order in self.orders}
         return not stops.isdisjoint(calls) or "POST /drain" in calls
@@ -498,7 +661,9 @@ class Judge(logging.Handler):
                 most[name_of[match[1]]] += 1
         for name, count in Counter(name_of.values()).items():
             if count > most[name]:
-                self.wrong(f"{count} jobs are called {name}, and {most[name]} were submitted")
+                self.wrong(
+                    f"{count} jobs are called {name}, and {most[name]} were submitted"
+                )
 
 
 def _attempt(worker: Worker) -> str:

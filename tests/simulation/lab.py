@@ -10,7 +10,11 @@ from typing import Any
 import httpx
 
 from patchlight.controller.metrics.exposition import ControllerMetrics
-from patchlight.controller.parts import Controller, ControllerSettings, ExternalIO
+from patchlight.controller.parts import (
+    Controller,
+    ControllerSettings,
+    ExternalIO,
+)
 from patchlight.controller.service import running_parts
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
@@ -31,7 +35,8 @@ class SimulatedLab:
         self.lab = located(lab, world.folder)
         self.plant = Plant(world, self.lab)
         self.machines = {
-            server.name: Machine(world, self.plant, server) for server in self.lab.servers
+            server.name: Machine(world, self.plant, server)
+            for server in self.lab.servers
         }
         self.controller = Process(world, "controller")
         self.controller.alive = False
@@ -42,7 +47,10 @@ class SimulatedLab:
         self.serving = asyncio.Event()
         self.state = world.folder / "state"
         self.disk = Disk(world, self.state)
-        self.disks = [self.disk, *(machine.disk for machine in self.machines.values())]
+        self.disks = [
+            self.disk,
+            *(machine.disk for machine in self.machines.values()),
+        ]
         self.on_worker: list[Callable[[Worker, str], None]] = []
         """Called with each worker that is launched, told to start, or in a new state."""
         for machine in self.machines.values():
@@ -95,7 +103,9 @@ class SimulatedLab:
         )
         try:
             self.made = controller = Controller(self.lab, settings, external)
-            async with running_parts(controller, ControllerMetrics(controller)) as app:
+            async with running_parts(
+                controller, ControllerMetrics(controller)
+            ) as app:
                 self.world.log(process.name, "serves")
                 if process is self.controller:
                     self.app = app
@@ -105,12 +115,18 @@ class SimulatedLab:
             self.world.log(process.name, f"cannot start: {error.message}")
             process.end()
             if process is self.controller:  # as systemd does
-                self.world.loop.call_later(5.0, self.restart, context=contextvars.Context())
+                self.world.loop.call_later(
+                    5.0, self.restart, context=contextvars.Context()
+                )
 
-    def way_to(self, process: Process, server: str) -> httpx.AsyncBaseTransport:
+    def way_to(
+        self, process: Process, server: str
+    ) -> httpx.AsyncBaseTransport:
         """What carries a controller's requests to an agent."""
         machine = self.machines[server]
-        return ToProcess(self.world, process, lambda: (machine.agent, machine.app))
+        return ToProcess(
+            self.world, process, lambda: (machine.agent, machine.app)
+        )
 
     def restart(self) -> None:
         """Start the controller unless it runs."""
@@ -130,5 +146,9 @@ class SimulatedLab:
     def client(self, name: str, user: int = 0) -> httpx.AsyncClient:
         """An HTTP client of the API: root's, or another user's by number."""
         process = Process(self.world, name)
-        transport = ToProcess(self.world, process, lambda: (self.controller, self.app), user)
-        return httpx.AsyncClient(base_url="http://localhost/v1", transport=transport, timeout=60)
+        transport = ToProcess(
+            self.world, process, lambda: (self.controller, self.app), user
+        )
+        return httpx.AsyncClient(
+            base_url="http://localhost/v1", transport=transport, timeout=60
+        )

@@ -37,7 +37,9 @@ class Mutant:
     def applied(self, source: str | None) -> str:
         """The module's source with the fault; ``ValueError`` unless it fits in one place."""
         if source is None or source.count(self.was) != 1:
-            raise ValueError(f"{self.name} does not fit in one place of {self.module}")
+            raise ValueError(
+                f"{self.name} does not fit in one place of {self.module}"
+            )
         return source.replace(self.was, self.now)
 
 
@@ -52,7 +54,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         source = self.get_source(fullname)
-        return compile(self.mutant.applied(source), self.path, "exec", dont_inherit=True)
+        return compile(
+            self.mutant.applied(source), self.path, "exec", dont_inherit=True
+        )
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -85,9 +89,19 @@ def find(mutant: Mutant, seeds: Sequence[int]) -> str:
 
 def _find_elsewhere(name: str, seeds: str) -> str:
     """The same in a process of its own."""
-    command = [sys.executable, "-m", "tests.simulation.mutants", "--plant", name, "--seeds", seeds]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.simulation.mutants",
+        "--plant",
+        name,
+        "--seeds",
+        seeds,
+    ]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode not in (0, 1):
         return f"could not be planted: {done.stderr.strip().splitlines()[-1]}"
     found = done.stdout.strip()
@@ -97,8 +111,12 @@ def _find_elsewhere(name: str, seeds: str) -> str:
 
 def main() -> int:
     """Return 1 if a mutant was not found."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these; else all")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.mutants", description=__doc__
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="only these; else all"
+    )
     parser.add_argument("--seeds", default="1-500", metavar="A-B")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--plant", metavar="NAME", help="play in this process")
@@ -107,13 +125,19 @@ def main() -> int:
     if options.plant:
         logging.basicConfig(level=logging.CRITICAL)
         first, _, last = options.seeds.partition("-")
-        found = find(known[options.plant], range(int(first), int(last or first) + 1))
+        found = find(
+            known[options.plant], range(int(first), int(last or first) + 1)
+        )
         print(found)
         return int(not found)
     names = options.names or list(known)
     with ThreadPoolExecutor(options.processes) as pool:
-        results = list(pool.map(lambda name: _find_elsewhere(name, options.seeds), names))
-    missed = [name for name, found in zip(names, results, strict=True) if not found]
+        results = list(
+            pool.map(lambda name: _find_elsewhere(name, options.seeds), names)
+        )
+    missed = [
+        name for name, found in zip(names, results, strict=True) if not found
+    ]
     print(f"{len(names) - len(missed)} of {len(names)} found")
     return int(bool(missed))
 

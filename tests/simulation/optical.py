@@ -12,24 +12,46 @@ import contextvars
 import dataclasses
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Container,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from patchlight.controller.circuits.dialect import DeviceLinks
 from patchlight.controller.packet_switches.openflow import flowtable
-from patchlight.controller.packet_switches.openflow.circuit_switch import OFPP_IN_PORT
+from patchlight.controller.packet_switches.openflow.circuit_switch import (
+    OFPP_IN_PORT,
+)
 from patchlight.controller.packet_switches.openflow.flowtable import (
     FlowEntry,
     Match,
     SpeakerOptions,
 )
-from patchlight.emulation.optical.crossbar import Arriving, ChannelCrossbar, Crossbar, arriving_dbm
+from patchlight.emulation.optical.crossbar import (
+    Arriving,
+    ChannelCrossbar,
+    Crossbar,
+    arriving_dbm,
+)
 from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
 from patchlight.emulation.optical.emulated_switch import EmulatedFaults
-from patchlight.emulation.optical.matrices import LightChange, Phase, Reason, RequestRefused
-from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
+from patchlight.emulation.optical.matrices import (
+    LightChange,
+    Phase,
+    Reason,
+    RequestRefused,
+)
+from patchlight.emulation.optical.protocols.server import (
+    ProtocolServer,
+    server_class,
+)
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.testbed.lab.model import CircuitSwitch, Endpoint
 from patchlight.testbed.lab.portmap import AnyMap, CrossConnect, PortMap
@@ -44,7 +66,9 @@ if TYPE_CHECKING:
 class WithoutTls(httpx.AsyncHTTPTransport):
     """HTTP's real bytes, but over TCP alone, on a new connection for each request."""
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(
+        self, request: httpx.Request
+    ) -> httpx.Response:
         """Send a request."""
         request.url = request.url.copy_with(scheme="http")
         request.headers["Connection"] = "close"
@@ -66,8 +90,11 @@ class _Light(Crossbar):
 
     async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
         """See ``Crossbar``."""
-        plant, name = self._device.plant, self._device.switch.name
-        return frozenset(port for port in ports if plant.is_lit(Endpoint(name, str(port))))
+        plant = self._device.plant
+        name = self._device.switch.name
+        return frozenset(
+            port for port in ports if plant.is_lit(Endpoint(name, str(port)))
+        )
 
 
 class _ChannelLight(ChannelCrossbar):
@@ -87,7 +114,11 @@ class _ChannelLight(ChannelCrossbar):
         light = self._device.plant.links().light
         assert light is not None
         return {
-            port: {signal.channel: dbm for signal, dbm in found.items() if signal.channel}
+            port: {
+                signal.channel: dbm
+                for signal, dbm in found.items()
+                if signal.channel
+            }
             for port, found in light.arriving(self._device.switch.name).items()
         }
 
@@ -120,7 +151,8 @@ class Device:
 
     def moved(self, now: AnyMap) -> None:
         """Its light is this now."""
-        before, self.map = self.map, now
+        before = self.map
+        self.map = now
         if before == now:
             return
         self.past.append((self.world.now, now))
@@ -132,16 +164,23 @@ class Device:
     def may_report(self, said: AnyMap, since_s: float) -> bool:
         """Whether such a map may be read since then: with what always passed, and nothing that
         never did, unless it is entered now, or the device lies."""
-        last = max(n for n, (begun_s, _) in enumerate(self.past) if begun_s <= since_s)
+        last = max(
+            n for n, (begun_s, _) in enumerate(self.past) if begun_s <= since_s
+        )
         maps = [set(each) for _, each in self.past[last:]]
-        device, entered = self.emulated, set[Any]()
+        device = self.emulated
+        entered = set[Any]()
         if isinstance(device, EmulatedOcs):
-            entered = {c for circuit in device.matrix for c in circuit.directions}
+            entered = {
+                c for circuit in device.matrix for c in circuit.directions
+            }
         elif device is not None:
             entered = set(device.matrix)
         if device is not None and device.faults.dark_ports:
             return True
-        return set.intersection(*maps) <= set(said) <= set.union(entered, *maps)
+        return (
+            set.intersection(*maps) <= set(said) <= set.union(entered, *maps)
+        )
 
     def start(self, ports: int | None = None) -> None:
         """Switch it on: it has the map that it saved. ``ports``: so many are left of an OCS."""
@@ -159,7 +198,9 @@ class Device:
             self.state_file.write_bytes(self._older)
         elif memory == "half" and self.state_file.exists():
             saved = json.loads(self.state_file.read_text())
-            saved["circuits"] = [each for each in saved["circuits"] if draw.random() < 0.5]
+            saved["circuits"] = [
+                each for each in saved["circuits"] if draw.random() < 0.5
+            ]
             self.state_file.write_text(json.dumps(saved))
         elif memory == "none":
             self.state_file.unlink(missing_ok=True)
@@ -213,14 +254,21 @@ class Device:
 
     async def _serve(self, ports: int | None) -> None:
         switch = self.switch
-        light: Any = _Light(self) if isinstance(switch, CircuitSwitch) else _ChannelLight(self)
+        light: Any = (
+            _Light(self)
+            if isinstance(switch, CircuitSwitch)
+            else _ChannelLight(self)
+        )
         if isinstance(switch, CircuitSwitch):
             switch = dataclasses.replace(switch, ports=ports or switch.ports)
             arriving = arriving_dbm(self.plant.lab, switch)
-            device: Any = EmulatedOcs(switch, arriving, light, state_file=self.state_file)
+            device: Any = EmulatedOcs(
+                switch, arriving, light, state_file=self.state_file
+            )
         else:
             device = EmulatedWss(switch, light, state_file=self.state_file)
-        self.emulated, self.server = device, server_class(switch.driver)(device)
+        self.emulated = device
+        self.server = server_class(switch.driver)(device)
         async with self.by_itself():
             await device.open()
             self.moved(light.lit)
@@ -236,34 +284,59 @@ class OpticalSpeaker(SpeakerProcess):
     messages."""
 
     def __init__(self, device: Device, options: SpeakerOptions) -> None:
-        super().__init__(device.world, f"speaker-{device.switch.name}", options)
+        super().__init__(
+            device.world, f"speaker-{device.switch.name}", options
+        )
         self.device = device
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         while line := await reader.readline():
             request = flowtable.decode(line)
             try:
                 answer = {"ok": True, "result": await self._answer(request)}
             except ConnectionError:
-                answer = {"ok": False, "error": "the connection ended", "kind": "SwitchGone"}
+                answer = {
+                    "ok": False,
+                    "error": "the connection ended",
+                    "kind": "SwitchGone",
+                }
             except _EntriesRefused as refused:
-                answer = {"ok": False, "error": "refused entries", "failed": refused.failed}
+                answer = {
+                    "ok": False,
+                    "error": "refused entries",
+                    "failed": refused.failed,
+                }
             writer.write(flowtable.encode({"id": request["id"], **answer}))
         writer.close()
 
     async def _answer(self, request: Mapping[str, Any]) -> Any:
-        operation, switch = request["op"], self.device.switch
+        operation = request["op"]
+        switch = self.device.switch
         device = self.device.emulated if self.device.process.alive else None
         if operation == "hello":
-            return {"protocol": 1, "engine": "simulated", "engine_version": "1"}
+            return {
+                "protocol": 1,
+                "engine": "simulated",
+                "engine_version": "1",
+            }
         if operation == "switches":
-            return [{"datapath_id": self.options.datapath_ids[0]}] if device else []
+            return (
+                [{"datapath_id": self.options.datapath_ids[0]}]
+                if device
+                else []
+            )
         if device is None:
             raise ConnectionError
         assert isinstance(device, EmulatedOcs)
         await device.settle()
         if operation == "describe":
-            named = {"vendor": "Patchlight", "hardware": "emulated", "name": switch.name}
+            named = {
+                "vendor": "Patchlight",
+                "hardware": "emulated",
+                "name": switch.name,
+            }
             return {"serial": "", "software": "", **named}
         if operation == "ports":
             matrix = device.matrix
@@ -278,7 +351,11 @@ class OpticalSpeaker(SpeakerProcess):
                 for port in range(1, device.switch.ports + 1)
             ]
         if operation == "read_flows":
-            flows = [_entry(c).to_json() for circuit in device.matrix for c in circuit.directions]
+            flows = [
+                _entry(c).to_json()
+                for circuit in device.matrix
+                for c in circuit.directions
+            ]
             return {"flows": flows, "selects": None}
         assert operation == "apply", operation
         async with device.faults.around_command(changes=True) as refusal:
@@ -287,7 +364,8 @@ class OpticalSpeaker(SpeakerProcess):
     async def _apply(
         self, device: EmulatedOcs, request: Mapping[str, Any], refusal: str
     ) -> Mapping[str, int]:
-        failed, made = [], []
+        failed = []
+        made = []
         for item in request.get("removes", ()):
             device.remove_all([device.matrix.find(_cross_connect(item))])
         for item in request.get("adds", ()):
@@ -297,7 +375,9 @@ class OpticalSpeaker(SpeakerProcess):
                 c = _cross_connect(item)
                 made.append((item, device.matrix.find(c) or device.make([c])))
             except RequestRefused as refused:
-                failed.append({"entry": item, "error": refusal or refused.reason.value})
+                failed.append(
+                    {"entry": item, "error": refusal or refused.reason.value}
+                )
         await device.come_to_rest()
         for item, circuit in made:
             if circuit.phase is Phase.FAILED:
@@ -322,7 +402,8 @@ def _entry(c: CrossConnect) -> FlowEntry:
 
 def _cross_connect(item: Any) -> CrossConnect:
     entry = FlowEntry.from_json(item)
-    inp, out = int(str(entry.match.get("in_port"))), entry.outputs[0]
+    inp = int(str(entry.match.get("in_port")))
+    out = entry.outputs[0]
     return CrossConnect(inp, inp if out == OFPP_IN_PORT else out)
 
 
@@ -345,4 +426,9 @@ def device_links(plant: Plant) -> DeviceLinks:
         await speaker.process.start(speaker.serve())
         return speaker
 
-    return DeviceLinks(WithoutTls, ssh=False, launch_speaker=launch_speaker, sockets=plant.folder)
+    return DeviceLinks(
+        WithoutTls,
+        ssh=False,
+        launch_speaker=launch_speaker,
+        sockets=plant.folder,
+    )

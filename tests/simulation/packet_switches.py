@@ -82,15 +82,23 @@ class Switch:
     def ports_up(self) -> dict[int, bool]:
         """Its present ports by number, and whether it reports each with a link."""
         ends = (end for pair in self.plant.links().pairs() for end in pair)
-        up = {int(end.port) for end in ends if end.device == self.name} - self.reported_down
-        return {number: plug in up for plug, number in sorted(self.numbers.items())}
+        up = {
+            int(end.port) for end in ends if end.device == self.name
+        } - self.reported_down
+        return {
+            number: plug in up for plug, number in sorted(self.numbers.items())
+        }
 
     def outputs(self, plug: int, packet: Packet) -> Collection[int]:
         """The plugs by which a packet leaves that has come in at one."""
         if plug not in self.numbers:
             return ()
         numbers = self.forwards(self.numbers[plug], packet)
-        return [there for there, n in self.numbers.items() if n in numbers and there != plug]
+        return [
+            there
+            for there, n in self.numbers.items()
+            if n in numbers and there != plug
+        ]
 
     def forwards(self, number: int, packet: Packet) -> Collection[int]:
         """The same by numbers."""
@@ -163,13 +171,20 @@ class FlowSwitch(Switch):
         """It loses its connection."""
         if self.connected:
             self.connected = False
-            self.plant.publish({"event": "switch-down", "datapath_id": self.datapath_id})
+            self.plant.publish(
+                {"event": "switch-down", "datapath_id": self.datapath_id}
+            )
 
     def forwards(self, number: int, packet: Packet) -> Collection[int]:
         """By the best entry."""
         if self._shown is None or self._shown[0] != self.version:
-            self._shown = self.version, FlowTable(frozenset(self.table.values()))
-        network = FakeNetwork(self.plant.lab, self.plant.links(), {self.name: self._shown[1]})
+            self._shown = (
+                self.version,
+                FlowTable(frozenset(self.table.values())),
+            )
+        network = FakeNetwork(
+            self.plant.lab, self.plant.links(), {self.name: self._shown[1]}
+        )
         return network.outputs(self.name, number, packet)
 
     def save(self) -> Any:
@@ -179,7 +194,9 @@ class FlowSwitch(Switch):
     def reboot(self, old: Any) -> None:
         """See ``Switch``."""
         super().reboot(old)
-        self.table = {key: entry for key, entry in (old or {}).items() if entry.is_ours}
+        self.table = {
+            key: entry for key, entry in (old or {}).items() if entry.is_ours
+        }
 
     def refuse(self, entries: int) -> None:
         """See ``Switch``."""
@@ -187,7 +204,9 @@ class FlowSwitch(Switch):
 
     def enter(self, mac: str, number: int | None) -> None:
         """See ``Switch``. It has precedence over Patchlight's."""
-        entry = FlowEntry(0, 120, Match({"eth_dst": mac}), (number or 0,), cookie=7)
+        entry = FlowEntry(
+            0, 120, Match({"eth_dst": mac}), (number or 0,), cookie=7
+        )
         self.table.pop(entry.key, None)
         if number is not None:
             self.table[entry.key] = entry
@@ -208,20 +227,40 @@ class FlowSwitch(Switch):
     def described(self) -> dict[str, Any]:
         """Its ports, as the speaker describes them."""
         own = port_names(self.switch)
-        names = {number: own[plug - 1] for plug, number in self.numbers.items()}
-        ports = [{"port": n, "name": names[n], "up": up} for n, up in self.ports_up().items()]
-        return {"datapath_id": self.datapath_id, "address": "10.1.1.1:1", "ports": ports}
+        names = {
+            number: own[plug - 1] for plug, number in self.numbers.items()
+        }
+        ports = [
+            {"port": n, "name": names[n], "up": up}
+            for n, up in self.ports_up().items()
+        ]
+        return {
+            "datapath_id": self.datapath_id,
+            "address": "10.1.1.1:1",
+            "ports": ports,
+        }
 
     def counters(self) -> dict[str, Any]:
         """The event with its counters."""
-        nothing = {"rx_bytes": 0, "tx_bytes": 0, "rx_packets": 0, "tx_packets": 0}
+        nothing = {
+            "rx_bytes": 0,
+            "tx_bytes": 0,
+            "rx_packets": 0,
+            "tx_packets": 0,
+        }
         ours = (entry for entry in self.table.values() if entry.is_ours)
         return {
             "event": "counters",
             "datapath_id": self.datapath_id,
             "at": self.plant.world.wall(),
-            "ports": [{"port": number, **nothing} for number in sorted(self.numbers.values())],
-            "flows": [{"cookie": entry.cookie, "bytes": 0, "packets": 0} for entry in ours],
+            "ports": [
+                {"port": number, **nothing}
+                for number in sorted(self.numbers.values())
+            ],
+            "flows": [
+                {"cookie": entry.cookie, "bytes": 0, "packets": 0}
+                for entry in ours
+            ],
             "read_s": 0.001,
         }
 
@@ -231,21 +270,29 @@ class FlowSwitch(Switch):
             return self.described()["ports"]
         if operation == "read_flows":
             flows = [entry.to_json() for entry in self.table.values()]
-            return {"flows": flows, "selects": True if request.get("spread") else None}
+            return {
+                "flows": flows,
+                "selects": True if request.get("spread") else None,
+            }
         assert operation == "apply", operation
         removed = added = 0
         failed = []
         for item in request.get("removes", []):
             entry = FlowEntry.from_json(item)
             # Strictly, and by the cookie: another application's entry with this key stays.
-            if (known := self.table.get(entry.key)) is not None and known.cookie == entry.cookie:
+            if (
+                known := self.table.get(entry.key)
+            ) is not None and known.cookie == entry.cookie:
                 del self.table[entry.key]
             removed += 1
             self.version += 1
         for item in request.get("adds", []):
-            await asyncio.sleep(0)  # its connection or the speaker may end in the middle
+            # Its connection or the speaker may end in the middle.
+            await asyncio.sleep(0)
             if not self.connected:
-                raise PatchlightError(f"switch {self.datapath_id:#x} disconnected")
+                raise PatchlightError(
+                    f"switch {self.datapath_id:#x} disconnected"
+                )
             entry = FlowEntry.from_json(item)
             if self._refuses:
                 self._refuses -= 1
@@ -256,7 +303,9 @@ class FlowSwitch(Switch):
             added += 1
         result = {"removed": removed, "added": added}
         if failed:
-            raise _Refused("refused entries", {"failed": failed, "result": result})
+            raise _Refused(
+                "refused entries", {"failed": failed, "result": result}
+            )
         return result
 
     def renumbered(self) -> None:
@@ -270,13 +319,21 @@ class FlowSwitch(Switch):
             changes[port["port"]] = {"change": "modified", **port}
         for change in changes.values():
             if self.connected:
-                self.plant.publish({"event": "port", "datapath_id": self.datapath_id, **change})
+                self.plant.publish(
+                    {
+                        "event": "port",
+                        "datapath_id": self.datapath_id,
+                        **change,
+                    }
+                )
 
 
 class SpeakerProcess(ABC):
     """A speaker's process: its line protocol at a Unix socket in memory."""
 
-    def __init__(self, world: World, name: str, options: SpeakerOptions) -> None:
+    def __init__(
+        self, world: World, name: str, options: SpeakerOptions
+    ) -> None:
         self.options = options
         self.process = Process(world, name)
         self.over: asyncio.Future[None] = world.loop.create_future()
@@ -308,7 +365,9 @@ class SpeakerProcess(ABC):
         )
 
     @abstractmethod
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Answer one client."""
 
 
@@ -337,30 +396,44 @@ class SimulatedSpeaker(SpeakerProcess):
 
     def _connected(self) -> list[FlowSwitch]:
         switches = self.plant.switches.values()
-        return [s for s in switches if isinstance(s, FlowSwitch) and s.connected]
+        return [
+            s for s in switches if isinstance(s, FlowSwitch) and s.connected
+        ]
 
     def publish(self, event: Mapping[str, Any]) -> None:
         """Tell every client."""
         for client in self.clients:
             client.write(flowtable.encode(dict(event)))
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.clients.append(writer)
         while line := await reader.readline():
             self.process.start(self._handle(flowtable.decode(line), writer))
         self.clients.remove(writer)
         writer.close()
 
-    async def _handle(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def _handle(
+        self, request: Mapping[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
         await asyncio.sleep(self.plant.world.latency_s() + self.stall_s)
         try:
             answer = {"ok": True, "result": await self._in_time(request)}
         except _Refused as refused:
             answer = {"ok": False, "error": refused.message, **refused.fields}
         except TimeoutError:
-            answer = {"ok": False, "error": "no answer in time", "kind": "DeadlinePassed"}
+            answer = {
+                "ok": False,
+                "error": "no answer in time",
+                "kind": "DeadlinePassed",
+            }
         except PatchlightError as error:
-            answer = {"ok": False, "error": error.message, "kind": "SwitchGone"}
+            answer = {
+                "ok": False,
+                "error": error.message,
+                "kind": "SwitchGone",
+            }
         line = flowtable.encode({"id": request["id"], **answer})
         middle = len(line) // 2
         writer.write(line[:middle])
@@ -376,7 +449,11 @@ class SimulatedSpeaker(SpeakerProcess):
         operation = request["op"]
         if operation == "hello":
             about = {"engine": "simulated", "engine_version": "1"}
-            return {"protocol": 1, "datapaths": sorted(self.options.datapath_ids), **about}
+            return {
+                "protocol": 1,
+                "datapaths": sorted(self.options.datapath_ids),
+                **about,
+            }
         if operation == "switches":
             return [switch.described() for switch in self._connected()]
         if operation == "counters":
@@ -385,7 +462,9 @@ class SimulatedSpeaker(SpeakerProcess):
             if switch.datapath_id == request["datapath_id"]:
                 await asyncio.sleep(switch.stall_s)
                 return await switch.answer(operation, request)
-        raise PatchlightError(f"switch {request['datapath_id']:#x} is not connected")
+        raise PatchlightError(
+            f"switch {request['datapath_id']:#x} is not connected"
+        )
 
 
 @dataclass
@@ -406,7 +485,9 @@ class MachineSwitch(Switch, ABC):
         """Its management starts."""
         if not self.process.alive:
             self.process = Process(self.plant.world, self.name)
-            self.process.at_end.append(lambda: setattr(self, "version", self.version + 1))
+            self.process.at_end.append(
+                lambda: setattr(self, "version", self.version + 1)
+            )
             self.process.start(self._serve())
 
     def kill(self) -> None:
@@ -415,10 +496,16 @@ class MachineSwitch(Switch, ABC):
 
     async def _serve(self) -> None:
         said = self.switch
-        host, _, port = (said.snmp.address if said.snmp else said.address).rpartition(":")
-        await asyncio.start_server(self._converse, host, int(port), limit=1 << 24)
+        host, _, port = (
+            said.snmp.address if said.snmp else said.address
+        ).rpartition(":")
+        await asyncio.start_server(
+            self._converse, host, int(port), limit=1 << 24
+        )
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
                 number, command, text = json.loads(line)
@@ -445,7 +532,11 @@ class ShellSwitch(MachineSwitch):
         """By the table; others are flooded, as far as it floods."""
         there = self.shell.table.get(str(packet["eth_dst"]).lower())
         names = self.shell.flooded if there is None else {there}
-        return [n for n, name in enumerate(self.switch.interface_names, 1) if name in names]
+        return [
+            n
+            for n, name in enumerate(self.switch.interface_names, 1)
+            if name in names
+        ]
 
     async def run(self, command: str, text: str) -> tuple[int, str, str]:
         """See ``MachineSwitch``."""
@@ -461,7 +552,9 @@ class ShellSwitch(MachineSwitch):
 
     def _see_ports(self) -> None:
         names = self.switch.interface_names
-        self.shell.ports = {names[number - 1]: up for number, up in self.ports_up().items()}
+        self.shell.ports = {
+            names[number - 1]: up for number, up in self.ports_up().items()
+        }
 
     def renumbered(self) -> None:
         """See ``Switch``."""
@@ -477,7 +570,9 @@ class ShellSwitch(MachineSwitch):
     def reboot(self, old: Any) -> None:
         """See ``Switch``."""
         super().reboot(old)
-        kind = BridgeShell if self.switch.driver == "linux-bridge" else SonicShell
+        kind = (
+            BridgeShell if self.switch.driver == "linux-bridge" else SonicShell
+        )
         self.shell = copy.deepcopy(old) or kind(self.switch)
 
     def refuse(self, entries: int) -> None:
@@ -486,7 +581,9 @@ class ShellSwitch(MachineSwitch):
 
     def enter(self, mac: str, number: int | None) -> None:
         """See ``Switch``."""
-        self.shell.enter(mac, self.switch.interface_names[number - 1] if number else None)
+        self.shell.enter(
+            mac, self.switch.interface_names[number - 1] if number else None
+        )
 
     @property
     def has_stray(self) -> bool:
@@ -497,7 +594,11 @@ class ShellSwitch(MachineSwitch):
         """See ``Switch``."""
         names = self.switch.interface_names
         table = self.shell.table.items()
-        return {mac: names.index(name) + 1 for mac, name in table if mac != self.stray}
+        return {
+            mac: names.index(name) + 1
+            for mac, name in table
+            if mac != self.stray
+        }
 
 
 class LearningSwitch(MachineSwitch):
@@ -509,13 +610,26 @@ class LearningSwitch(MachineSwitch):
         """What follows each of these object ids in IF-MIB, row by row."""
         table: dict[Oid, Any] = {}
         for number, up in self.ports_up().items():
-            texts = dict.fromkeys(((2, 2, 1, 2), (31, 1, 1, 1, 1)), f"{self.name}-{number}")
-            row = {**texts, (2, 2, 1, 8): 1 if up else 2, (31, 1, 1, 1, 6): 0, (31, 1, 1, 1, 10): 0}
-            table |= {(*self.MIB, *column, number): value for column, value in row.items()}
-        oids, (after, rows) = sorted(table), json.loads(text)
+            texts = dict.fromkeys(
+                ((2, 2, 1, 2), (31, 1, 1, 1, 1)), f"{self.name}-{number}"
+            )
+            row = {
+                **texts,
+                (2, 2, 1, 8): 1 if up else 2,
+                (31, 1, 1, 1, 6): 0,
+                (31, 1, 1, 1, 10): 0,
+            }
+            table |= {
+                (*self.MIB, *column, number): value
+                for column, value in row.items()
+            }
+        oids = sorted(table)
+        after, rows = json.loads(text)
         at = [bisect.bisect_right(oids, tuple(oid)) for oid in after]
         found = [
-            (oids[place], table[oids[place]]) if place < len(oids) else (after[column], None)
+            (oids[place], table[oids[place]])
+            if place < len(oids)
+            else (after[column], None)
             for row in range(rows)
             for column, place in enumerate(first + row for first in at)
         ]
@@ -531,11 +645,18 @@ class TableSwitch(Switch):
 
     def forwards(self, number: int, packet: Packet) -> Collection[int]:
         """By the table only."""
-        return [p for mac, p in self.own_entries().items() if mac == str(packet["eth_dst"]).lower()]
+        return [
+            p
+            for mac, p in self.own_entries().items()
+            if mac == str(packet["eth_dst"]).lower()
+        ]
 
     def own_entries(self) -> Mapping[str, int]:
         """See ``Switch``."""
-        return {station.mac: port for station, port in TABLES[self.switch.address].items()}
+        return {
+            station.mac: port
+            for station, port in TABLES[self.switch.address].items()
+        }
 
     def save(self) -> Any:
         """See ``Switch``."""
@@ -577,7 +698,10 @@ class TableDriver(Example):
     async def _exchange(self) -> None:
         world = self._there.plant.world
         await asyncio.sleep(world.latency_s() + self._there.stall_s)
-        cuts = {("controller", self.name), (self.name, "controller")} & world.network.cuts
+        cuts = {
+            ("controller", self.name),
+            (self.name, "controller"),
+        } & world.network.cuts
         if cuts or not self._there.connected:
             raise DeviceUnreachable(f"no answer from {self.name}")
 
@@ -587,7 +711,9 @@ class SimulatedLogin:
 
     flooded = False
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self._number = 0
@@ -595,7 +721,11 @@ class SimulatedLogin:
     @classmethod
     async def open(cls, session: Session) -> SimulatedLogin:
         """Connect."""
-        return cls(*await asyncio.open_connection(session.host, session.port, limit=1 << 24))
+        return cls(
+            *await asyncio.open_connection(
+                session.host, session.port, limit=1 << 24
+            )
+        )
 
     @property
     def trouble(self) -> str:
@@ -606,10 +736,14 @@ class SimulatedLogin:
         """Close it."""
         self._writer.close()
 
-    async def run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
+    async def run(
+        self, command: str, text: str, timeout_s: float
+    ) -> tuple[int, str, str]:
         """See ``CommandConnection``."""
         self._number += 1
-        self._writer.write(json.dumps([self._number, command, text]).encode() + b"\n")
+        self._writer.write(
+            json.dumps([self._number, command, text]).encode() + b"\n"
+        )
         try:
             while line := await self._reader.readline():
                 number, status, output, errors = json.loads(line)
@@ -625,27 +759,40 @@ class SimulatedSnmp:
 
     WAITS_S = 4.0
 
-    def __init__(self, name: str, said: Snmp, netns: Path | None = None) -> None:
+    def __init__(
+        self, name: str, said: Snmp, netns: Path | None = None
+    ) -> None:
         self.name = name
         self._address = said.address
 
     def close(self) -> None:
         """Nothing is open."""
 
-    async def following(self, after: Sequence[Oid], rows: int) -> list[tuple[Oid, Value | None]]:
+    async def following(
+        self, after: Sequence[Oid], rows: int
+    ) -> list[tuple[Oid, Value | None]]:
         """See ``SnmpSession``."""
         host, _, port = self._address.rpartition(":")
         try:
             async with asyncio.timeout(self.WAITS_S):
-                login = SimulatedLogin(*await asyncio.open_connection(host, int(port)))
+                login = SimulatedLogin(
+                    *await asyncio.open_connection(host, int(port))
+                )
                 try:
-                    _, output, _ = await login.run("snmp", json.dumps([after, rows]), self.WAITS_S)
+                    _, output, _ = await login.run(
+                        "snmp", json.dumps([after, rows]), self.WAITS_S
+                    )
                 finally:
                     await login.close()
         except (OSError, TimeoutError, tcp.ConnectionLost) as error:
-            raise SnmpFailed(f"no SNMP answer from {self.name} at {self._address}") from error
+            raise SnmpFailed(
+                f"no SNMP answer from {self.name} at {self._address}"
+            ) from error
         found = json.loads(output)
-        return [(tuple(oid), v.encode() if isinstance(v, str) else v) for oid, v in found]
+        return [
+            (tuple(oid), v.encode() if isinstance(v, str) else v)
+            for oid, v in found
+        ]
 
 
 KINDS: Mapping[str, type[Switch]] = {

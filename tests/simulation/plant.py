@@ -12,8 +12,17 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
-from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Host, Lab, PacketSwitch, Server
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    SpeakerOptions,
+)
+from patchlight.testbed.lab.model import (
+    CircuitSwitch,
+    Endpoint,
+    Host,
+    Lab,
+    PacketSwitch,
+    Server,
+)
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.wiring import Links, lab_links
 from patchlight.testbed.wire.worker_api import WorkerSpec
@@ -34,10 +43,12 @@ class Plant:
         self.lab = lab
         self.folder = world.folder
         self.devices = {
-            switch.name: Device(world, self, switch.name) for switch in lab.optical_switches
+            switch.name: Device(world, self, switch.name)
+            for switch in lab.optical_switches
         }
         self.switches = {
-            switch.name: KINDS[switch.driver](self, switch) for switch in lab.packet_switches
+            switch.name: KINDS[switch.driver](self, switch)
+            for switch in lab.packet_switches
         }
         self._links_of: tuple[AnyMap, ...] | None = None
         self._links: Links
@@ -82,28 +93,40 @@ class Plant:
                     end = Endpoint(name, str(inputs.get(int(source.port), 0)))
                 case _:
                     light = self.links().light
-                    return light is not None and int(end.port) in light.arriving(end.device)
+                    return light is not None and int(
+                        end.port
+                    ) in light.arriving(end.device)
         return False
 
     def has_carrier(self, host: Host) -> bool:
         """Whether a NIC receives light."""
-        return host.name not in self.dark and self.links().peer(host.endpoint) is not None
+        return (
+            host.name not in self.dark
+            and self.links().peer(host.endpoint) is not None
+        )
 
     def hears(self, sender: Host, receiver: Host) -> bool:
         """Whether a packet from one NIC reaches another."""
         if sender.name in self.dark or receiver.name in self.dark:
             return False
-        state = (self.links(), *(switch.version for switch in self.switches.values()))
+        state = (
+            self.links(),
+            *(switch.version for switch in self.switches.values()),
+        )
         if state != self._heard_in:
             self._heard_in = state
             self._heard = {}
         pair = (sender.name, receiver.name)
         if pair not in self._heard:
-            ends = self.reached(self.links().peer(sender.endpoint), unicast(receiver))
+            ends = self.reached(
+                self.links().peer(sender.endpoint), unicast(receiver)
+            )
             self._heard[pair] = receiver.endpoint in ends
         return self._heard[pair]
 
-    def reached(self, at: Endpoint | None, packet: Packet | None) -> Set[Endpoint]:
+    def reached(
+        self, at: Endpoint | None, packet: Packet | None
+    ) -> Set[Endpoint]:
         """The NICs that a packet reaches which comes in at a port, or has come out at one; without
         a packet, all to which there is a way."""
         waiting = [at]
@@ -118,8 +141,15 @@ class Plant:
             if switch is None:
                 found.add(at)
                 continue
-            plugs = switch.numbers if packet is None else switch.outputs(int(at.port), packet)
-            waiting += [self.links().peer(Endpoint(at.device, str(plug))) for plug in plugs]
+            plugs = (
+                switch.numbers
+                if packet is None
+                else switch.outputs(int(at.port), packet)
+            )
+            waiting += [
+                self.links().peer(Endpoint(at.device, str(plug)))
+                for plug in plugs
+            ]
         return found
 
     def ring_of(self, spec: WorkerSpec) -> list[Worker]:
@@ -140,7 +170,9 @@ class Plant:
         self.speaker_processes.append(speaker.process)
         await asyncio.sleep(0.3)
         serving = speaker.process.start(speaker.serve())
-        await asyncio.wait({serving, speaker.over}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {serving, speaker.over}, return_when=asyncio.FIRST_COMPLETED
+        )
         if not speaker.running:
             raise await speaker.ended()
         return speaker
@@ -149,7 +181,9 @@ class Plant:
 def located(lab: Lab, folder: Path) -> Lab:
     """The lab with an address of the world for each agent and device."""
     servers = tuple(
-        dataclasses.replace(server, management=f"unix:{folder}/{server.name}.sock")
+        dataclasses.replace(
+            server, management=f"unix:{folder}/{server.name}.sock"
+        )
         for server in lab.servers
     )
     return lab.with_changes(servers=servers)

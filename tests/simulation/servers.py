@@ -65,7 +65,9 @@ class Machine:
         self.workers: dict[int, Worker] = {}
         self.dead_gpus: set[str] = set()
         self.next_launch: Literal["", "fails", "kills the agent"] = ""
-        self.next_answer: Literal["", "is late", "is lost", "is given twice"] = ""
+        self.next_answer: Literal[
+            "", "is late", "is lost", "is given twice"
+        ] = ""
         self.on_worker: list[Callable[[Worker, str], None]] = []
         self.is_on = True
         self.runner: Callable[[Machine], SimulatedRunner] = SimulatedRunner
@@ -125,7 +127,9 @@ class Machine:
         except PatchlightError as error:
             self.world.log(agent.name, f"cannot start: {error.message}")
             agent.end()
-            self.world.loop.call_later(5.0, self.restart, context=contextvars.Context())
+            self.world.loop.call_later(
+                5.0, self.restart, context=contextvars.Context()
+            )
             return
         self._api = make_app(service, lab.name, AgentMetrics(service))
         self.app = self._answer
@@ -137,7 +141,8 @@ class Machine:
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, or do what is said of the next one."""
-        fault, self.next_answer = self.next_answer, ""
+        fault = self.next_answer
+        self.next_answer = ""
         request = await receive()
 
         async def again() -> Any:
@@ -147,7 +152,9 @@ class Machine:
             pass
 
         if fault:
-            self.world.log(self.agent.name, f"the answer to {scope['path']} {fault}")
+            self.world.log(
+                self.agent.name, f"the answer to {scope['path']} {fault}"
+            )
         if fault == "is late":
             await asyncio.sleep(self.world.draw.choice((1.0, 10.0, 40.0)))
         if fault == "is lost":
@@ -180,9 +187,13 @@ class SimulatedNics(NicBackend):
         if access.interface in self._machine.in_namespace:
             raise NicError(f"{access.interface} is not here")
         host = self._machine.host_of(access.interface)
-        return NicState(access.interface, host.nic.mac, 1500, up=True, mode="veth")
+        return NicState(
+            access.interface, host.nic.mac, 1500, up=True, mode="veth"
+        )
 
-    def give(self, state: NicState, namespace: str, network: WorkerNetwork) -> None:
+    def give(
+        self, state: NicState, namespace: str, network: WorkerNetwork
+    ) -> None:
         """See ``NicBackend``."""
         if state.interface in self._machine.in_namespace:
             raise NicError(f"{state.interface} is not here")
@@ -247,7 +258,12 @@ class SimulatedNics(NicBackend):
         """See ``NicBackend``."""
 
     async def announce(
-        self, place: NicPlace, neighbours: Neighbours, token: str, wait_s: float, mtu: int | None
+        self,
+        place: NicPlace,
+        neighbours: Neighbours,
+        token: str,
+        wait_s: float,
+        mtu: int | None,
     ) -> list[str]:
         """See ``NicBackend``."""
         own = self._machine.host_of(place.state.interface)
@@ -263,7 +279,9 @@ class SimulatedNics(NicBackend):
                 return sorted(unheard)
             await asyncio.sleep(0.1)
 
-    def probe(self, names: Mapping[str, str], token: str, listen_s: float) -> Mapping[str, Ear]:
+    def probe(
+        self, names: Mapping[str, str], token: str, listen_s: float
+    ) -> Mapping[str, Ear]:
         """See ``NicBackend``."""
         raise NicError("probes are not simulated")
 
@@ -281,7 +299,9 @@ class SimulatedGpus(GpuBackend):
         """See ``GpuBackend``."""
         if name in self._machine.dead_gpus:
             raise GpuError(f"GPU {name} has fallen off the bus")
-        gpu = next(gpu for gpu in self._machine.server.gpus if gpu.name == name)
+        gpu = next(
+            gpu for gpu in self._machine.server.gpus if gpu.name == name
+        )
         return GpuReading(name, gpu.model, f"GPU-{name}", 0.0, 0.0)
 
 
@@ -315,7 +335,9 @@ class SimulatedRunner(Runner):
         """The program that is launched."""
         return Worker(self._machine, launch)
 
-    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
+    async def adopt(
+        self, handle: WorkerHandle, namespace: str, directory: Path
+    ) -> RunningWorker:
         """See ``Runner``."""
         assert handle.pid is not None
         return _Handle(self._machine.workers[handle.pid])
@@ -333,19 +355,29 @@ class _Handle(RunningWorker):
     @property
     def handle(self) -> WorkerHandle:
         """See ``RunningWorker``."""
-        return WorkerHandle(pid=self._worker.process.pid, started=1, boot=self._worker.machine.boot)
+        return WorkerHandle(
+            pid=self._worker.process.pid,
+            started=1,
+            boot=self._worker.machine.boot,
+        )
 
     async def ended(self) -> ExitInfo:
         """See ``RunningWorker``."""
         code = await asyncio.shield(self._worker.exit_code)
-        return ExitInfo(code, last_lines(self._worker.launch.directory / OUTPUT))
+        return ExitInfo(
+            code, last_lines(self._worker.launch.directory / OUTPUT)
+        )
 
     async def stop(self, grace_s: float) -> None:
         """See ``RunningWorker``."""
         if self._worker.stubborn:
             await asyncio.sleep(grace_s)
             self._worker.kill(137)
-        await asyncio.sleep(min(grace_s, self._worker.machine.world.draw.randint(1, 300) / 1000))
+        await asyncio.sleep(
+            min(
+                grace_s, self._worker.machine.world.draw.randint(1, 300) / 1000
+            )
+        )
         self._worker.kill(143)
 
     async def freeze(self) -> None:
@@ -371,7 +403,9 @@ class Worker:
         self.id = launch.spec.id
         self.process = Process(machine.world, f"worker-{self.id}")
         self.process.disk = machine.disk
-        self.exit_code: asyncio.Future[int] = machine.world.loop.create_future()
+        self.exit_code: asyncio.Future[int] = (
+            machine.world.loop.create_future()
+        )
         assert isinstance(launch.spec.task, SyntheticTask)
         self.task: SyntheticTask = launch.spec.task
         self.next = self.task.first_iteration
@@ -397,7 +431,9 @@ class Worker:
         try:
             await self._main()
         except OSError as error:
-            self.machine.world.log(self.process.name, f"fails: {error.strerror}")
+            self.machine.world.log(
+                self.process.name, f"fails: {error.strerror}"
+            )
             self.exit_code.set_result(1)
             self.process.end()
 
@@ -434,7 +470,9 @@ class Worker:
         self.process.end()
 
     async def _train(self) -> int:
-        for iteration in range(self.task.first_iteration, self.task.iterations):
+        for iteration in range(
+            self.task.first_iteration, self.task.iterations
+        ):
             await asyncio.sleep(self.task.compute_s)
             await self.responsive.wait()
             while self.hold_at == iteration and self.stop_at != iteration:
@@ -442,7 +480,10 @@ class Worker:
                     self._say("held")
                 await asyncio.sleep(0.2)
             if self.stop_at == iteration:
-                self._say("stopped", f"stopped before the all-reduce of iteration {iteration}")
+                self._say(
+                    "stopped",
+                    f"stopped before the all-reduce of iteration {iteration}",
+                )
                 return 0
             if self.state == "held":
                 self._say("running")
@@ -471,18 +512,24 @@ class Worker:
         self.ring = self.machine.plant.ring_of(self.launch.spec)
         self.ring.append(self)
         size = len(self.launch.spec.ring)
-        return await self._until(lambda: len(self.ring) == size and self._heard())
+        return await self._until(
+            lambda: len(self.ring) == size and self._heard()
+        )
 
     async def _all_reduce(self, iteration: int) -> str:
         """Exchange with the ring; why it failed, if it did."""
         lost = await self._until(
-            lambda: self._heard() and all(worker.next > iteration for worker in self.ring)
+            lambda: (
+                self._heard()
+                and all(worker.next > iteration for worker in self.ring)
+            )
         )
         await asyncio.sleep(0.1)
         return lost
 
     def _heard(self) -> bool:
-        plant, spec = self.machine.plant, self.launch.spec
+        plant = self.machine.plant
+        spec = self.launch.spec
         by_address = {str(host.nic.address): host for host in plant.lab.hosts}
         ring = [by_address[str(member.address)] for member in spec.ring]
         following = ring[(spec.rank + 1) % len(ring)]
@@ -491,7 +538,9 @@ class Worker:
     async def _until(self, condition: Callable[[], bool]) -> str:
         end = self.machine.world.now + self.LOST_S
         while not condition():
-            if any(not w.process.alive and w.state != "done" for w in self.ring):
+            if any(
+                not w.process.alive and w.state != "done" for w in self.ring
+            ):
                 return "a worker of the ring is gone"
             if self.machine.world.now > end:
                 return f"the ring was not whole for {self.LOST_S:g} s"
@@ -502,12 +551,18 @@ class Worker:
         if state != self.state:
             self.state = state
             self._tell(state)
-        words = {"state": state, "iterations_done": self.done_iterations, "message": message}
+        words = {
+            "state": state,
+            "iterations_done": self.done_iterations,
+            "message": message,
+        }
         new = self.launch.directory / "state.json.new"
         new.write_text(json.dumps(words))
         os.replace(new, self.launch.directory / "state.json")
 
-    async def _control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _control(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         while line := await reader.readline():
             request = json.loads(line)
             await self.responsive.wait()
@@ -554,13 +609,17 @@ class ToProcess(httpx.AsyncBaseTransport):
     the client is gone.
     """
 
-    def __init__(self, world: World, client: Process, find: Any, user: int = 0) -> None:
+    def __init__(
+        self, world: World, client: Process, find: Any, user: int = 0
+    ) -> None:
         self._world = world
         self._client = client
         self._find = find
         self._user = user
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(
+        self, request: httpx.Request
+    ) -> httpx.Response:
         """One request; ``httpx`` errors as over a socket."""
         body = await request.aread()
         limit_s = request.extensions.get("timeout", {}).get("read") or 3600.0
@@ -570,27 +629,40 @@ class ToProcess(httpx.AsyncBaseTransport):
         except TimeoutError as error:
             raise httpx.ReadTimeout("", request=request) from error
 
-    async def _exchange(self, request: httpx.Request, body: bytes) -> httpx.Response:
-        world, network = self._world, self._world.network
+    async def _exchange(
+        self, request: httpx.Request, body: bytes
+    ) -> httpx.Response:
+        world = self._world
+        network = self._world.network
         process, _ = self._find()
         arrived: asyncio.Future[None] = world.loop.create_future()
         network.when_open(
             self._client.name,
             process.name,
-            lambda: world.loop.call_later(world.latency_s(), _set, arrived, context=self._own()),
+            lambda: world.loop.call_later(
+                world.latency_s(), _set, arrived, context=self._own()
+            ),
         )
         await arrived
         process, app = self._find()
         if not process.alive or app is None:
-            raise httpx.ConnectError("All connection attempts failed", request=request)
-        answer: asyncio.Future[httpx.Response | None] = world.loop.create_future()
+            raise httpx.ConnectError(
+                "All connection attempts failed", request=request
+            )
+        answer: asyncio.Future[httpx.Response | None] = (
+            world.loop.create_future()
+        )
 
         def reply(response: httpx.Response | None) -> None:
             network.when_open(
                 process.name,
                 self._client.name,
                 lambda: world.loop.call_later(
-                    world.latency_s(), _set, answer, response, context=self._own()
+                    world.latency_s(),
+                    _set,
+                    answer,
+                    response,
+                    context=self._own(),
                 ),
             )
 
@@ -613,23 +685,32 @@ class ToProcess(httpx.AsyncBaseTransport):
     def _own(self) -> Any:
         return self._client.context.copy()
 
-    async def _serve(self, app: Any, request: httpx.Request, body: bytes, done: Any) -> None:
+    async def _serve(
+        self, app: Any, request: httpx.Request, body: bytes, done: Any
+    ) -> None:
         sent = False
 
         async def receive() -> dict[str, Any]:
             nonlocal sent
             if not sent:
                 sent = True
-                return {"type": "http.request", "body": body, "more_body": False}
+                return {
+                    "type": "http.request",
+                    "body": body,
+                    "more_body": False,
+                }
             await asyncio.Event().wait()  # the client stays until the end
             raise AssertionError
 
-        status, headers, parts = 500, [], list[bytes]()
+        status = 500
+        headers = []
+        parts = list[bytes]()
 
         async def send(message: Mapping[str, Any]) -> None:
             nonlocal status, headers
             if message["type"] == "http.response.start":
-                status, headers = message["status"], list(message.get("headers", []))
+                status = message["status"]
+                headers = list(message.get("headers", []))
             else:
                 parts.append(message.get("body", b""))
 
@@ -643,7 +724,9 @@ class ToProcess(httpx.AsyncBaseTransport):
             "raw_path": request.url.raw_path.split(b"?")[0],
             "query_string": request.url.query,
             "root_path": "",
-            "headers": [(name.lower(), value) for name, value in request.headers.raw],
+            "headers": [
+                (name.lower(), value) for name, value in request.headers.raw
+            ],
             "client": (UNIX_CLIENT, self._user),
             "server": ("localhost", None),
             "state": {"connection": {}},
@@ -651,8 +734,17 @@ class ToProcess(httpx.AsyncBaseTransport):
         try:
             await app(scope, receive, send)
         except Exception:  # the server has answered with 500, and logs it
-            logging.getLogger(__name__).exception("exception in the application")
-        done(httpx.Response(status, headers=headers, content=b"".join(parts), request=request))
+            logging.getLogger(__name__).exception(
+                "exception in the application"
+            )
+        done(
+            httpx.Response(
+                status,
+                headers=headers,
+                content=b"".join(parts),
+                request=request,
+            )
+        )
 
 
 def _set(future: asyncio.Future[Any], value: Any = None) -> None:

@@ -20,7 +20,11 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_in(disk: Disk, work: Callable[[Process], None], dies_at_write: int | None = None) -> None:
+def run_in(
+    disk: Disk,
+    work: Callable[[Process], None],
+    dies_at_write: int | None = None,
+) -> None:
     """Run this in a process of the disk's machine, which then dies, if not before."""
     process = Process(disk.world, "one")
     process.disk = disk
@@ -35,23 +39,34 @@ def run_in(disk: Disk, work: Callable[[Process], None], dies_at_write: int | Non
 
 def numbers(path: Path) -> list[int]:
     database = Database(path)
-    found = [number for (number,) in database.rows("SELECT number FROM events ORDER BY number")]
+    found = [
+        number
+        for (number,) in database.rows(
+            "SELECT number FROM events ORDER BY number"
+        )
+    ]
     database.close()
     return found
 
 
-def test_committed_rows_survive_power_cuts_and_others_need_not(memory: Path) -> None:
+def test_committed_rows_survive_power_cuts_and_others_need_not(
+    memory: Path,
+) -> None:
     after = set()
     for seed in range(16):
         world = World(seed, memory / str(seed))
-        disk, written = Disk(world, world.folder), list[int]()
+        disk = Disk(world, world.folder)
+        written = list[int]()
         world.folder.mkdir()
 
-        def work(_: Process, folder: Path = world.folder, done: list[int] = written) -> None:
+        def work(
+            _: Process, folder: Path = world.folder, done: list[int] = written
+        ) -> None:
             database = Database(folder / "controller.db")
             for number in range(1, 400):
                 database.write(
-                    "INSERT INTO events (at, kind, record) VALUES (0, 'x', ?)", "x" * 9000
+                    "INSERT INTO events (at, kind, record) VALUES (0, 'x', ?)",
+                    "x" * 9000,
                 )
                 done.append(number)
 

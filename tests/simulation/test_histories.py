@@ -16,7 +16,9 @@ from tests.simulation.packet_switches import KINDS
 ROOT = Path(__file__).parents[2]
 
 
-def _simulate(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+def _simulate(
+    *arguments: str, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.simulation", *arguments],
         cwd=ROOT,
@@ -32,7 +34,9 @@ def test_histories_of_new_seeds_end_well(half: str) -> None:
     """As many as two processes play in a minute: each has its half."""
     first = int.from_bytes(os.urandom(4), "big")
     seeds = f"{first}-{first + 299}"
-    played = _simulate("--seeds", seeds, "--processes", "1", "--seconds", "60", timeout_s=280)
+    played = _simulate(
+        "--seeds", seeds, "--processes", "1", "--seconds", "60", timeout_s=280
+    )
     print(played.stdout)
     assert played.returncode == 0, played.stdout + played.stderr
 
@@ -41,10 +45,18 @@ def test_histories_of_new_seeds_end_well(half: str) -> None:
 def test_a_replay_writes_the_same_bytes(seed: int, tmp_path: Path) -> None:
     """Objects have other addresses in each process, and its folder another name."""
     for which in ("first", "second"):
-        played = _simulate("--seed", str(seed), "--output", str(tmp_path / which), timeout_s=280)
+        played = _simulate(
+            "--seed",
+            str(seed),
+            "--output",
+            str(tmp_path / which),
+            timeout_s=280,
+        )
         assert "nothing wrong" in played.stdout, played.stdout + played.stderr
         assert not played.stderr
-    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+    assert (tmp_path / "first").read_bytes() == (
+        tmp_path / "second"
+    ).read_bytes()
 
 
 def test_a_history_leaves_nothing_behind_that_changes_the_next() -> None:
@@ -68,7 +80,9 @@ def test_seeds_draw_labs_and_steps() -> None:
     assert draw_steps(1) == draw_steps(1) != draw_steps(2)
     assert len(draw_steps(1)) >= 60
     assert draw_steps(1)[-1].at_s >= 3600
-    assert {s.driver for seed in range(30) for s in draw_lab(seed).packet_switches} == KINDS.keys()
+    assert {
+        s.driver for seed in range(30) for s in draw_lab(seed).packet_switches
+    } == KINDS.keys()
 
 
 def test_a_hundred_seeds_have_every_optical_driver_and_topology() -> None:

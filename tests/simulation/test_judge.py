@@ -17,14 +17,18 @@ class Scene:
     """An open lab in which Anna's job trains on two GPUs."""
 
     def __init__(self, history: History) -> None:
-        self.judge, self.users, self.lab = history.judge, history.users, history.lab
+        self.judge = history.judge
+        self.users = history.users
+        self.lab = history.lab
         self.job: dict[str, Any] = {}
 
     async def begin(self) -> None:
         """Submit the job, and wait until it trains."""
         await self.lab.open()
         await self.users.open()
-        models = {gpu.model for server in self.lab.lab.servers for gpu in server.gpus}
+        models = {
+            gpu.model for server in self.lab.lab.servers for gpu in server.gpus
+        }
         job = {
             "name": "first",
             "iterations": 1000,
@@ -32,23 +36,40 @@ class Scene:
             "compute_s": dict.fromkeys(models, 1.0),
             "workers": 2,
         }
-        await self.users.call("anna", "POST", "/jobs", {"jobs": [job], "topology": "keep"})
+        await self.users.call(
+            "anna", "POST", "/jobs", {"jobs": [job], "topology": "keep"}
+        )
         await asyncio.sleep(20)
         (self.job,) = (await self.users.call("anna", "GET", "/jobs"))["jobs"]
         assert not self.judge.found
-        assert [worker.state for worker in self.workers] == ["running", "running"]
+        assert [worker.state for worker in self.workers] == [
+            "running",
+            "running",
+        ]
 
     @property
     def workers(self) -> list[Worker]:
-        return [w for machine in self.lab.machines.values() for w in machine.workers.values()]
+        return [
+            w
+            for machine in self.lab.machines.values()
+            for w in machine.workers.values()
+        ]
 
-    def answer(self, user: str, call: str, body: Any, status: int = 200) -> None:
+    def answer(
+        self, user: str, call: str, body: Any, status: int = 200
+    ) -> None:
         """Let the controller give this answer."""
-        self.judge.answered(self.judge.ordered(user, call, {"jobs": []}), status, body)
+        self.judge.answered(
+            self.judge.ordered(user, call, {"jobs": []}), status, body
+        )
 
     def lists(self, *changes: dict[str, Any]) -> None:
         """Let the controller list the job with other fields, and further ones like it."""
-        self.answer("eva", "GET /jobs", {"jobs": [{**self.job, **each} for each in changes]})
+        self.answer(
+            "eva",
+            "GET /jobs",
+            {"jobs": [{**self.job, **each} for each in changes]},
+        )
 
     def launch_again(self, worker: Worker, **changes: Any) -> Worker:
         """Let an agent launch a worker that it has launched before."""
@@ -66,7 +87,9 @@ class Scene:
         at = self.lab.lab.fibre_ends[host.endpoint][0]
         device = self.lab.plant.devices[at.device]
         assert device.emulated is not None
-        await device.emulated.lose(str(next(c for c in device.map if c.inp == int(at.port))))
+        await device.emulated.lose(
+            str(next(c for c in device.map if c.inp == int(at.port)))
+        )
 
     async def rest(self, **changes: Any) -> None:
         """Let the judge see the end of the history, with other fields of the job."""
@@ -77,14 +100,22 @@ class Scene:
 
 async def violations(scene: Scene) -> AsyncIterator[str]:
     """Violate one rule after the other; yields what the judge must say."""
-    judge, job, (first, _) = scene.judge, scene.job, scene.workers
+    judge = scene.judge
+    job = scene.job
+    first, _ = scene.workers
     # Light.
     await scene.lose(0)
     yield "nobody may break"
-    judge.ordered("operator", "POST /reconfigurations", {"only": True, "spare_jobs": True})
+    judge.ordered(
+        "operator",
+        "POST /reconfigurations",
+        {"only": True, "spare_jobs": True},
+    )
     await scene.lose(1)
     yield "nobody may break"
-    device = next(device for device in scene.lab.plant.devices.values() if device.map)
+    device = next(
+        device for device in scene.lab.plant.devices.values() if device.map
+    )
     assert device.emulated is not None
     judge.orders.clear()
     await scene.users.call("operator", "POST", "/stop", {})

@@ -11,7 +11,12 @@ import pytest
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.service import AgentService
-from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec, WorkerState, WorkerStatus
+from patchlight.testbed.wire.worker_api import (
+    SyntheticTask,
+    WorkerSpec,
+    WorkerState,
+    WorkerStatus,
+)
 from tests.simulation.draw_lab import draw_lab
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.servers import Machine
@@ -19,13 +24,16 @@ from tests.simulation.world import World
 
 
 def play(
-    folder: Path, *parts: Callable[[Machine, AgentService], Coroutine[Any, Any, None]]
+    folder: Path,
+    *parts: Callable[[Machine, AgentService], Coroutine[Any, Any, None]],
 ) -> None:
     """Run each part in the process of an agent, which is then killed."""
     world = World(1, folder)
 
     async def begin() -> None:
-        machine = next(iter(SimulatedLab(world, draw_lab(1)).machines.values()))
+        machine = next(
+            iter(SimulatedLab(world, draw_lab(1)).machines.values())
+        )
         for part in parts:
             machine.start()
             await asyncio.sleep(60)
@@ -38,7 +46,8 @@ def play(
 
 
 def spec_of(machine: Machine, name: str) -> WorkerSpec:
-    nic, gpu = machine.server.nics[0], machine.server.gpus[0]
+    nic = machine.server.nics[0]
+    gpu = machine.server.gpus[0]
     member = {"rank": 0, "address": str(nic.address), "port": 7000}
     return WorkerSpec.model_validate(
         {
@@ -48,7 +57,9 @@ def spec_of(machine: Machine, name: str) -> WorkerSpec:
             "gpu": gpu.name,
             "nic": nic.name,
             "ring": [member],
-            "task": SyntheticTask(gradient_bytes=4, iterations=1, compute_s=0.1).model_dump(),
+            "task": SyntheticTask(
+                gradient_bytes=4, iterations=1, compute_s=0.1
+            ).model_dump(),
         }
     )
 
@@ -58,7 +69,9 @@ def test_a_worker_is_made_again_at_once_after_its_launch_failed(
 ) -> None:
     async def part(machine: Machine, service: AgentService) -> None:
         spec = spec_of(machine, "w-0")
-        interface = machine.server.nics[0].interface or machine.server.nics[0].name
+        interface = (
+            machine.server.nics[0].interface or machine.server.nics[0].name
+        )
         machine.in_namespace[interface] = "another"
         again: list[asyncio.Task[tuple[WorkerStatus, bool]]] = []
         end = service.site.book.end
@@ -80,10 +93,13 @@ def test_a_worker_is_made_again_at_once_after_its_launch_failed(
     play(tmp_path, part)
 
 
-def test_repeated_calls_wait_for_a_gpu_no_longer_than_the_first(tmp_path: Path) -> None:
+def test_repeated_calls_wait_for_a_gpu_no_longer_than_the_first(
+    tmp_path: Path,
+) -> None:
     async def part(machine: Machine, service: AgentService) -> None:
         await service.create(spec_of(machine, "old"))
-        spec, began = spec_of(machine, "new"), time.monotonic()
+        spec = spec_of(machine, "new")
+        began = time.monotonic()
         async with service.known("old").lock:
             ending = asyncio.create_task(service.end("old"))
             calls = []
@@ -110,9 +126,14 @@ def test_a_launch_whose_path_socket_fails_leaves_no_worker(
 
         with monkeypatch.context() as patch:
             patch.setattr(service.paths, "serve", fails)
-            with pytest.raises(AgentError, match="launching worker w-0: No space left on device"):
+            with pytest.raises(
+                AgentError,
+                match="launching worker w-0: No space left on device",
+            ):
                 await service.create(spec_of(machine, "w-0"))
-        assert all(worker.exit_code.done() for worker in machine.workers.values())
+        assert all(
+            worker.exit_code.done() for worker in machine.workers.values()
+        )
         assert service.workers() == []
         assert (await service.create(spec_of(machine, "w-1")))[1]
 
@@ -120,7 +141,9 @@ def test_a_launch_whose_path_socket_fails_leaves_no_worker(
 
 
 @pytest.mark.parametrize("trouble", [errno.EIO, errno.EROFS, errno.ENOSPC])
-def test_a_disk_in_trouble_loses_no_lease(tmp_path: Path, trouble: int) -> None:
+def test_a_disk_in_trouble_loses_no_lease(
+    tmp_path: Path, trouble: int
+) -> None:
     async def part(machine: Machine, service: AgentService) -> None:
         await service.create(spec_of(machine, "old"))
         machine.disk.trouble = trouble
@@ -130,9 +153,13 @@ def test_a_disk_in_trouble_loses_no_lease(tmp_path: Path, trouble: int) -> None:
         if trouble == errno.ENOSPC:
             assert (await service.delete("old")).state is WorkerState.STOPPED
         else:
-            with pytest.raises(AgentError, match="removing the lease of worker old"):
+            with pytest.raises(
+                AgentError, match="removing the lease of worker old"
+            ):
                 await service.delete("old")
-        with pytest.raises(AgentError, match="writing the lease of worker new"):
+        with pytest.raises(
+            AgentError, match="writing the lease of worker new"
+        ):
             await service.create(spec_of(machine, "new"))
         assert service.leases() == {"gpu": 0, "nic": 0}
         machine.disk.trouble = 0
@@ -143,7 +170,9 @@ def test_a_disk_in_trouble_loses_no_lease(tmp_path: Path, trouble: int) -> None:
     play(tmp_path, part)
 
 
-def test_the_next_agent_removes_what_a_crash_or_a_power_cut_left(tmp_path: Path) -> None:
+def test_the_next_agent_removes_what_a_crash_or_a_power_cut_left(
+    tmp_path: Path,
+) -> None:
     async def leave(machine: Machine, service: AgentService) -> None:
         await service.create(spec_of(machine, "known"))
         (machine.folder / "leases/unread.unreadable").write_text("{")
@@ -157,6 +186,8 @@ def test_the_next_agent_removes_what_a_crash_or_a_power_cut_left(tmp_path: Path)
         assert [worker.id for worker in service.workers()] == ["known"]
         leases = {path.name for path in (machine.folder / "leases").iterdir()}
         assert leases == {"known.json", "unread.unreadable"}
-        assert {path.name for path in (machine.folder / "workers").iterdir()} == {"known", "unread"}
+        assert {
+            path.name for path in (machine.folder / "workers").iterdir()
+        } == {"known", "unread"}
 
     play(tmp_path, leave, look)

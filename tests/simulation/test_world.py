@@ -13,14 +13,17 @@ def test_an_hour_takes_no_time_and_code_sees_it_pass(tmp_path: Path) -> None:
     world = World(1, tmp_path)
     real = time.perf_counter()
     with world.entered():
-        began, wall = time.monotonic(), time.time()
+        began = time.monotonic()
+        wall = time.time()
         world.run(asyncio.sleep(3600))
         assert time.monotonic() - began == pytest.approx(3600)
         assert time.time() - wall == pytest.approx(3600)
     assert time.perf_counter() - real < 60
 
 
-def test_a_killed_process_runs_no_further_code_not_even_finally(tmp_path: Path) -> None:
+def test_a_killed_process_runs_no_further_code_not_even_finally(
+    tmp_path: Path,
+) -> None:
     said = []
 
     async def work() -> None:
@@ -60,18 +63,23 @@ def test_a_process_dies_before_the_step_that_was_drawn(tmp_path: Path) -> None:
 
 def _echo(world: World) -> tuple[Process, Process]:
     async def serve() -> None:
-        async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def converse(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
             while line := await reader.readline():
                 writer.write(line)
 
         await asyncio.start_server(converse, "10.0.0.1", 80)
 
-    server, client = Process(world, "server"), Process(world, "client")
+    server = Process(world, "server")
+    client = Process(world, "client")
     server.start(serve())
     return server, client
 
 
-def test_a_cut_link_holds_data_back_and_a_dead_peer_resets(tmp_path: Path) -> None:
+def test_a_cut_link_holds_data_back_and_a_dead_peer_resets(
+    tmp_path: Path,
+) -> None:
     async def talk() -> str:
         reader, writer = await asyncio.open_connection("10.0.0.1", 80)
         writer.write(b"one\n")

@@ -12,7 +12,12 @@ from typing import Any
 
 import httpx
 
-from patchlight.testbed.lab.model import CircuitSwitch, Lab, PacketSwitch, Server
+from patchlight.testbed.lab.model import (
+    CircuitSwitch,
+    Lab,
+    PacketSwitch,
+    Server,
+)
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from tests.simulation.judge import ROLES, Judge
@@ -47,7 +52,11 @@ OFTEN = {
 
 _NONSENSE: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/jobs", {"jobs": [{"name": "bad", "workers": 2}]}),
-    ("POST", "/jobs", {"jobs": [{"name": "bad", "command": ["x"], "hosts": ["nowhere"]}]}),
+    (
+        "POST",
+        "/jobs",
+        {"jobs": [{"name": "bad", "command": ["x"], "hosts": ["nowhere"]}]},
+    ),
     ("DELETE", "/jobs/nobody", None),
     ("POST", "/reconfigurations", {"maps": {"nowhere": ["1-2"]}}),
     ("POST", "/reconfigurations", {"mapz": {}}),
@@ -63,9 +72,14 @@ _NONSENSE: tuple[tuple[str, str, Any], ...] = (
 def with_rules(lab: Lab, seed: int | str) -> Lab:
     """The lab with a drawn queue and drawn policies."""
     draw = random.Random(f"rules {seed}")
-    limits = Allowance(gpus=draw.choice((None, None, 3)), jobs=draw.choice((None, None, 6)))
+    limits = Allowance(
+        gpus=draw.choice((None, None, 3)), jobs=draw.choice((None, None, 6))
+    )
     queue = Discipline(
-        backfill=draw.random() < 0.3, preempt=draw.random() < 0.3, quantum_s=20.0, each_user=limits
+        backfill=draw.random() < 0.3,
+        preempt=draw.random() < 0.3,
+        quantum_s=20.0,
+        each_user=limits,
     )
     policies = PolicyChoice(
         order=draw.choice((None, None, "srpt", "las", "fair-share")),
@@ -97,7 +111,9 @@ class Users:
         """Give each user a token of the role."""
         root = self.lab.client("root")
         for name, role in ROLES.items():
-            made = await root.post("/tokens", json={"user": name, "role": role})
+            made = await root.post(
+                "/tokens", json={"user": name, "role": role}
+            )
             token = made.json()["token"]
             self._clients[name].headers["Authorization"] = f"Bearer {token}"
 
@@ -113,23 +129,40 @@ class Users:
     ) -> Any:
         """One request; the answer's JSON, or ``None`` if there was none or it was refused."""
         call = f"{method} {path}"
-        self.lab.world.log(user, f"→ {call} {body if body is not None else ''}".rstrip())
+        self.lab.world.log(
+            user, f"→ {call} {body if body is not None else ''}".rstrip()
+        )
         order = self.judge.ordered(user, call, body)
         try:
-            response = await self._clients[user].request(method, path, json=body, headers=headers)
+            response = await self._clients[user].request(
+                method, path, json=body, headers=headers
+            )
         except httpx.HTTPError as error:
             self.lab.world.log(user, f"← {call}: {type(error).__name__}")
-            self.judge.lost(order, for_good=not isinstance(error, httpx.ReadTimeout))
+            self.judge.lost(
+                order, for_good=not isinstance(error, httpx.ReadTimeout)
+            )
             return None
         answer = response.json() if response.content else None
         words = ""
         if response.status_code >= 400 and isinstance(answer, dict):
-            words = str(answer.get("detail") or answer.get("error") or answer)[:300]
-        self.lab.world.log(user, f"← {call}: {response.status_code} {words}".rstrip())
+            words = str(answer.get("detail") or answer.get("error") or answer)[
+                :300
+            ]
+        self.lab.world.log(
+            user, f"← {call}: {response.status_code} {words}".rstrip()
+        )
         self.judge.answered(order, response.status_code, answer, is_bad=is_bad)
-        if isinstance(answer, dict) and answer.get("state") in ("committed", "rolled-back"):
-            maps = answer["wanted" if answer["state"] == "committed" else "before"]
-            self.judge.maps_said({name: maps[name] for name in answer["changes"]})
+        if isinstance(answer, dict) and answer.get("state") in (
+            "committed",
+            "rolled-back",
+        ):
+            maps = answer[
+                "wanted" if answer["state"] == "committed" else "before"
+            ]
+            self.judge.maps_said(
+                {name: maps[name] for name in answer["changes"]}
+            )
         return answer if response.is_success else None
 
     async def call_once(
@@ -150,13 +183,18 @@ class Users:
         return draw.choice(list(ROLES)) if draw.random() < 0.15 else usual
 
     def _job(self, draw: random.Random) -> dict[str, Any]:
-        hosts, known = [host.name for host in self.lab.lab.hosts], self.ids
-        workers = draw.randint(0 if draw.random() < 0.2 else 1, min(6, len(hosts)))
+        hosts = [host.name for host in self.lab.lab.hosts]
+        known = self.ids
+        workers = draw.randint(
+            0 if draw.random() < 0.2 else 1, min(6, len(hosts))
+        )
         job: dict[str, Any] = {
             "name": f"j{next(self._names)}",
             "iterations": draw.choice((3, 3, 20, 60)),
             "gradient_bytes": 4_000_000,
-            "compute_s": dict.fromkeys(_models(self.lab.lab), draw.choice((0.5, 2.0))),
+            "compute_s": dict.fromkeys(
+                _models(self.lab.lab), draw.choice((0.5, 2.0))
+            ),
             "workers": workers,
             "priority": draw.choice((0, 0, 0, 5)),
             "retries": draw.choice((0, 0, 2)),
@@ -172,7 +210,9 @@ class Users:
 
     async def submit(self, draw: random.Random) -> list[str]:
         body = {
-            "jobs": [self._job(draw) for _ in range(draw.choice((1, 1, 1, 2, 3)))],
+            "jobs": [
+                self._job(draw) for _ in range(draw.choice((1, 1, 1, 2, 3)))
+            ],
             "topology": draw.choice(self._topologies),
             "together": draw.random() < 0.4,
         }
@@ -186,16 +226,22 @@ class Users:
     async def hasty_stop(self, draw: random.Random) -> None:
         """Submit a job, and stop or restart it at a moment of its life."""
         for job in await self.submit(draw):
-            moment = draw.choice(("", "launched", "ready", "start", "running", "done"))
+            moment = draw.choice(
+                ("", "launched", "ready", "start", "running", "done")
+            )
             if moment:
                 await self._until(job, moment, last=draw.random() < 0.7)
                 await asyncio.sleep(draw.randint(0, 4) / 1000)
             else:
                 await asyncio.sleep(draw.randint(0, 1500) / 1000)
             if draw.random() < 0.7:
-                await self.call("operator", "DELETE", f"/jobs/{job}?force=true")
+                await self.call(
+                    "operator", "DELETE", f"/jobs/{job}?force=true"
+                )
             else:
-                await self.call("operator", "POST", f"/jobs/{job}/restart?force=true")
+                await self.call(
+                    "operator", "POST", f"/jobs/{job}/restart?force=true"
+                )
 
     async def _until(self, job: str, moment: str, *, last: bool) -> None:
         """Wait until the first or the last worker of a job is at that moment, or for 30 s."""
@@ -208,7 +254,9 @@ class Users:
                 seen.add(worker.id)
                 if not last or len(seen) == size:
                     # Whoever tells it belongs to another process.
-                    self.lab.world.loop.call_soon(there.set, context=contextvars.Context())
+                    self.lab.world.loop.call_soon(
+                        there.set, context=contextvars.Context()
+                    )
 
         self.lab.on_worker.append(hear)
         try:
@@ -219,12 +267,22 @@ class Users:
         finally:
             self.lab.on_worker.remove(hear)
 
-    async def _on_a_job(self, draw: random.Random, method: str, verb: str = "") -> None:
+    async def _on_a_job(
+        self, draw: random.Random, method: str, verb: str = ""
+    ) -> None:
         """Stop or restart a job: an operator by force, or a user without."""
         if self.ids:
             user = draw.choice(("anna", "ben", "operator"))
-            force = "?force=true" if user == "operator" or draw.random() < 0.1 else ""
-            await self.call(user, method, f"/jobs/{draw.choice(self.ids[-6:])}{verb}{force}")
+            force = (
+                "?force=true"
+                if user == "operator" or draw.random() < 0.1
+                else ""
+            )
+            await self.call(
+                user,
+                method,
+                f"/jobs/{draw.choice(self.ids[-6:])}{verb}{force}",
+            )
 
     async def stop_job(self, draw: random.Random) -> None:
         await self._on_a_job(draw, "DELETE")
@@ -234,9 +292,13 @@ class Users:
 
     async def look(self, draw: random.Random) -> None:
         await self.call("eva", "GET", "/jobs?last=1000")
-        await self.call("eva", "GET", draw.choice(("/links", "/status", "/drift")))
+        await self.call(
+            "eva", "GET", draw.choice(("/links", "/status", "/drift"))
+        )
         if circuits := await self.call("eva", "GET", "/circuits"):
-            self.judge.maps_said({name: each["map"] for name, each in circuits.items()})
+            self.judge.maps_said(
+                {name: each["map"] for name, each in circuits.items()}
+            )
 
     async def regroup(self, draw: random.Random) -> None:
         if self.ids:
@@ -251,27 +313,45 @@ class Users:
             return device.switch.name, draw.choice(used)
         return device.switch.name, draw.randint(1, device.switch.ports)
 
-    def _facing(self, switch: str, kinds: type | tuple[type, ...]) -> list[int]:
+    def _facing(
+        self, switch: str, kinds: type | tuple[type, ...]
+    ) -> list[int]:
         """The ports of a circuit switch that have a fibre to such devices."""
         lab = self.lab.lab
         return [
             int(end.port)
             for end, (other, _) in lab.fibre_ends.items()
-            if end.device == switch and isinstance(lab.device(other.device), kinds)
+            if end.device == switch
+            and isinstance(lab.device(other.device), kinds)
         ]
 
     async def connect(self, draw: random.Random) -> None:
         switch = draw.choice(self.lab.lab.optical_switches)
         name = switch.name
-        a = draw.choice(self._facing(name, (Server, CircuitSwitch, WavelengthSwitch)) or [1])
+        a = draw.choice(
+            self._facing(name, (Server, CircuitSwitch, WavelengthSwitch))
+            or [1]
+        )
         b = draw.choice(self._facing(name, PacketSwitch) or [2])
-        channel = f"@193.{draw.choice((1, 15, 2))}" if isinstance(switch, WavelengthSwitch) else ""
-        body = {"maps": {name: [f"{a}-{b}{channel}"]}, "spare_jobs": draw.random() < 0.3}
-        await self.call_once(draw, self._anybody(draw), "POST", "/reconfigurations", body)
+        channel = (
+            f"@193.{draw.choice((1, 15, 2))}"
+            if isinstance(switch, WavelengthSwitch)
+            else ""
+        )
+        body = {
+            "maps": {name: [f"{a}-{b}{channel}"]},
+            "spare_jobs": draw.random() < 0.3,
+        }
+        await self.call_once(
+            draw, self._anybody(draw), "POST", "/reconfigurations", body
+        )
 
     async def disconnect(self, draw: random.Random) -> None:
         name, port = self._port(draw)
-        body = {"disconnect": {name: [port]}, "spare_jobs": draw.random() < 0.3}
+        body = {
+            "disconnect": {name: [port]},
+            "spare_jobs": draw.random() < 0.3,
+        }
         await self.call(self._anybody(draw), "POST", "/reconfigurations", body)
 
     async def cancel(self, draw: random.Random) -> None:
@@ -279,23 +359,43 @@ class Users:
         name, port = self._port(draw)
         body = {"disconnect": {name: [port]}}
         headers = {"Prefer": "respond-async"}
-        begun = await self.call("operator", "POST", "/reconfigurations", body, headers)
+        begun = await self.call(
+            "operator", "POST", "/reconfigurations", body, headers
+        )
         await asyncio.sleep(draw.randint(0, 300) / 1000)
         if begun is not None and draw.random() < 0.8:
-            await self.call("operator", "POST", f"/reconfigurations/{begun['id']}/cancel", {})
+            await self.call(
+                "operator",
+                "POST",
+                f"/reconfigurations/{begun['id']}/cancel",
+                {},
+            )
 
     async def together(self, draw: random.Random) -> None:
         servers = [server.name for server in self.lab.lab.servers]
-        body = {"nodes": draw.sample(servers, min(2, len(servers))), "force": draw.random() < 0.5}
+        body = {
+            "nodes": draw.sample(servers, min(2, len(servers))),
+            "force": draw.random() < 0.5,
+        }
         await self.call(self._anybody(draw), "POST", "/together", body)
 
     async def save(self, draw: random.Random) -> None:
         path = f"/maps/{draw.choice('ab')}"
-        await self.call(self._anybody(draw), draw.choice(("PUT", "PUT", "DELETE")), path, {})
+        await self.call(
+            self._anybody(draw),
+            draw.choice(("PUT", "PUT", "DELETE")),
+            path,
+            {},
+        )
 
     async def restore(self, draw: random.Random) -> None:
         path = f"/maps/{draw.choice('ab')}/restore"
-        await self.call(self._anybody(draw), "POST", path, {"spare_jobs": draw.random() < 0.3})
+        await self.call(
+            self._anybody(draw),
+            "POST",
+            path,
+            {"spare_jobs": draw.random() < 0.3},
+        )
 
     async def lock(self, draw: random.Random) -> None:
         name, port = self._port(draw)
@@ -306,16 +406,22 @@ class Users:
         if self.judge.locked:
             name, port = draw.choice(list(self.judge.locked))
             body = {"ocs": name, "ports": [port]}
-            await self.call(self._anybody(draw), "POST", "/locks/release", body)
+            await self.call(
+                self._anybody(draw), "POST", "/locks/release", body
+            )
 
     async def press_stop(self, draw: random.Random) -> None:
         await self.call(self._anybody(draw), "POST", "/stop", {"why": "drawn"})
 
     async def clear_stop(self, draw: random.Random) -> None:
-        await self.call(self._anybody(draw), "POST", "/stop/clear", {"why": "drawn"})
+        await self.call(
+            self._anybody(draw), "POST", "/stop/clear", {"why": "drawn"}
+        )
 
     async def drain(self, draw: random.Random) -> None:
-        await self.call(self._anybody(draw), "POST", "/drain", {"why": "drawn"})
+        await self.call(
+            self._anybody(draw), "POST", "/drain", {"why": "drawn"}
+        )
 
     async def resume(self, draw: random.Random) -> None:
         await self.call(self._anybody(draw), "DELETE", "/drain")
@@ -332,7 +438,13 @@ class Users:
         await self.call(self._anybody(draw), "POST", f"/drift/{verb}", {})
 
     async def use_policies(self, draw: random.Random) -> None:
-        one = draw.choice(({"placement": "regroup"}, {"defragment": True}, {"interleave": True}))
+        one = draw.choice(
+            (
+                {"placement": "regroup"},
+                {"defragment": True},
+                {"interleave": True},
+            )
+        )
         await self.call(self._anybody(draw), "PUT", "/policies", one)
 
     async def nonsense(self, draw: random.Random) -> None:

@@ -43,7 +43,9 @@ EPOCH_S = 1_900_000_000.0
 """The Unix time at which every history begins."""
 
 _FIRST_PID = 5_000_000  # above those of the kernel
-_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar(
+    "process", default=None
+)
 
 
 class Deadlock(Exception):
@@ -97,7 +99,8 @@ class Process:
         self.world.log(self.name, f"stalls for {seconds:g} s")
         self.stalled = []
         await asyncio.sleep(seconds)
-        waiting, self.stalled = self.stalled, None
+        waiting = self.stalled
+        self.stalled = None
         for context, callback, *args in waiting:
             self.world.loop.call_soon(callback, *args, context=context)
 
@@ -145,7 +148,8 @@ class _JumpingSelector(selectors.SelectSelector):
             raise Deadlock
         self.turns = 0 if timeout > 0 else self.turns + 1
         if self.turns > self.MOST_TURNS:
-            self.turns, timeout = 0, 0.001
+            self.turns = 0
+            timeout = 0.001
         self.world.now += max(timeout, 0.0)
         return []
 
@@ -193,7 +197,9 @@ class Loop(asyncio.SelectorEventLoop):
         process = context.get(_PROCESS)
         if process is None:
             return super().call_soon(callback, *args, context=context)
-        return super().call_soon(self._step, process, context, callback, *args, context=context)
+        return super().call_soon(
+            self._step, process, context, callback, *args, context=context
+        )
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
@@ -205,10 +211,23 @@ class Loop(asyncio.SelectorEventLoop):
         process = context.get(_PROCESS)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
-        return super().call_at(when, self._step, process, context, callback, *args, context=context)
+        return super().call_at(
+            when,
+            self._step,
+            process,
+            context,
+            callback,
+            *args,
+            context=context,
+        )
 
     @staticmethod
-    def _step(process: Process, context: contextvars.Context, callback: Any, *args: Any) -> None:
+    def _step(
+        process: Process,
+        context: contextvars.Context,
+        callback: Any,
+        *args: Any,
+    ) -> None:
         if not process.alive:
             return
         if process.stalled is not None:
@@ -246,7 +265,9 @@ class Loop(asyncio.SelectorEventLoop):
         self, protocol_factory: Any, host: str = "", port: int = 0, **more: Any
     ) -> tuple[Any, Any]:
         """Connect to a simulated server."""
-        return await self._world.network.connect(f"{host}:{port}", protocol_factory)
+        return await self._world.network.connect(
+            f"{host}:{port}", protocol_factory
+        )
 
     async def create_unix_connection(
         self, protocol_factory: Any, path: Any = None, **more: Any
@@ -261,7 +282,9 @@ class Loop(asyncio.SelectorEventLoop):
         """Listen at a simulated address."""
         return self._world.network.listen(f"{host}:{port}", protocol_factory)
 
-    async def create_unix_server(self, protocol_factory: Any, path: Any = None, **more: Any) -> Any:
+    async def create_unix_server(
+        self, protocol_factory: Any, path: Any = None, **more: Any
+    ) -> Any:
         """Listen at a simulated Unix socket."""
         where = os.path.realpath(path)  # noqa: ASYNC240
         return self._world.network.listen(where, protocol_factory)
@@ -270,7 +293,9 @@ class Loop(asyncio.SelectorEventLoop):
 class Listener(asyncio.AbstractServer):
     """A simulated server's socket."""
 
-    def __init__(self, network: Network, address: str, protocol_factory: Any) -> None:
+    def __init__(
+        self, network: Network, address: str, protocol_factory: Any
+    ) -> None:
         self.network = network
         self.address = address
         self.protocol_factory = protocol_factory
@@ -319,9 +344,17 @@ class _Socket:
 class Stream(asyncio.Transport):
     """One end of a connection in memory."""
 
-    def __init__(self, network: Network, process: Process | None, protocol: Any, to: str) -> None:
+    def __init__(
+        self, network: Network, process: Process | None, protocol: Any, to: str
+    ) -> None:
         own = ("world", 0)
-        super().__init__({"peername": (to, 0), "sockname": own, "socket": _Socket((to, 0), own)})
+        super().__init__(
+            {
+                "peername": (to, 0),
+                "sockname": own,
+                "socket": _Socket((to, 0), own),
+            }
+        )
         self.network = network
         self.process = process
         self.protocol = protocol
@@ -391,7 +424,9 @@ class Stream(asyncio.Transport):
         """The network takes everything at once."""
         return 0
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+    def set_write_buffer_limits(
+        self, high: int | None = None, low: int | None = None
+    ) -> None:
         """Without effect."""
 
     def receive(self, kind: str, data: Any) -> None:
@@ -442,10 +477,14 @@ class Network:
         known = self.listeners.get(address)
         if known is not None and known.alive:
             raise OSError(98, f"{address} is in use")
-        self.listeners[address] = listener = Listener(self, address, protocol_factory)
+        self.listeners[address] = listener = Listener(
+            self, address, protocol_factory
+        )
         return listener
 
-    async def connect(self, address: str, protocol_factory: Any) -> tuple[Stream, Any]:
+    async def connect(
+        self, address: str, protocol_factory: Any
+    ) -> tuple[Stream, Any]:
         """A new connection to an address; ``OSError`` if nobody accepts it."""
         client = _PROCESS.get()
         await asyncio.sleep(self.world.latency_s())
@@ -463,14 +502,21 @@ class Network:
         )
 
     def _join(
-        self, client: Process | None, listener: Listener, address: str, protocol_factory: Any
+        self,
+        client: Process | None,
+        listener: Listener,
+        address: str,
+        protocol_factory: Any,
     ) -> tuple[Stream, Any]:
         server_protocol = listener.protocol_factory()
-        here = contextvars.Context() if client is None else client.context.copy()
+        here = (
+            contextvars.Context() if client is None else client.context.copy()
+        )
         protocol = here.run(protocol_factory)
         near = here.run(Stream, self, client, protocol, address)
         far = Stream(self, listener.process, server_protocol, _name(client))
-        near.peer, far.peer = far, near
+        near.peer = far
+        far.peer = near
         here.run(protocol.connection_made, near)
         server_protocol.connection_made(far)
         return near, protocol
@@ -483,8 +529,12 @@ class Network:
 
         def deliver() -> None:
             # Timers of the same time have no order, but the bytes of a stream have.
-            sender.free_at = max(sender.free_at + 1e-9, self.world.now + self.world.latency_s())
-            context = receiver.process.context.copy() if receiver.process else None
+            sender.free_at = max(
+                sender.free_at + 1e-9, self.world.now + self.world.latency_s()
+            )
+            context = (
+                receiver.process.context.copy() if receiver.process else None
+            )
             self.world.loop.call_at(
                 sender.free_at,
                 receiver.receive,
@@ -495,7 +545,9 @@ class Network:
 
         self.when_open(_name(sender.process), _name(receiver.process), deliver)
 
-    def when_open(self, sender: str, receiver: str, deliver: Callable[[], object]) -> None:
+    def when_open(
+        self, sender: str, receiver: str, deliver: Callable[[], object]
+    ) -> None:
         """Deliver now, or when the link is whole again."""
         if (sender, receiver) in self.cuts:
             self.held.append((sender, receiver, deliver))
@@ -509,7 +561,8 @@ class Network:
     def heal(self) -> None:
         """All links are whole again."""
         self.cuts.clear()
-        held, self.held = self.held, []
+        held = self.held
+        self.held = []
         for _, _, deliver in held:
             deliver()
 
@@ -558,7 +611,9 @@ class World:
 
     def log(self, who: str, what: str) -> None:
         """Write one line of the history."""
-        self.lines.append(f"{self.now:13.6f} {who}: {what}".replace(str(self.folder), "~"))
+        self.lines.append(
+            f"{self.now:13.6f} {who}: {what}".replace(str(self.folder), "~")
+        )
 
     @property
     def digest(self) -> str:
@@ -570,7 +625,10 @@ class World:
 
     def latency_s(self) -> float:
         """How long a message takes."""
-        return self.draw.choice((0.0, 0.0, 0.001, 0.001, 0.002, 0.005)) * self.slow
+        return (
+            self.draw.choice((0.0, 0.0, 0.001, 0.001, 0.002, 0.005))
+            * self.slow
+        )
 
     def thread_s(self) -> float:
         """How long it takes until the function of a thread has run."""
@@ -596,17 +654,26 @@ class World:
             (time, "monotonic"): lambda: self.now + 1000.0,
             (time, "perf_counter"): lambda: self.now + 1000.0,
             (time, "sleep"): self._sleep,
-            (uuid, "uuid4"): lambda: uuid.UUID(int=self._ids.getrandbits(128), version=4),
+            (uuid, "uuid4"): lambda: uuid.UUID(
+                int=self._ids.getrandbits(128), version=4
+            ),
             (secrets, "token_hex"): lambda n=32: self._ids.randbytes(n).hex(),
             (secrets, "token_bytes"): lambda n=32: self._ids.randbytes(n),
-            (secrets, "token_urlsafe"): lambda n=32: self._ids.randbytes(n).hex(),
+            (secrets, "token_urlsafe"): lambda n=32: self._ids.randbytes(
+                n
+            ).hex(),
             (os, "getpid"): self._pid,
             (fcntl, "flock"): self._flock,
             (threading.Thread, "start"): _start_thread,
             (subprocess, "run"): _run_command,
         }
-        patches |= {(where, name): new for where, name, new in hooks(_PROCESS.get)}
-        applied = [mock.patch.object(where, name, new) for (where, name), new in patches.items()]
+        patches |= {
+            (where, name): new for where, name, new in hooks(_PROCESS.get)
+        }
+        applied = [
+            mock.patch.object(where, name, new)
+            for (where, name), new in patches.items()
+        ]
         for patch in applied:
             patch.start()
         try:
@@ -631,9 +698,12 @@ class World:
         return self._own_pid if process is None else process.pid
 
     def _flock(self, descriptor: Any, operation: int) -> None:
-        found = os.fstat(descriptor if isinstance(descriptor, int) else descriptor.fileno())
+        found = os.fstat(
+            descriptor if isinstance(descriptor, int) else descriptor.fileno()
+        )
         key = (found.st_dev, found.st_ino)
-        own, holder = _PROCESS.get(), self._locks.get(key)
+        own = _PROCESS.get()
+        holder = self._locks.get(key)
         if not operation & fcntl.LOCK_NB:
             return  # held within one step only
         if holder is not None and holder.alive and holder is not own:
@@ -644,7 +714,8 @@ class World:
 def bury() -> None:
     """Collect a world that nobody refers to: the ``finally`` blocks of what was under way run now,
     and fail, as no loop is left."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
     try:
         with warnings.catch_warnings(action="ignore"):
             while gc.collect():

@@ -27,14 +27,18 @@ NETWORK = "10.77.0"
 
 def ip(*arguments: str) -> str:
     """Run ``ip``; its output."""
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["ip", *arguments], check=True, capture_output=True, text=True
+    ).stdout
 
 
 class Agent:
     """One agent process in its server's namespace, and a client of it."""
 
     def __init__(self, bench: Bench, server: str, workers: str) -> None:
-        self.bench, self.server, self.workers = bench, server, workers
+        self.bench = bench
+        self.server = server
+        self.workers = workers
         self.gpus = f"socket:{bench.directory / 'gpus'}"
         self.socket = bench.directory / f"{server}.sock"
         self.log = bench.directory / f"{server}.log"
@@ -53,23 +57,45 @@ class Agent:
     def launch(self) -> None:
         """Start it."""
         words = ["--lab", str(self.bench.lab_file), "--server", self.server]
-        words += ["--listen", f"unix:{self.socket}", "--worker-kind", self.workers]
+        words += [
+            "--listen",
+            f"unix:{self.socket}",
+            "--worker-kind",
+            self.workers,
+        ]
         words += ["--gpu-source", self.gpus]
-        words += ["--state", str(self.bench.directory / f"state-{self.server}")]
-        namespace = namespaces.namespace_path(self.bench.namespace(self.server))
+        words += [
+            "--state",
+            str(self.bench.directory / f"state-{self.server}"),
+        ]
+        namespace = namespaces.namespace_path(
+            self.bench.namespace(self.server)
+        )
         if "LD_LIBRARY_PATH" not in os.environ:
             program = "patchlight.agents.__main__:main"
             self.process = ForkedProgram(program, words, self.log, namespace)
             return
         # Where libraries are looked for is settled as a program begins.
-        command = ["nsenter", f"--net={namespace}", "--", sys.executable, "-m", "patchlight.agents"]
+        command = [
+            "nsenter",
+            f"--net={namespace}",
+            "--",
+            sys.executable,
+            "-m",
+            "patchlight.agents",
+        ]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([*command, *words], cwd=ROOT, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*command, *words], cwd=ROOT, stdout=log, stderr=log
+            )
 
     def until_it_answers(self) -> Agent:
         """Wait until it answers, and the GPUs do that started beside it."""
         self.bench.until_gpus_are_there()
-        wait_until(self._answers, f"the agent of {self.server} ({self.log.read_text()})")
+        wait_until(
+            self._answers,
+            f"the agent of {self.server} ({self.log.read_text()})",
+        )
         return self
 
     def _answers(self) -> bool:
@@ -103,7 +129,10 @@ class Agent:
     def until_state(self, name: str, *states: str) -> dict[str, Any]:
         def reached() -> dict[str, Any]:
             status = self.worker(name)
-            if status["state"] in ("failed", "stopped") and status["state"] not in states:
+            if (
+                status["state"] in ("failed", "stopped")
+                and status["state"] not in states
+            ):
                 pytest.fail(f"{self.server}: {status}")
             return status if status["state"] in states else {}
 
@@ -157,7 +186,8 @@ class Bench:
         ip("-n", fabric, "addr", "add", f"{NETWORK}.1/24", "dev", "br0")
         ip("-n", fabric, "link", "set", "br0", "up")
         for server in self.lab.servers:
-            space, port = self.namespace(server.name), f"{server.name}-1"
+            space = self.namespace(server.name)
+            port = f"{server.name}-1"
             ip("netns", "add", space)
             veth = f"link add nic0 type veth peer name {port} netns {fabric}"
             ip("-n", space, *veth.split())
@@ -166,10 +196,13 @@ class Bench:
             shaping = "tc qdisc add dev nic0 root tbf rate 40mbit burst 16k latency 50ms"
             ip("netns", "exec", space, *shaping.split())
         # Not the agents' lab file: that may change while the GPUs start.
-        lab_file, log = self.directory / "gpus.yaml", self.directory / "gpus.log"
+        lab_file = self.directory / "gpus.yaml"
+        log = self.directory / "gpus.log"
         lab_file.write_text(write_lab(self.lab))
         words = ["--lab", str(lab_file), "--dir", str(self.directory / "gpus")]
-        self.gpus = ForkedProgram("patchlight.emulation.lab.gpus:main", words, log)
+        self.gpus = ForkedProgram(
+            "patchlight.emulation.lab.gpus:main", words, log
+        )
 
     def until_gpus_are_there(self) -> None:
         """Wait for them, once: a test may take one away."""
@@ -179,8 +212,13 @@ class Bench:
 
     def _gpus_answer(self) -> bool:
         assert self.gpus is not None
-        assert self.gpus.poll() is None, (self.directory / "gpus.log").read_text()
-        return all(unix_socket_answers(self.gpu_socket(each.name)) for each in self.lab.servers)
+        assert self.gpus.poll() is None, (
+            self.directory / "gpus.log"
+        ).read_text()
+        return all(
+            unix_socket_answers(self.gpu_socket(each.name))
+            for each in self.lab.servers
+        )
 
     def gpu_socket(self, server: str) -> Path:
         """The socket of a server's GPU."""
@@ -191,14 +229,21 @@ class Bench:
         self.agents.append(agent)
         return agent
 
-    def start_agents(self, count: int, workers: str = "process") -> list[Agent]:
+    def start_agents(
+        self, count: int, workers: str = "process"
+    ) -> list[Agent]:
         """An agent on each of the first so many servers; they start side by side."""
-        agents = [self.agent(f"server{number}", workers) for number in range(1, count + 1)]
+        agents = [
+            self.agent(f"server{number}", workers)
+            for number in range(1, count + 1)
+        ]
         for agent in agents:
             agent.launch()
         return [agent.until_it_answers() for agent in agents]
 
-    def command(self, rank: int, ranks: int, *command: str, **task: Any) -> dict[str, Any]:
+    def command(
+        self, rank: int, ranks: int, *command: str, **task: Any
+    ) -> dict[str, Any]:
         """The same for a worker that runs somebody's own program."""
         task = {"trainer": "command", "command": list(command), **task}
         return {**self.spec(rank, ranks), "task": task}
@@ -212,10 +257,14 @@ class Bench:
             "gpu": "gpu0",
             "nic": "nic0",
             "ring": [
-                {"rank": r, "address": f"{NETWORK}.{11 + r}", "port": 29500} for r in range(ranks)
+                {"rank": r, "address": f"{NETWORK}.{11 + r}", "port": 29500}
+                for r in range(ranks)
             ],
             "neighbours": [
-                {"address": f"{NETWORK}.{11 + r}", "mac": f"02:4c:00:00:00:{1 + r:02x}"}
+                {
+                    "address": f"{NETWORK}.{11 + r}",
+                    "mac": f"02:4c:00:00:00:{1 + r:02x}",
+                }
                 for r in range(ranks)
                 if r != rank
             ],
@@ -232,13 +281,21 @@ class Bench:
         """Whether the fabric reaches the address of a server's NIC."""
         ping = ["ping", "-c", "1", "-W", "0.3", f"{NETWORK}.{10 + number}"]
         command = ["ip", "netns", "exec", self.namespace("fabric"), *ping]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(
+                command, capture_output=True, check=False
+            ).returncode
+            == 0
+        )
 
     def clear(self) -> None:
         try:
             self._end_programs()
         finally:  # those that did not end when told to, and those that were not told any more
-            for process in (*(agent.process for agent in self.agents), self.gpus):
+            for process in (
+                *(agent.process for agent in self.agents),
+                self.gpus,
+            ):
                 if process is not None and process.poll() is None:
                     process.kill()
                     process.wait(PATIENCE_S)
@@ -258,12 +315,19 @@ class Bench:
             self.gpus.wait(PATIENCE_S)
 
     def _remove_namespaces(self) -> None:
-        left = [path.name for path in Path("/run/netns").glob(f"pl.{self.name}.*")]
+        left = [
+            path.name for path in Path("/run/netns").glob(f"pl.{self.name}.*")
+        ]
         for name in left:
             namespaces.end_all(name)
             ip("netns", "del", name)
-        kept = {self.namespace(d) for d in ("fabric", *(s.name for s in self.lab.servers))}
-        assert set(left) <= kept, f"workers' namespaces were left behind: {set(left) - kept}"
+        kept = {
+            self.namespace(d)
+            for d in ("fabric", *(s.name for s in self.lab.servers))
+        }
+        assert set(left) <= kept, (
+            f"workers' namespaces were left behind: {set(left) - kept}"
+        )
 
 
 def with_nics(bench: Bench, **keys: Any) -> Lab:
@@ -273,7 +337,11 @@ def with_nics(bench: Bench, **keys: Any) -> Lab:
         return replace(nic, **{"mac": default_mac(nic.address), **keys})
 
     servers = (
-        replace(server, nics=tuple(map(changed, server.nics)), management=f"unix:{socket}")
+        replace(
+            server,
+            nics=tuple(map(changed, server.nics)),
+            management=f"unix:{socket}",
+        )
         for server in bench.lab.servers
         for socket in [bench.directory / f"{server.name}.sock"]
     )

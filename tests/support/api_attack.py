@@ -53,7 +53,15 @@ def _on_one_connection(address: str) -> str:
     with _open(address, _PATIENCE_S) as asking:
         for _ in range(100):
             method = random.choice(("GET", "HEAD", "OPTIONS", "POST"))
-            path = random.choice((LIST, "/v1/nowhere", "/metrics", "/openapi.json", "/v1/samples"))
+            path = random.choice(
+                (
+                    LIST,
+                    "/v1/nowhere",
+                    "/metrics",
+                    "/openapi.json",
+                    "/v1/samples",
+                )
+            )
             asking.sendall(_head(path, "Content-Length: 0", method=method))
             if not asking.recv(1 << 20):
                 break
@@ -72,7 +80,9 @@ def _slow_head(address: str) -> str:
 def _slow_body(address: str) -> str:
     """A long body, slowly."""
     with _open(address, _PATIENCE_S) as asking:
-        asking.sendall(_head("/v1/jobs", "Content-Length: 4000000", method="POST"))
+        asking.sendall(
+            _head("/v1/jobs", "Content-Length: 4000000", method="POST")
+        )
         for _ in range(100):
             asking.sendall(b" " * 4000)
             time.sleep(0.1)
@@ -133,7 +143,9 @@ def _attack(address: str, kind: str, threads: int) -> None:
     os._exit(0)
 
 
-def _as_user(uid: int, address: str, kind: str, threads: int) -> subprocess.Popen[str]:
+def _as_user(
+    uid: int, address: str, kind: str, threads: int
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, __file__, address, kind, str(threads)],
         text=True,
@@ -153,13 +165,17 @@ def first_answer_of(address: str, uid: int) -> str:
 
 
 @contextlib.contextmanager
-def attacked(address: str, *attacks: tuple[int, str, int]) -> Iterator[dict[str, dict[str, int]]]:
+def attacked(
+    address: str, *attacks: tuple[int, str, int]
+) -> Iterator[dict[str, dict[str, int]]]:
     """Attacks of users (uid, kind, threads) on an API; what they got, once it is over."""
     found: dict[str, dict[str, int]] = {}
     with contextlib.ExitStack() as stack:
         running = {}
         for uid, kind, threads in attacks:
-            process = stack.enter_context(_as_user(uid, address, kind, threads))
+            process = stack.enter_context(
+                _as_user(uid, address, kind, threads)
+            )
             stack.callback(process.kill)
             running[f"{uid} {kind}"] = process
         for process in running.values():
@@ -178,10 +194,16 @@ class _UnixConnection(http.client.HTTPConnection):
 def answered_in_s(address: str, method: str, path: str) -> float:
     """How long a request of this user takes, on a connection of its own; at most 10 s."""
     began = time.monotonic()
-    kind = _UnixConnection if address.startswith("/") else http.client.HTTPConnection
+    kind = (
+        _UnixConnection
+        if address.startswith("/")
+        else http.client.HTTPConnection
+    )
     connection = kind(address, timeout=10.0)
     headers = {"Host": "localhost", "Content-Type": "application/json"}
-    connection.request(method, path, body="{}" if method == "POST" else None, headers=headers)
+    connection.request(
+        method, path, body="{}" if method == "POST" else None, headers=headers
+    )
     answer = connection.getresponse()
     answer.read()
     connection.close()
@@ -189,12 +211,20 @@ def answered_in_s(address: str, method: str, path: str) -> float:
     return time.monotonic() - began
 
 
-STOPS = (("POST", "/v1/stop"), ("POST", "/v1/stop/clear"), ("GET", "/v1/status"))
+STOPS = (
+    ("POST", "/v1/stop"),
+    ("POST", "/v1/stop/clear"),
+    ("GET", "/v1/status"),
+)
 
 
-def waited_s(address: str, seconds: float, every_s: float = 0.3) -> dict[str, list[float]]:
+def waited_s(
+    address: str, seconds: float, every_s: float = 0.3
+) -> dict[str, list[float]]:
     """How long an operator waited for the stop button and more, each on its own connection."""
-    waited: dict[str, list[float]] = {f"{method} {path}": [] for method, path in STOPS}
+    waited: dict[str, list[float]] = {
+        f"{method} {path}": [] for method, path in STOPS
+    }
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for method, path in STOPS:

@@ -30,7 +30,9 @@ class RecordingLoop(asyncio.SelectorEventLoop):
     async def create_connection(self, *arguments: Any, **options: Any) -> Any:
         """As the loop does it; what the transport is given to send is noted."""
         transport: Any
-        transport, protocol = await super().create_connection(*arguments, **options)
+        transport, protocol = await super().create_connection(
+            *arguments, **options
+        )
         write = transport.write
 
         def write_and_note(data: bytes) -> None:
@@ -42,7 +44,8 @@ class RecordingLoop(asyncio.SelectorEventLoop):
 
     def take_sent(self) -> list[bytes]:
         """What was sent since this was last called."""
-        sent, self._sent = self._sent, []
+        sent = self._sent
+        self._sent = []
         return sent
 
 
@@ -71,16 +74,25 @@ _ANSWER_S = PATIENCE_S
 class BareClient:
     """Replays what a driver said. ``login``: what the driver said first on its connection."""
 
-    def __init__(self, driver: str, address: str, login: Sequence[bytes], file: Path) -> None:
+    def __init__(
+        self, driver: str, address: str, login: Sequence[bytes], file: Path
+    ) -> None:
         self._answered = ANSWERED[driver]
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=_ANSWER_S)
+        self._socket = socket.create_connection(
+            (host, int(port)), timeout=_ANSWER_S
+        )
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         for command in login:
             self._ask(command)
 
-    def replay(self, commands: Sequence[bytes], journalled: bytes, switching_time_s: float) -> None:
+    def replay(
+        self,
+        commands: Sequence[bytes],
+        journalled: bytes,
+        switching_time_s: float,
+    ) -> None:
         """Write down and sync what is ``journalled``, then say the commands.
 
         Where a device answers before its mirrors rest (TL1), it is left alone for that long
@@ -91,7 +103,8 @@ class BareClient:
         turning = False
         for command in commands:
             if turning and _LOOKING.match(command):
-                time.sleep(switching_time_s)  # as a script waits that reads nothing back
+                # As a script waits that reads nothing back.
+                time.sleep(switching_time_s)
             turning = _TURNING.match(command) is not None
             self._ask(command)
 

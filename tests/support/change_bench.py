@@ -19,7 +19,9 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.packet_switches.openflow.flowtable import FlowTable
-from patchlight.controller.packet_switches.openflow.forwarding import flow_tables
+from patchlight.controller.packet_switches.openflow.forwarding import (
+    flow_tables,
+)
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Endpoint, Lab
@@ -75,7 +77,12 @@ class CircuitsOf:
 
     def __post_init__(self) -> None:
         self.parts = CircuitParts(
-            self.lab, self.drivers, self.store, self.network, self.network, **self.options
+            self.lab,
+            self.drivers,
+            self.store,
+            self.network,
+            self.network,
+            **self.options,
         )
         self.transactions = Transactions(self.parts)
         self.watch = DeviceWatch(self.parts, self.transactions)
@@ -106,13 +113,20 @@ async def change_bench(folder: Path) -> AsyncIterator[ChangeBench]:
     with running(folder, builtin_lab("ofc2022"), "--no-fabric") as device:
         driver = open_driver(device.switch, "")
         await driver.open()
-        yield ChangeBench(LAB, {"ocs1": driver}, Store(folder / "controller.db"), device=device)
+        yield ChangeBench(
+            LAB,
+            {"ocs1": driver},
+            Store(folder / "controller.db"),
+            device=device,
+        )
         await driver.close()
 
 
 async def _regroup_and_die(address: str, journal: str, point: str) -> None:
     """What a crash leaves in the journal: this process is killed at a point of its change."""
-    driver = open_driver(replace(LAB.circuit_switch("ocs1"), address=address), "")
+    driver = open_driver(
+        replace(LAB.circuit_switch("ocs1"), address=address), ""
+    )
     await driver.open()
     circuits = CircuitsOf(LAB, {"ocs1": driver}, Store(journal))
     when, step = point.split()
@@ -135,7 +149,14 @@ async def _regroup_and_die(address: str, journal: str, point: str) -> None:
 
 async def kill_a_change(device: Running, journal: Path, point: str) -> None:
     """Have a process regroup ``JOBS`` that dies ``before`` or ``after`` a step of it."""
-    command = [sys.executable, "-m", __name__, device.switch.address, str(journal), point]
+    command = [
+        sys.executable,
+        "-m",
+        __name__,
+        device.switch.address,
+        str(journal),
+        point,
+    ]
     killed = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )

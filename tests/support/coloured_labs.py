@@ -9,7 +9,9 @@ _SERVER = """
 
 
 def _lab(name: str, channels: list[str], rest: str) -> str:
-    servers = "".join(_SERVER.format(n=n, channel=c) for n, c in enumerate(channels, 1))
+    servers = "".join(
+        _SERVER.format(n=n, channel=c) for n, c in enumerate(channels, 1)
+    )
     return f"name: {name}\nnetwork: 10.0.0.0/24\nservers:{servers}{rest}"
 
 

@@ -58,7 +58,8 @@ class ControllerProcess:
     def __init__(self, folder: Path) -> None:
         api, openflow, metrics = free_ports(3)
         self.metrics = f"127.0.0.1:{metrics}"
-        self.api, self.state = f"127.0.0.1:{api}", folder / "state"
+        self.api = f"127.0.0.1:{api}"
+        self.state = folder / "state"
         self.lab = folder / "lab.yaml"
         self.lab.write_text(DRY_LAB.format(api=api, openflow=openflow))
         self.asked_at = ""
@@ -66,19 +67,36 @@ class ControllerProcess:
         self.log = folder / "controller.log"
 
     def words(self, state: Path) -> list[str]:
-        words = ["controller", "run", "--lab", str(self.lab), "--state", str(state)]
-        return [*words, "--api", self.api, "--metrics", self.metrics, *self.options]
+        words = [
+            "controller",
+            "run",
+            "--lab",
+            str(self.lab),
+            "--state",
+            str(state),
+        ]
+        return [
+            *words,
+            "--api",
+            self.api,
+            "--metrics",
+            self.metrics,
+            *self.options,
+        ]
 
     def command(self, state: Path) -> list[str]:
         return [sys.executable, "-m", "patchlight", *self.words(state)]
 
     def start(self) -> None:
-        self.process = ForkedProgram(_PROGRAM, self.words(self.state), self.log)
+        self.process = ForkedProgram(
+            _PROGRAM, self.words(self.state), self.log
+        )
         try:
             # On a busy machine its imports alone may take half a minute.
             wait_until(self._answers, "the controller to answer")
         except BaseException:
-            self.stop(signal.SIGKILL)  # or it would outlive the test that waited in vain
+            # Or it would outlive the test that waited in vain.
+            self.stop(signal.SIGKILL)
             raise
 
     def _answers(self) -> bool:
@@ -86,7 +104,9 @@ class ControllerProcess:
         # It listens before it answers: whoever asks then would wait as long as a client does.
         with (
             contextlib.suppress(ControllerError),
-            ControllerClient(self.asked_at or self.api, deadline_s=5.0) as asking,
+            ControllerClient(
+                self.asked_at or self.api, deadline_s=5.0
+            ) as asking,
         ):
             return bool(asking.status())
         return False
@@ -96,7 +116,9 @@ class ControllerProcess:
         options = {"timeout": PATIENCE_S, **options}
         # There is no TLS: without certificates a client is made a hundred times as fast.
         address = f"http://{self.api}{path}"
-        return httpx.request(method, address, trust_env=False, verify=False, **options)
+        return httpx.request(
+            method, address, trust_env=False, verify=False, **options
+        )
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:
@@ -122,10 +144,18 @@ class OcsCommand:
 
     options: Sequence[str]
 
-    def __call__(self, *words: str, code: int = 0, text: str | None = None) -> str:
+    def __call__(
+        self, *words: str, code: int = 0, text: str | None = None
+    ) -> str:
         """What was printed, the error included. ``code``: how it is to end; ``text``: its input."""
-        result = CliRunner().invoke(cli, ["ocs", *words, *self.options], input=text)
+        result = CliRunner().invoke(
+            cli, ["ocs", *words, *self.options], input=text
+        )
         error = result.exception
-        exit_code = error.exit_code if isinstance(error, PatchlightError) else result.exit_code
+        exit_code = (
+            error.exit_code
+            if isinstance(error, PatchlightError)
+            else result.exit_code
+        )
         assert exit_code == code, (result.output, error)
         return f"{result.output}{error or ''}"

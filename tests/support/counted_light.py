@@ -8,7 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from patchlight.emulation.light.__main__ import LightRequests
-from patchlight.emulation.light.emulated_light import EmulatedLight, PluggedFibres
+from patchlight.emulation.light.emulated_light import (
+    EmulatedLight,
+    PluggedFibres,
+)
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.optical_links import is_end
 
@@ -17,8 +20,14 @@ class CountedFibres:
     """Carries frames by counting them; fibres are cut and interfaces set down by hand."""
 
     def __init__(self, lab: Lab) -> None:
-        self.ends = frozenset(e for e in lab.fibre_ends if not is_end(lab, e.device))
-        self.far = {end: far for end, (far, _) in lab.fibre_ends.items() if end not in self.ends}
+        self.ends = frozenset(
+            e for e in lab.fibre_ends if not is_end(lab, e.device)
+        )
+        self.far = {
+            end: far
+            for end, (far, _) in lab.fibre_ends.items()
+            if end not in self.ends
+        }
         self.cut: set[Endpoint] = set()
         self.silent: set[Endpoint] = set()
         self.held: set[Endpoint] = set()
@@ -35,7 +44,9 @@ class CountedFibres:
         self.leads |= changes
         self.led += len(changes)
 
-    def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
+    def hold_dark(
+        self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]
+    ) -> None:
         self.held = (self.held | set(dark)) - set(lit)
 
     def send(self, source: Endpoint) -> None:
@@ -53,7 +64,8 @@ class LightServed:
     """The light at a socket, inside the block."""
 
     def __init__(self, light: EmulatedLight, path: Path) -> None:
-        self._light, self._path = light, path
+        self._light = light
+        self._path = path
 
     async def __aenter__(self) -> Path:
         self._server = await LightRequests(self._light).listen(self._path)
@@ -68,10 +80,13 @@ class LightServed:
 @contextmanager
 def light_in_a_thread(lab: Lab, path: Path) -> Iterator[EmulatedLight]:
     """The light of a lab at a socket, for callers that wait for its answers."""
-    loop, light = asyncio.new_event_loop(), EmulatedLight(lab, CountedFibres(lab))
+    loop = asyncio.new_event_loop()
+    light = EmulatedLight(lab, CountedFibres(lab))
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = asyncio.run_coroutine_threadsafe(LightRequests(light).listen(path), loop).result()
+    server = asyncio.run_coroutine_threadsafe(
+        LightRequests(light).listen(path), loop
+    ).result()
     try:
         yield light
     finally:

@@ -13,7 +13,9 @@ def line_that_breaks(host: str, port: int, after_bytes: int) -> Iterator[int]:
     """A port of this machine that leads to ``host:port`` until so many bytes went there."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE_S)
-        thread = threading.Thread(target=_carry, args=(listener, host, port, after_bytes))
+        thread = threading.Thread(
+            target=_carry, args=(listener, host, port, after_bytes)
+        )
         thread.start()
         try:
             yield listener.getsockname()[1]
@@ -21,7 +23,9 @@ def line_that_breaks(host: str, port: int, after_bytes: int) -> Iterator[int]:
             thread.join()
 
 
-def _carry(listener: socket.socket, host: str, port: int, after_bytes: int) -> None:
+def _carry(
+    listener: socket.socket, host: str, port: int, after_bytes: int
+) -> None:
     near, _ = listener.accept()
     with near, socket.create_connection((host, port)) as far:
         back = threading.Thread(target=_copy, args=(far, near))

@@ -24,7 +24,9 @@ async def dashboard_of(folder: Path, address: str) -> AsyncIterator[str]:
     command = [sys.executable, "-m", "patchlight", "dashboard"]
     command += ["--controller", address, "--listen", "127.0.0.1:0"]
     with said.open("w") as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=log, stderr=log
+        )
     try:
         await eventually(lambda: _url(process, said), "the dashboard")
         yield _url(process, said)
@@ -58,7 +60,10 @@ async def browser_page(*, dark: bool = False) -> AsyncIterator[Watched]:
             executable_path="/usr/bin/chromium",
             # Root cannot have one, nor can a container; there is no page but ours.
             chromium_sandbox=False,
-            args=["--disable-component-update", "--disable-background-networking"],
+            args=[
+                "--disable-component-update",
+                "--disable-background-networking",
+            ],
         )
         try:
             page = await browser.new_page(
@@ -69,9 +74,18 @@ async def browser_page(*, dark: bool = False) -> AsyncIterator[Watched]:
             page.set_default_timeout(_PATIENCE_MS)
             expect.set_options(timeout=_PATIENCE_MS)
             watched = Watched(page)
-            page.on("request", lambda request: watched.hosts.add(_host(request.url)))
-            page.on("websocket", lambda socket: watched.hosts.add(_host(socket.url)))
-            page.on("pageerror", lambda error: watched.complaints.append(str(error)))
+            page.on(
+                "request",
+                lambda request: watched.hosts.add(_host(request.url)),
+            )
+            page.on(
+                "websocket",
+                lambda socket: watched.hosts.add(_host(socket.url)),
+            )
+            page.on(
+                "pageerror",
+                lambda error: watched.complaints.append(str(error)),
+            )
             yield watched
         finally:
             await browser.close()

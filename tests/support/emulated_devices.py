@@ -60,24 +60,45 @@ class Running:
 
 @contextmanager
 def running(
-    folder: Path, lab: Path, *options: str, listen: str = "127.0.0.1:0", **environment: str
+    folder: Path,
+    lab: Path,
+    *options: str,
+    listen: str = "127.0.0.1:0",
+    **environment: str,
 ) -> Iterator[Running]:
-    ready, control, log = folder / "ready", folder / "control", folder / "device.log"
+    ready = folder / "ready"
+    control = folder / "control"
+    log = folder / "device.log"
     ready.unlink(missing_ok=True)
     log.unlink(missing_ok=True)
-    where = ["--listen", listen, "--ready-file", str(ready), "--control", str(control)]
+    where = [
+        "--listen",
+        listen,
+        "--ready-file",
+        str(ready),
+        "--control",
+        str(control),
+    ]
     words = ["--lab", str(lab), "--ocs", "ocs1", *where, *options]
     process = ForkedProgram(
-        "patchlight.emulation.optical.__main__:main", words, log, variables=environment
+        "patchlight.emulation.optical.__main__:main",
+        words,
+        log,
+        variables=environment,
     )
     try:
 
         def answers() -> bool:
-            assert process.poll() is None, f"the device ended: {log.read_text()}"
+            assert process.poll() is None, (
+                f"the device ended: {log.read_text()}"
+            )
             return ready.exists()
 
         wait_until(answers, "the device to be ready")
-        switch = replace(read_lab(lab).circuit_switch("ocs1"), address=ready.read_text().strip())
+        switch = replace(
+            read_lab(lab).circuit_switch("ocs1"),
+            address=ready.read_text().strip(),
+        )
         yield Running(switch, control, process)
     finally:
         process.terminate()

@@ -15,7 +15,11 @@ from patchlight.emulation.lab.options import LabKeywords
 from patchlight.testbed.generate import generate
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.processes import command_line, environment, process_ids
+from patchlight.testbed.linux.processes import (
+    command_line,
+    environment,
+    process_ids,
+)
 from tests.support.waiting import PATIENCE_S
 
 _LINKS = Path("/sys/class/net")
@@ -46,7 +50,11 @@ def no_virtual_machines() -> str:
     if shutil.which("qemu-system-x86_64") is None:
         return "there is no QEMU here"
     system = platform.freedesktop_os_release()["ID"], platform.machine()
-    return "" if system == ("debian", "x86_64") else "virtual machines are made on Debian for amd64"
+    return (
+        ""
+        if system == ("debian", "x86_64")
+        else "virtual machines are made on Debian for amd64"
+    )
 
 
 # ``patchlight``, which stops for as long as it is let when it has called a function so many times.
@@ -133,7 +141,10 @@ def _remains_of(name: str) -> list[str]:
 
 
 def check_tcp_rate(
-    sender: EmulatedHost, receiver: EmulatedHost, least_bps: float, most_bps: float
+    sender: EmulatedHost,
+    receiver: EmulatedHost,
+    least_bps: float,
+    most_bps: float,
 ) -> None:
     """One TCP connection carries a payload between these rates.
 
@@ -146,15 +157,22 @@ def check_tcp_rate(
         assert max(rates_bps) < most_bps
         if rates_bps[-1] > least_bps:
             return
-    pytest.fail(f"{sender.name} to {receiver.name}: {rates_bps} bit/s, at least {least_bps:g}")
+    pytest.fail(
+        f"{sender.name} to {receiver.name}: {rates_bps} bit/s, at least {least_bps:g}"
+    )
 
 
 def _tcp_bps(sender: EmulatedHost, receiver: EmulatedHost) -> float:
     """Counted from the first sending, lest a receiver that is slow to begin count too little."""
-    with receiver.popen([sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE) as listening:
+    with receiver.popen(
+        [sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE
+    ) as listening:
         assert listening.stdout is not None
         assert listening.stdout.readline() == "listening\n"
-        sent = sender.run([sys.executable, "-c", SEND, receiver.address, "1.5"], timeout=PATIENCE_S)
+        sent = sender.run(
+            [sys.executable, "-c", SEND, receiver.address, "1.5"],
+            timeout=PATIENCE_S,
+        )
         assert sent.exit_status == 0, sent.output
         received_bytes, ended = map(float, listening.stdout.read().split())
     return received_bytes * 8 / (ended - float(sent.output))

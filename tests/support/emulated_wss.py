@@ -9,7 +9,10 @@ from patchlight.controller.circuits.dialect import Timeouts
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.crossbar import NoChannelCrossbar
 from patchlight.emulation.optical.device import EmulatedWss
-from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
+from patchlight.emulation.optical.protocols.server import (
+    ProtocolServer,
+    server_class,
+)
 from patchlight.testbed.lab.spectrum import Channel, Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from tests.support.ocs_drivers import listening
@@ -21,7 +24,9 @@ class Recorder(NoChannelCrossbar):
     """Remembers every map that was lit, in turn. 192.7 and 193.1 THz come in everywhere."""
 
     def __init__(self, inputs: int) -> None:
-        light = dict.fromkeys(map(Channel.parse, ("192.700", "193.100")), ARRIVING_DBM)
+        light = dict.fromkeys(
+            map(Channel.parse, ("192.700", "193.100")), ARRIVING_DBM
+        )
         super().__init__(dict.fromkeys(range(1, inputs + 1), light))
         self.shown: list[SpectrumMap] = []
 
@@ -66,7 +71,9 @@ async def emulated_wss(
         driver=driver,
     )
     recorder = Recorder(inputs)
-    device = EmulatedWss(switch, recorder, users={switch.user: password or None})
+    device = EmulatedWss(
+        switch, recorder, users={switch.user: password or None}
+    )
     await device.open()
     server = server_class(driver)(device)
     async with listening(server.serve, server.tls) as address:

@@ -4,7 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
-from patchlight.controller.packet_switches.openflow.flowtable import FlowTable, MatchValue
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    FlowTable,
+    MatchValue,
+)
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
@@ -33,7 +36,9 @@ class Walk:
 class FakeNetwork:
     """The lab's links, with these tables in its switches."""
 
-    def __init__(self, lab: Lab, links: Links, tables: Mapping[str, FlowTable]) -> None:
+    def __init__(
+        self, lab: Lab, links: Links, tables: Mapping[str, FlowTable]
+    ) -> None:
         self.links = links
         self.tables = tables
         self.switches = {switch.name for switch in lab.packet_switches}
@@ -55,21 +60,30 @@ class FakeNetwork:
                 continue
             entered.append(at.device)
             assert len(entered) < 1000, f"a storm: {entered[:20]}"
-            for port in self.outputs(at.device, int(at.port), packet, flow_hash):
+            for port in self.outputs(
+                at.device, int(at.port), packet, flow_hash
+            ):
                 waiting.append(self.links.peer(Endpoint(at.device, str(port))))
         return Walk(tuple(arrived), tuple(entered))
 
-    def outputs(self, switch: str, in_port: int, packet: Packet, flow_hash: int = 0) -> list[int]:
+    def outputs(
+        self, switch: str, in_port: int, packet: Packet, flow_hash: int = 0
+    ) -> list[int]:
         """What the switch does: the highest matching entry's ports, never back where it came."""
         matching = [
             entry
             for entry in self.tables[switch]
-            if all(_fits(v, {**packet, "in_port": in_port}.get(k)) for k, v in entry.match.items())
+            if all(
+                _fits(v, {**packet, "in_port": in_port}.get(k))
+                for k, v in entry.match.items()
+            )
         ]
         if not matching:
             return []
         best = max(matching, key=lambda entry: entry.priority)
-        assert [e.priority for e in matching].count(best.priority) == 1, "ambiguous entries"
+        assert [e.priority for e in matching].count(best.priority) == 1, (
+            "ambiguous entries"
+        )
         outputs = best.outputs
         if best.spread:
             outputs = (outputs[flow_hash % len(outputs)],)
@@ -85,11 +99,19 @@ def _fits(wanted: MatchValue, found: int | str | None) -> bool:
 
 
 def _bits(address: str) -> int:
-    return int(address.replace(":", ""), 16) if ":" in address else int(IPv4Address(address))
+    return (
+        int(address.replace(":", ""), 16)
+        if ":" in address
+        else int(IPv4Address(address))
+    )
 
 
 def unicast(receiver: Host) -> Packet:
-    return {"eth_dst": receiver.nic.mac, "eth_type": 0x0800, "ipv4_dst": str(receiver.nic.address)}
+    return {
+        "eth_dst": receiver.nic.mac,
+        "eth_type": 0x0800,
+        "ipv4_dst": str(receiver.nic.address),
+    }
 
 
 def arp_request(receiver: Host) -> Packet:
@@ -127,20 +149,29 @@ def make_lab(
         nic = Nic("nic0", address, default_mac(address))
         servers.append(Server(f"h{i}", None, (), (nic,)))
         ends.append((Endpoint(f"h{i}", "nic0"), port(switch)))
-    fibres, pairs = [], []
+    fibres = []
+    pairs = []
     for number, (a, b) in enumerate(ends):
         if number in through_ocs:
-            left, right = 2 * number + 1, 2 * number + 2
-            fibres += [Fibre(a, Endpoint("ocs", str(left))), Fibre(Endpoint("ocs", str(right)), b)]
+            left = 2 * number + 1
+            right = 2 * number + 2
+            fibres += [
+                Fibre(a, Endpoint("ocs", str(left))),
+                Fibre(Endpoint("ocs", str(right)), b),
+            ]
             pairs.append((left, right))
         else:
             fibres.append(Fibre(a, b))
-    ocs = CircuitSwitch("ocs", "none", "", 2 * len(ends), initial=PortMap.duplex(pairs))
+    ocs = CircuitSwitch(
+        "ocs", "none", "", 2 * len(ends), initial=PortMap.duplex(pairs)
+    )
     return Lab(
         "test",
         IPv4Network("10.0.0.0/16"),
         tuple(servers),
-        tuple(PacketSwitch(f"sw{i}", i + 1, n) for i, n in sorted(used.items())),
+        tuple(
+            PacketSwitch(f"sw{i}", i + 1, n) for i, n in sorted(used.items())
+        ),
         (ocs,),
         tuple(fibres),
     )

@@ -12,7 +12,10 @@ def for_a_paper(svg: Path) -> str:
     assert float(width[1]) / 72 in (3.5, 7.0)
     # A unit of the drawing is a point.
     assert f'viewBox="0 0 {width[1]} ' in drawn
-    sizes = [float(size) for size in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", drawn)]
+    sizes = [
+        float(size)
+        for size in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", drawn)
+    ]
     assert sizes
     assert min(sizes) >= 8
     assert len(re.findall(r'id="legend_', drawn)) <= 1

@@ -15,7 +15,12 @@ import networkx as nx
 ROOT = Path(__file__).resolve().parents[2]
 
 _LOWER = {"patchlight.testbed"}
-_SIDES = {*_LOWER, "patchlight.agents", "patchlight.client", "patchlight.controller"}
+_SIDES = {
+    *_LOWER,
+    "patchlight.agents",
+    "patchlight.client",
+    "patchlight.controller",
+}
 _BELOW = {*_SIDES, "patchlight.console", "patchlight.emulation"}
 
 # What the rest of the source does without: these only bring commands, drivers and policies.
@@ -46,11 +51,20 @@ ROOMS = {
     **WINGS,
     "patchlight": _BELOW,
 }
-FOLDERS = ("testbed", "controller", "agents", "emulation", "deploy", "patchlight")
+FOLDERS = (
+    "testbed",
+    "controller",
+    "agents",
+    "emulation",
+    "deploy",
+    "patchlight",
+)
 
 # Libraries that only these files and folders may import.
 KEPT_APART = {
-    ("ryu", "os_ken", "eventlet"): ("controller/packet_switches/openflow/speaker/",),
+    ("ryu", "os_ken", "eventlet"): (
+        "controller/packet_switches/openflow/speaker/",
+    ),
     ("docker",): ("agents/workers/docker.py",),
     ("pysnmp",): ("controller/packet_switches/snmp.py",),
     ("pyroute2",): ("agents/nics/",),
@@ -76,7 +90,9 @@ def module_of(path: Path, root: Path) -> str:
     """The dotted name by which a file of the source is imported."""
     parts = path.relative_to(root).with_suffix("").parts
     names = [part for part in parts if part != "__init__"]
-    return ".".join(names if names[0] == "patchlight" else ["patchlight", *names])
+    return ".".join(
+        names if names[0] == "patchlight" else ["patchlight", *names]
+    )
 
 
 def room_of(module: str) -> str | None:
@@ -116,12 +132,23 @@ class Source:
         for node in ast.walk(self.tree):
             match node:
                 case ast.Import():
-                    yield from ((node.lineno, alias.name) for alias in node.names)
+                    yield from (
+                        (node.lineno, alias.name) for alias in node.names
+                    )
                 case ast.ImportFrom():
-                    above = package[: len(package) - node.level + 1] if node.level else ()
-                    base = ".".join([*above, *([node.module] if node.module else [])])
+                    above = (
+                        package[: len(package) - node.level + 1]
+                        if node.level
+                        else ()
+                    )
+                    base = ".".join(
+                        [*above, *([node.module] if node.module else [])]
+                    )
                     # `from patchlight import cli` imports patchlight.cli.
-                    yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+                    yield from (
+                        (node.lineno, f"{base}.{alias.name}")
+                        for alias in node.names
+                    )
                 case ast.Call(
                     func=ast.Name(id="__import__" | "import_module")
                     | ast.Attribute(attr="import_module"),
@@ -136,7 +163,9 @@ def absent_wings() -> set[str]:
     return {
         wing
         for wing in WINGS
-        if not (ROOT / wing.removeprefix("patchlight.").replace(".", "/")).is_dir()
+        if not (
+            ROOT / wing.removeprefix("patchlight.").replace(".", "/")
+        ).is_dir()
     }
 
 
@@ -147,7 +176,10 @@ def wings_used_by(test: Path) -> set[str]:
     source = Source(test, module_of(test, ROOT), test.read_text())
     for _, name in source.imported:
         parent = ROOT / name.rpartition(".")[0].replace(".", "/")
-        if name.startswith("tests.support.") and parent.with_suffix(".py").is_file():
+        if (
+            name.startswith("tests.support.")
+            and parent.with_suffix(".py").is_file()
+        ):
             found |= wings_used_by(parent.with_suffix(".py"))
         elif (room := room_of(name)) in WINGS:
             found.add(str(room))
@@ -166,7 +198,9 @@ class House:
             if not any(parent.is_symlink() for parent in path.parents)
         }
         self.sources = [
-            Source(path, module_of(path, root), path.read_text(encoding="utf-8"))
+            Source(
+                path, module_of(path, root), path.read_text(encoding="utf-8")
+            )
             for path in sorted(paths)
         ]
         self.modules = {source.module: source for source in self.sources}
@@ -175,7 +209,9 @@ class House:
         """File, line and imported module of each import of ours from ours."""
         for source in self.sources:
             for line, name in source.imported:
-                target = name if name in self.modules else name.rpartition(".")[0]
+                target = (
+                    name if name in self.modules else name.rpartition(".")[0]
+                )
                 if target in self.modules and target != source.module:
                     yield source, line, target
 
@@ -190,16 +226,28 @@ class House:
                 first = name.partition(".")[0]
                 other = room_of(name)
                 # The public face names for type checkers what wings bring.
-                below = set(ROOMS) if source.module == "patchlight" else ROOMS[room]
+                below = (
+                    set(ROOMS)
+                    if source.module == "patchlight"
+                    else ROOMS[room]
+                )
                 if other not in (None, room) and other not in below:
-                    found.append(f"{where}:{line}: {room} must not import {name}")
+                    found.append(
+                        f"{where}:{line}: {room} must not import {name}"
+                    )
                 if first in FOLDERS and first != "patchlight":
-                    found.append(f"{where}:{line}: {name} is imported as patchlight.{name}")
+                    found.append(
+                        f"{where}:{line}: {name} is imported as patchlight.{name}"
+                    )
                 if first in ("tests", "benchmarks"):
-                    found.append(f"{where}:{line}: {name} is not part of the distribution")
+                    found.append(
+                        f"{where}:{line}: {name} is not part of the distribution"
+                    )
                 for libraries, allowed in KEPT_APART.items():
                     if first in libraries and not where.startswith(allowed):
-                        found.append(f"{where}:{line}: only {', '.join(allowed)} may import {name}")
+                        found.append(
+                            f"{where}:{line}: only {', '.join(allowed)} may import {name}"
+                        )
         return found
 
     def circles(self) -> list[str]:
@@ -210,9 +258,15 @@ class House:
         """
         inside: defaultdict[str, nx.DiGraph[str]] = defaultdict(nx.DiGraph)
         for source, line, target in self.edges():
-            ours, others = source.module.split("."), target.split(".")
+            ours = source.module.split(".")
+            others = target.split(".")
             shared = next(
-                (i for i, (a, b) in enumerate(zip(ours, others, strict=False)) if a != b), None
+                (
+                    i
+                    for i, (a, b) in enumerate(zip(ours, others, strict=False))
+                    if a != b
+                ),
+                None,
             )
             if shared is None:  # a package's own face, and a module in it
                 continue
@@ -222,7 +276,10 @@ class House:
                 graph.add_edge(ours[shared], others[shared], where=where)
         return [
             f"{folder}: "
-            + ", ".join(f"{a} → {b} ({graph[a][b]['where']})" for a, b, *_ in nx.find_cycle(graph))
+            + ", ".join(
+                f"{a} → {b} ({graph[a][b]['where']})"
+                for a, b, *_ in nx.find_cycle(graph)
+            )
             for folder, graph in sorted(inside.items())
             if not nx.is_directed_acyclic_graph(graph)
         ]
@@ -239,8 +296,14 @@ class House:
 
     def density(self, folder: str) -> float:
         """Tokens per line of a folder, wings included."""
-        inside = [s for s in self.sources if s.path.is_relative_to(self.root / folder)]
-        return sum(s.tokens for s in inside) / sum(s.text.count("\n") for s in inside)
+        inside = [
+            s
+            for s in self.sources
+            if s.path.is_relative_to(self.root / folder)
+        ]
+        return sum(s.tokens for s in inside) / sum(
+            s.text.count("\n") for s in inside
+        )
 
     def import_share(self) -> float:
         """Lines of imports per line of code (no blank, comment or docstring), in percent."""
@@ -262,7 +325,11 @@ class House:
                         quoted |= set(range(first.lineno, _last(first) + 1))
             for number, line in enumerate(source.text.splitlines(), 1):
                 bare = line.strip()
-                code += bool(bare) and not bare.startswith("#") and number not in quoted
+                code += (
+                    bool(bare)
+                    and not bare.startswith("#")
+                    and number not in quoted
+                )
         return 100 * imports / code
 
     def imported_once(self) -> list[str]:
@@ -273,7 +340,8 @@ class House:
         return sorted(
             module
             for module, by in importers.items()
-            if len(by) == 1 and not self.modules[module].path.name.startswith("__")
+            if len(by) == 1
+            and not self.modules[module].path.name.startswith("__")
         )
 
     def names_of_several_classes(self) -> dict[str, list[str]]:
@@ -281,9 +349,15 @@ class House:
         defined: defaultdict[str, list[str]] = defaultdict(list)
         for source in self.sources:
             for node in source.tree.body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith(
+                    "_"
+                ):
                     defined[node.name].append(source.module)
-        return {name: modules for name, modules in sorted(defined.items()) if len(modules) > 1}
+        return {
+            name: modules
+            for name, modules in sorted(defined.items())
+            if len(modules) > 1
+        }
 
 
 def _last(node: ast.stmt) -> int:
@@ -295,5 +369,7 @@ def budgets(page: str) -> dict[str, int]:
     """The tokens that each room may have, as the table in docs/architecture.md says."""
     return {
         what.partition("/")[0]: int(tokens.replace(",", ""))
-        for what, tokens in re.findall(r"^\| `?([a-z/]+)`?[^|]* \| ([\d,]+) \|", page, re.MULTILINE)
+        for what, tokens in re.findall(
+            r"^\| `?([a-z/]+)`?[^|]* \| ([\d,]+) \|", page, re.MULTILINE
+        )
     }

@@ -29,9 +29,13 @@ class Caller:
 
     def __init__(self, cluster: Cluster) -> None:
         self._way = ToProcess(
-            cluster.world, Process(cluster.world, "user"), lambda: (cluster.controller, cluster.app)
+            cluster.world,
+            Process(cluster.world, "user"),
+            lambda: (cluster.controller, cluster.app),
         )
-        patch = mock.patch.object(httpx.HTTPTransport, "handle_request", self._handle)
+        patch = mock.patch.object(
+            httpx.HTTPTransport, "handle_request", self._handle
+        )
         cluster.at_end.enter_context(patch)
 
     async def run(self, code: Callable[[], T]) -> T:
@@ -76,7 +80,9 @@ class LabCommand:
         self.api = api
         self._noun = noun
 
-    async def __call__(self, *words: str, code: int = 0, text: str | None = None) -> str:
+    async def __call__(
+        self, *words: str, code: int = 0, text: str | None = None
+    ) -> str:
         """What was printed, the error included. ``code``: how it is to end; ``text``: its input."""
         return await self.run(lambda: self._run(words, code, text))
 
@@ -86,10 +92,22 @@ class LabCommand:
 
     def _run(self, words: tuple[str, ...], code: int, text: str | None) -> str:
         at = words.index("--") if "--" in words else len(words)
-        command = [self._noun, *words[:at], "--controller", self.api, *words[at:]]
-        result: Result = CliRunner().invoke(cli, command, input=text, env={"COLUMNS": "80"})
+        command = [
+            self._noun,
+            *words[:at],
+            "--controller",
+            self.api,
+            *words[at:],
+        ]
+        result: Result = CliRunner().invoke(
+            cli, command, input=text, env={"COLUMNS": "80"}
+        )
         error = result.exception
-        exit_code = error.exit_code if isinstance(error, PatchlightError) else result.exit_code
+        exit_code = (
+            error.exit_code
+            if isinstance(error, PatchlightError)
+            else result.exit_code
+        )
         assert exit_code == code, (result.output, error)
         return f"{result.output}{error if isinstance(error, PatchlightError) else ''}"
 

@@ -41,7 +41,9 @@ from tests.simulation.world import Process, World, bury
 PATIENCE_S = 300.0
 """How much simulated time may pass until something comes about."""
 
-LAB = read_lab(builtin_lab("ofc2022")).with_changes(workers=WorkerPolicy(mounts=("/srv:rw",)))
+LAB = read_lab(builtin_lab("ofc2022")).with_changes(
+    workers=WorkerPolicy(mounts=("/srv:rw",))
+)
 COMPUTE = {"Tesla M40": 0.1, "Titan V": 0.1}
 ITERATIONS = 10_000
 """More than a job trains before a test ends it."""
@@ -54,8 +56,12 @@ class LedWorker(Worker):
         self.spec = launch.spec
         task = launch.spec.task
         if not isinstance(task, SyntheticTask):
-            program = SyntheticTask(iterations=ITERATIONS, gradient_bytes=4, compute_s=0.1)
-            launch = replace(launch, spec=launch.spec.model_copy(update={"task": program}))
+            program = SyntheticTask(
+                iterations=ITERATIONS, gradient_bytes=4, compute_s=0.1
+            )
+            launch = replace(
+                launch, spec=launch.spec.model_copy(update={"task": program})
+            )
         super().__init__(machine, launch)
         self.ready = asyncio.Event()
         self.trains = True
@@ -112,9 +118,16 @@ class LedWorker(Worker):
         super()._say(state, message)
         if message != "a worker of the ring is gone":
             return
-        gone = next(each for each in self.ring if not each.process.alive and each.state != "done")
+        gone = next(
+            each
+            for each in self.ring
+            if not each.process.alive and each.state != "done"
+        )
         path = self.launch.directory / "state.json"
-        words = {**json.loads(path.read_text()), "lost_rank": gone.launch.spec.rank}
+        words = {
+            **json.loads(path.read_text()),
+            "lost_rank": gone.launch.spec.rank,
+        }
         path.write_text(json.dumps(words))
 
     def end(self, state: str = "done", message: str = "") -> None:
@@ -137,11 +150,15 @@ class LedRunner(SimulatedRunner):
 class ToAgent(httpx.AsyncBaseTransport):
     """The way to an agent, on which a test may refuse or hold up calls."""
 
-    def __init__(self, way: httpx.AsyncBaseTransport, cluster: "Cluster") -> None:
+    def __init__(
+        self, way: httpx.AsyncBaseTransport, cluster: "Cluster"
+    ) -> None:
         self._way = way
         self._cluster = cluster
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(
+        self, request: httpx.Request
+    ) -> httpx.Response:
         """See ``httpx``."""
         call, worker = _call_of(request)
         if worker:
@@ -155,7 +172,9 @@ class ToAgent(httpx.AsyncBaseTransport):
                 return refusal
             if isinstance(refusal, Exception):
                 raise refusal
-            return httpx.Response(409, json={"error": refusal}, request=request)
+            return httpx.Response(
+                409, json={"error": refusal}, request=request
+            )
         return await self._way.handle_async_request(request)
 
 
@@ -197,7 +216,9 @@ class Cluster(SimulatedLab):
             if self.get_ready:
                 worker.ready.set()
 
-    def way_to(self, process: Process, server: str) -> httpx.AsyncBaseTransport:
+    def way_to(
+        self, process: Process, server: str
+    ) -> httpx.AsyncBaseTransport:
         """See ``SimulatedLab``."""
         return ToAgent(super().way_to(process, server), self)
 
@@ -251,11 +272,16 @@ class Cluster(SimulatedLab):
             for worker in machine.workers.values()
             if worker.process.alive and isinstance(worker, LedWorker)
         ]
-        return {worker.id: worker for worker in sorted(found, key=lambda worker: worker.id)}
+        return {
+            worker.id: worker
+            for worker in sorted(found, key=lambda worker: worker.id)
+        }
 
     def workers_of(self, job_id: str) -> list[LedWorker]:
         """The workers that a job has now, by rank."""
-        return [each for each in self.workers.values() if each.spec.job == job_id]
+        return [
+            each for each in self.workers.values() if each.spec.job == job_id
+        ]
 
     async def kill_and_restart(self) -> None:
         """The controller is killed, and another one starts with what is on its disk."""
@@ -277,7 +303,8 @@ class Cluster(SimulatedLab):
         deadline = self.world.now + PATIENCE_S
         while not condition():
             assert self.world.now < deadline, [
-                (each.id, each.state, self.scheduler.message(each)) for each in self.table.page()
+                (each.id, each.state, self.scheduler.message(each))
+                for each in self.table.page()
             ]
             await asyncio.sleep(0.02)
 
@@ -288,11 +315,15 @@ class Cluster(SimulatedLab):
     async def until_trains(self, job_id: str) -> None:
         """Let time pass until a job runs, and all its workers train."""
         await self.until_state(job_id, JobState.RUNNING)
-        await self.until(lambda: all(w.state == "running" for w in self.workers_of(job_id)))
+        await self.until(
+            lambda: all(w.state == "running" for w in self.workers_of(job_id))
+        )
 
     async def until_done(self, job_id: str, iterations: int) -> None:
         """Let a job train so many iterations."""
-        await self.until(lambda: self.table[job_id].iterations_done >= iterations)
+        await self.until(
+            lambda: self.table[job_id].iterations_done >= iterations
+        )
 
     def end(self, job_id: str, state: str = "done", message: str = "") -> None:
         """The programs of all workers of a job end so."""
@@ -301,7 +332,9 @@ class Cluster(SimulatedLab):
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Those of a kind."""
-        return [event for event in self.store.events() if event["kind"] == kind]
+        return [
+            event for event in self.store.events() if event["kind"] == kind
+        ]
 
     def faults(self) -> list[str]:
         """What policies did wrong."""
@@ -310,7 +343,10 @@ class Cluster(SimulatedLab):
     def switches_of(self, hosts: Sequence[str]) -> set[str | None]:
         """The packet switches that circuits join these hosts to."""
         links = self.plant.links()
-        return {links.switch_of(self.lab, self.lab.host(name).endpoint) for name in hosts}
+        return {
+            links.switch_of(self.lab, self.lab.host(name).endpoint)
+            for name in hosts
+        }
 
 
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -347,7 +383,9 @@ def simulated(
 
 
 def play(
-    lab: Lab, policies: PolicyChoice, story: Callable[[Cluster], Coroutine[Any, Any, None]]
+    lab: Lab,
+    policies: PolicyChoice,
+    story: Callable[[Cluster], Coroutine[Any, Any, None]],
 ) -> None:
     """Open a lab in a world of its own, and play this with it."""
     level = logging.getLogger().level
@@ -368,11 +406,15 @@ def play(
 
 def job(name: str, *hosts: str, workers: int = 0, **more: Any) -> JobSpec:
     """A job that trains until a test ends it."""
-    spec = JobSpec(name, ITERATIONS, 4_000_000, COMPUTE, workers=workers, hosts=hosts)
+    spec = JobSpec(
+        name, ITERATIONS, 4_000_000, COMPUTE, workers=workers, hosts=hosts
+    )
     return replace(spec, **more)
 
 
-async def submit_running(cluster: Cluster, *specs: JobSpec, topology: str = "keep") -> list[str]:
+async def submit_running(
+    cluster: Cluster, *specs: JobSpec, topology: str = "keep"
+) -> list[str]:
     """Queue one gang, and wait until it trains; its jobs' ids."""
     job_ids = cluster.submit(*specs, topology=topology)
     for job_id in job_ids:

@@ -41,10 +41,17 @@ class OtherJob:
         """Whether it still makes its iterations, in the attempt that it began with."""
         before = self.client.job(self.id)
         wait_until(
-            lambda: self.client.job(self.id)["iterations_done"] > before["iterations_done"] + 2
+            lambda: (
+                self.client.job(self.id)["iterations_done"]
+                > before["iterations_done"] + 2
+            )
         )
         now = self.client.job(self.id)
-        return (now["state"], now["attempt"], now["restarts"]) == ("running", 0, 0)
+        return (now["state"], now["attempt"], now["restarts"]) == (
+            "running",
+            0,
+            0,
+        )
 
     def check_every_iteration(self) -> None:
         """No iteration is missing or came twice, and all sums were right."""
@@ -56,7 +63,11 @@ class OtherJob:
     def iteration_s(self, since: float) -> float:
         """How long an iteration took since then (Unix time): the median."""
         reports, _ = self.client.iterations(self.id)
-        ends = [r["finished_at"] for r in reports if r["rank"] == 0 and r["finished_at"] > since]
+        ends = [
+            r["finished_at"]
+            for r in reports
+            if r["rank"] == 0 and r["finished_at"] > since
+        ]
         return float(median(b - a for a, b in pairwise(ends)))
 
 
@@ -64,7 +75,9 @@ class OtherJob:
 def other_job(lab: EmulatedLab) -> Iterator[OtherJob]:
     """A job of two workers that trains for as long as the block lasts."""
     with ControllerClient(lab.lab.controller_api) as client:
-        spec = JobSpec("other", _WITHOUT_END, 4_000_000, _COMPUTE, hosts=OTHER_HOSTS)
+        spec = JobSpec(
+            "other", _WITHOUT_END, 4_000_000, _COMPUTE, hosts=OTHER_HOSTS
+        )
         other = OtherJob(client, client.submit([spec])[0]["id"])
         wait_until(lambda: client.job(other.id)["iterations_done"] > 2)
         yield other
@@ -72,7 +85,9 @@ def other_job(lab: EmulatedLab) -> Iterator[OtherJob]:
 
 
 @contextlib.contextmanager
-def victim(client: ControllerClient, name: str, **changes: Any) -> Iterator[str]:
+def victim(
+    client: ControllerClient, name: str, **changes: Any
+) -> Iterator[str]:
     """A job that trains, by its id; stopped at the end if it has not ended."""
     job_id = client.submit([victim_spec(name, **changes)])[0]["id"]
     wait_until(lambda: client.job(job_id)["iterations_done"] > 2)
@@ -88,7 +103,11 @@ def begins_again(client: ControllerClient, job_id: str) -> JobAnswer:
     def is_back() -> JobAnswer | None:
         job = client.job(job_id)
         done = job["iterations_done"] > job["first_iteration"]
-        return job if job["attempt"] == 1 and job["state"] == "running" and done else None
+        return (
+            job
+            if job["attempt"] == 1 and job["state"] == "running" and done
+            else None
+        )
 
     found = wait_until(is_back, f"{job_id} to begin again")
     assert found is not None

@@ -31,10 +31,16 @@ SERVER_WITH_SMALL_DISK = "server4"
 @contextmanager
 def small_disks(lab: EmulatedLab) -> Iterator[None]:
     """The controller and the agent of one server keep their state on a small disk of their own."""
-    controller, agent = controller_of(lab), agent_of(lab, SERVER_WITH_SMALL_DISK)
-    folders = [lab.run_dir / "controller", lab.run_dir / "agents" / SERVER_WITH_SMALL_DISK]
+    controller = controller_of(lab)
+    agent = agent_of(lab, SERVER_WITH_SMALL_DISK)
+    folders = [
+        lab.run_dir / "controller",
+        lab.run_dir / "agents" / SERVER_WITH_SMALL_DISK,
+    ]
     with contextlib.ExitStack() as stack:
-        for process, folder, size in zip((controller, agent), folders, ("32m", "1m"), strict=True):
+        for process, folder, size in zip(
+            (controller, agent), folders, ("32m", "1m"), strict=True
+        ):
             process.end(signal.SIGTERM)
             _mount(folder, size)
             stack.callback(_unmount, folder)
@@ -46,10 +52,16 @@ def small_disks(lab: EmulatedLab) -> Iterator[None]:
 
 def _mount(folder: Path, size: str) -> None:
     before = folder.with_name(f"{folder.name}-before")
-    shutil.copytree(folder, before, ignore=lambda _, names: {n for n in names if "sock" in n})
+    shutil.copytree(
+        folder,
+        before,
+        ignore=lambda _, names: {n for n in names if "sock" in n},
+    )
     mode = oct(folder.stat().st_mode & 0o777)[2:]
     options = f"size={size},mode={mode}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True
+    )
     shutil.copytree(before, folder, dirs_exist_ok=True)
     shutil.rmtree(before)
 
@@ -60,7 +72,9 @@ def _unmount(folder: Path) -> None:
 
 
 @contextmanager
-def killed(process: LabProcess, number: signal.Signals = signal.SIGKILL) -> Iterator[None]:
+def killed(
+    process: LabProcess, number: signal.Signals = signal.SIGKILL
+) -> Iterator[None]:
     """A process is not there; it is started again at the end."""
     process.end(number)
     try:
@@ -106,7 +120,9 @@ def gpu_gone(lab: EmulatedLab, gpu: str) -> Iterator[None]:
 @contextmanager
 def no_carrier(lab: EmulatedLab, host: str) -> Iterator[None]:
     """The fibre of a NIC is cut."""
-    fibre = next(f for f in lab.lab.fibres if lab.lab.host(host).endpoint in (f.a, f.b))
+    fibre = next(
+        f for f in lab.lab.fibres if lab.lab.host(host).endpoint in (f.a, f.b)
+    )
     lab.wires.set_up(fibre, up=False)
     try:
         yield
@@ -123,9 +139,13 @@ def ocs_fault(lab: EmulatedLab, **faults: Any) -> None:
 def light_of(lab: EmulatedLab, host: str) -> str:
     """The circuit that a host is lit by, as ``inp>out``; empty if it is dark."""
     port = lab.lab.fibre_ends[lab.lab.host(host).endpoint][0].port
-    circuits = json.loads((lab.run_dir / "optical" / "ocs1.json").read_text())["circuits"]
+    circuits = json.loads((lab.run_dir / "optical" / "ocs1.json").read_text())[
+        "circuits"
+    ]
     ways = [way for circuit in circuits for way in circuit["directions"]]
-    return next((f"{inp}>{out}" for inp, out in ways if str(inp) == str(port)), "")
+    return next(
+        (f"{inp}>{out}" for inp, out in ways if str(inp) == str(port)), ""
+    )
 
 
 def lose_light(lab: EmulatedLab, host: str) -> None:
@@ -134,7 +154,9 @@ def lose_light(lab: EmulatedLab, host: str) -> None:
         ocs_fault(lab, lose=circuit)
 
 
-def kill_a_worker(lab: EmulatedLab, rng: random.Random, worker: str = "") -> None:
+def kill_a_worker(
+    lab: EmulatedLab, rng: random.Random, worker: str = ""
+) -> None:
     """Kill some process of that worker, which must have one, or of any; its keeper maybe."""
     spaces = names_with_prefix(namespace_prefix(lab.lab.name))
     wanted = [space for space in spaces if f".w-{worker}" in space]
@@ -163,11 +185,9 @@ def random_faults(
     """Faults by name, each with what it befalls, of which two at a time would be too many."""
     server = rng.choice(lab.lab.servers).name
     host = rng.choice(lab.lab.hosts).name
-    controller, agent, ocs = (
-        controller_of(lab),
-        agent_of(lab, server),
-        LabProcess(lab, "--ocs=ocs1"),
-    )
+    controller = controller_of(lab)
+    agent = agent_of(lab, server)
+    ocs = LabProcess(lab, "--ocs=ocs1")
 
     def happened(what: Callable[[], None]) -> Block:
         what()
@@ -178,16 +198,28 @@ def random_faults(
 
     return {
         "controller killed": ("controller", lambda: killed(controller)),
-        "controller stopped": ("controller", lambda: killed(controller, signal.SIGTERM)),
-        "controller's disk full": ("controller", lambda: full(lab.run_dir / "controller")),
+        "controller stopped": (
+            "controller",
+            lambda: killed(controller, signal.SIGTERM),
+        ),
+        "controller's disk full": (
+            "controller",
+            lambda: full(lab.run_dir / "controller"),
+        ),
         "agent killed": (f"agent {server}", lambda: killed(agent)),
         "agent silent": (f"agent {server}", lambda: frozen(agent)),
         "server's disk full": (
             f"agent {SERVER_WITH_SMALL_DISK}",
             lambda: full(lab.run_dir / "agents" / SERVER_WITH_SMALL_DISK),
         ),
-        "worker killed": ("worker", lambda: happened(lambda: kill_a_worker(lab, rng))),
-        "speaker killed": ("speaker", lambda: happened(lambda: kill_the_speaker(lab))),
+        "worker killed": (
+            "worker",
+            lambda: happened(lambda: kill_a_worker(lab, rng)),
+        ),
+        "speaker killed": (
+            "speaker",
+            lambda: happened(lambda: kill_the_speaker(lab)),
+        ),
         "GPU gone": (f"host {host}", lambda: gpu_gone(lab, host)),
         "no carrier": (f"host {host}", lambda: no_carrier(lab, host)),
         "light lost": ("ocs", lambda: happened(lambda: lose_light(lab, host))),

@@ -27,7 +27,12 @@ PAIR = ("gpu1", "gpu3")
 def connected(lab: EmulatedLab) -> Iterator[ControllerClient]:
     """A client of the lab's controller, once all switches are there; stops what still runs."""
     with ControllerClient(lab.lab.controller_api) as client:
-        wait_until(lambda: all(s["connected"] is not False for s in client.status()["switches"]))
+        wait_until(
+            lambda: all(
+                s["connected"] is not False
+                for s in client.status()["switches"]
+            )
+        )
         yield client
         for job in client.jobs():
             if job["finished_at"] is None:
@@ -37,7 +42,12 @@ def connected(lab: EmulatedLab) -> Iterator[ControllerClient]:
 def spread_spec(name: str, hosts: tuple[str, ...], iterations: int) -> JobSpec:
     """A job on these hosts of the ofc2022 lab."""
     return JobSpec(
-        name, iterations, 40_000_000, {"Tesla M40": 0.2, "Titan V": 0.1}, hosts=hosts, seed=7
+        name,
+        iterations,
+        40_000_000,
+        {"Tesla M40": 0.2, "Titan V": 0.1},
+        hosts=hosts,
+        seed=7,
     )
 
 
@@ -47,7 +57,9 @@ def ended(client: ControllerClient, job_id: str) -> JobAnswer:
     return client.job(job_id)
 
 
-def checked_iterations(client: ControllerClient, job_id: str) -> list[tuple[int, int]]:
+def checked_iterations(
+    client: ControllerClient, job_id: str
+) -> list[tuple[int, int]]:
     """The (rank, index) of each iteration that the job reported, sorted; all sums were right."""
     reports, _ = client.iterations(job_id)
     assert {report["check"] for report in reports} <= {"ok"}

@@ -14,7 +14,11 @@ from patchlight.emulation.fabric.lab_state import MARK
 from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered, namespace_path
-from patchlight.testbed.linux.processes import command_line, environment, process_ids
+from patchlight.testbed.linux.processes import (
+    command_line,
+    environment,
+    process_ids,
+)
 from patchlight.testbed.linux.sockets import unix_socket_answers
 from tests.support.waiting import wait_until
 
@@ -72,14 +76,24 @@ class LabProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, MARK: str(self.lab.run_dir), **(variables or {})},
+                env={
+                    **os.environ,
+                    MARK: str(self.lab.run_dir),
+                    **(variables or {}),
+                },
                 start_new_session=True,
                 cwd="/",
             )
 
 
 def _arguments(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+    return (
+        Path(f"/proc/{pid}/cmdline")
+        .read_bytes()
+        .decode()
+        .rstrip("\0")
+        .split("\0")
+    )
 
 
 def controller_of(lab: EmulatedLab) -> LabProcess:
@@ -94,7 +108,9 @@ def agent_of(lab: EmulatedLab, server: str) -> LabProcess:
 
 def speaker_of(lab: EmulatedLab) -> LabProcess:
     """The OpenFlow speaker."""
-    return LabProcess(lab, "patchlight.controller.packet_switches.openflow.speaker")
+    return LabProcess(
+        lab, "patchlight.controller.packet_switches.openflow.speaker"
+    )
 
 
 def until_controller_answers(lab: EmulatedLab) -> None:
@@ -104,9 +120,14 @@ def until_controller_answers(lab: EmulatedLab) -> None:
         # A client of its own: one that waits long for its answer is none that asks again.
         with (
             contextlib.suppress(PatchlightError),
-            ControllerClient(lab.state.controller_api, deadline_s=2.0) as client,
+            ControllerClient(
+                lab.state.controller_api, deadline_s=2.0
+            ) as client,
         ):
-            return all(switch["connected"] is not False for switch in client.status()["switches"])
+            return all(
+                switch["connected"] is not False
+                for switch in client.status()["switches"]
+            )
         return False
 
     wait_until(is_there, "the controller")

@@ -41,12 +41,16 @@ def circuits(*texts: str) -> list[CrossConnect]:
     return [circuit(text) for text in texts]
 
 
-def driver_of(switch: CircuitSwitch, password: str = PASSWORD, **timeouts: float) -> CircuitDriver:
+def driver_of(
+    switch: CircuitSwitch, password: str = PASSWORD, **timeouts: float
+) -> CircuitDriver:
     """The driver of the switch, with timeouts of its own (see ``Timeouts``)."""
     dialect = None
     if switch.driver == "telescent-ssh" and "answer_s" in timeouts:
         dialect = replace(TELESCENT, move_timeout_s=timeouts["answer_s"])
-    return SESSION_DRIVERS[switch.driver](switch, password, dialect, Timeouts(**timeouts))
+    return SESSION_DRIVERS[switch.driver](
+        switch, password, dialect, Timeouts(**timeouts)
+    )
 
 
 @contextlib.asynccontextmanager
@@ -61,7 +65,9 @@ async def opened(
         await driver.close()
 
 
-async def restore(driver: CircuitDriver, port_map: PortMap = FIRST_MAP) -> None:
+async def restore(
+    driver: CircuitDriver, port_map: PortMap = FIRST_MAP
+) -> None:
     """Bring the device's map back to this one."""
     change = (await driver.read_map()).diff(port_map)
     assert (await driver.disconnect(change.breaks)).complete
@@ -70,7 +76,9 @@ async def restore(driver: CircuitDriver, port_map: PortMap = FIRST_MAP) -> None:
 
 @contextlib.asynccontextmanager
 async def listening(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    serve: Callable[
+        [asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
+    ],
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
     """The address of a server in this process."""

@@ -24,13 +24,19 @@ class Recorder:
 
     def of(self, kind: str, **fields: object) -> list[Message]:
         fields["event"] = kind
-        return [event for event in self.events if fields.items() <= event.items()]
+        return [
+            event for event in self.events if fields.items() <= event.items()
+        ]
 
-    async def wait(self, kind: str, *, after: int = 0, **fields: object) -> Message:
+    async def wait(
+        self, kind: str, *, after: int = 0, **fields: object
+    ) -> Message:
         """The first such event, past the first ``after`` events."""
 
         def found() -> list[Message]:
-            return [e for e in self.of(kind, **fields) if e in self.events[after:]]
+            return [
+                e for e in self.of(kind, **fields) if e in self.events[after:]
+            ]
 
         kinds = [e["event"] for e in self.events[-9:]]
         await eventually(found, f"event {kind} {fields}, but only {kinds}")
@@ -50,7 +56,10 @@ class OpenFlowBench:
         self.listen = f"127.0.0.1:{20000 + next(_NUMBERS)}"
 
     def options(
-        self, *datapath_ids: int, apps: tuple[str, ...] = (), tls: SwitchTls | None = None
+        self,
+        *datapath_ids: int,
+        apps: tuple[str, ...] = (),
+        tls: SwitchTls | None = None,
     ) -> SpeakerOptions:
         return SpeakerOptions(
             socket=self.directory / "speaker.sock",
@@ -64,7 +73,10 @@ class OpenFlowBench:
 
     @asynccontextmanager
     async def speaker(
-        self, *datapath_ids: int, apps: tuple[str, ...] = (), tls: SwitchTls | None = None
+        self,
+        *datapath_ids: int,
+        apps: tuple[str, ...] = (),
+        tls: SwitchTls | None = None,
     ) -> AsyncIterator[tuple[Speaker, Recorder]]:
         speaker = Speaker(self.options(*datapath_ids, apps=apps, tls=tls))
         recorder = Recorder(speaker)
@@ -81,7 +93,9 @@ class OpenFlowBench:
             await events.wait("switch-up", datapath_id=1)
             yield speaker, events, name
 
-    def bridge(self, datapath_id: int, tls: Path | None = None, listen: str = "") -> str:
+    def bridge(
+        self, datapath_id: int, tls: Path | None = None, listen: str = ""
+    ) -> str:
         name = f"br{next(_NUMBERS)}"
         self.ovs.add_bridge(name, datapath_id, listen or self.listen, tls)
         self.bridges.append(name)

@@ -31,7 +31,8 @@ class Example:
     """A switch whose table is a dictionary."""
 
     def __init__(self, switch: PacketSwitch, password: str) -> None:
-        self._switch, self._password = switch, password
+        self._switch = switch
+        self._password = password
         self._wish = Wish()
 
     @property
@@ -48,10 +49,21 @@ class Example:
 
     async def set_forwarding(self, wish: Wish) -> Applied:
         """Change what differs, and say what is missing."""
-        self._wish, table = wish, TABLES[self._switch.address]
-        wanted = {s: port for s, port in wish.places.items() if port <= self._switch.ports}
-        lacks = [Lack(s, f"it has no port {p}") for s, p in wish.places.items() if s not in wanted]
-        changed = sum(wanted.get(s) != table.get(s) for s in wanted.keys() | table.keys())
+        self._wish = wish
+        table = TABLES[self._switch.address]
+        wanted = {
+            s: port
+            for s, port in wish.places.items()
+            if port <= self._switch.ports
+        }
+        lacks = [
+            Lack(s, f"it has no port {p}")
+            for s, p in wish.places.items()
+            if s not in wanted
+        ]
+        changed = sum(
+            wanted.get(s) != table.get(s) for s in wanted.keys() | table.keys()
+        )
         table.clear()
         table.update(wanted)
         return Applied(changed, tuple(lacks))
@@ -60,8 +72,12 @@ class Example:
         """The stations of the last wish as the switch has them, and its counters."""
         table = TABLES[self._switch.address]
         places = {s: table[s] for s in self._wish.places if s in table}
-        ports = [port for port in self._wish.ports if port <= self._switch.ports]
-        return SwitchState(places, dict.fromkeys(ports, PortState(0, 0, up=True)))
+        ports = [
+            port for port in self._wish.ports if port <= self._switch.ports
+        ]
+        return SwitchState(
+            places, dict.fromkeys(ports, PortState(0, 0, up=True))
+        )
 
     async def release(self) -> None:
         """Remove what was set."""

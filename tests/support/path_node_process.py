@@ -14,11 +14,17 @@ from patchlight.agents.path_node import LitPath, PathNode, PathNotGranted
 from patchlight.testbed.paths.agreement import Bounds
 
 
-async def main(number: int, addresses: list[str], bounds: Bounds, key: bytes) -> None:
+async def main(
+    number: int, addresses: list[str], bounds: Bounds, key: bytes
+) -> None:
     def light(path: LitPath | None) -> None:
         now_s = time.monotonic()
         print(
-            json.dumps(["dark", number, now_s] if path is None else ["lit", number, *path, now_s])
+            json.dumps(
+                ["dark", number, now_s]
+                if path is None
+                else ["lit", number, *path, now_s]
+            )
         )
         sys.stdout.flush()
 
@@ -40,7 +46,9 @@ if __name__ == "__main__":
         main(
             told["number"],
             told["addresses"],
-            Bounds(1, len(told["addresses"]), tuple(told["owners"]), 50_000, 5_000),
+            Bounds(
+                1, len(told["addresses"]), tuple(told["owners"]), 50_000, 5_000
+            ),
             bytes.fromhex(told["key"]),
         )
     )

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from patchlight.testbed.paths.agreement import Asking, Bounds, Lit, Message, Node, Step
+from patchlight.testbed.paths.agreement import (
+    Asking,
+    Bounds,
+    Lit,
+    Message,
+    Node,
+    Step,
+)
 
 T = TypeVar("T")
 Make = Callable[[int, Bounds, int], Node]
@@ -71,12 +78,16 @@ class Search:
         faults: Faults,
         make: Make = Node.started,
     ) -> None:
-        self._bounds, self._make = bounds, make
+        self._bounds = bounds
+        self._make = make
         self._numbers: dict[Node | Message, int] = {}
         self._values: list[Node | Message] = []
         self._known: dict[tuple[int, object], tuple[int, tuple[int, ...]]] = {}
         # The beginning: everybody is up for long enough to give.
-        awake = [replace(make(number, bounds, 0), quiet_us=0) for number in range(bounds.nodes)]
+        awake = [
+            replace(make(number, bounds, 0), quiet_us=0)
+            for number in range(bounds.nodes)
+        ]
         self._begin = World(
             tuple(self._number(node) for node in awake),
             (True,) * bounds.nodes,
@@ -112,7 +123,11 @@ class Search:
                 if earlier not in good:
                     good.add(earlier)
                     reach.append(earlier)
-        return Found(len(places), len(ends), [w for w, at in places.items() if at not in good])
+        return Found(
+            len(places),
+            len(ends),
+            [w for w, at in places.items() if at not in good],
+        )
 
     def _steps(self, world: World) -> Iterator[World]:
         faults = world.faults
@@ -120,30 +135,42 @@ class Search:
             if world.up[number]:
                 yield from self._moves(world, number)
             else:  # It starts again: dark, and with nothing in memory.
-                node = self._number(self._make(number, self._bounds, world.boots[number]))
+                node = self._number(
+                    self._make(number, self._bounds, world.boots[number])
+                )
                 yield world._replace(
-                    nodes=_with(world.nodes, number, node), up=_with(world.up, number, True)
+                    nodes=_with(world.nodes, number, node),
+                    up=_with(world.up, number, True),
                 )
         for at, flying in enumerate(world.flying):
             if at and flying == world.flying[at - 1]:
                 continue
             message = self._message(flying)
-            rest = world._replace(flying=world.flying[:at] + world.flying[at + 1 :])
+            rest = world._replace(
+                flying=world.flying[:at] + world.flying[at + 1 :]
+            )
             if not world.up[message.to]:
                 yield rest
                 continue
-            yield self._after(rest, message.to, flying, partial(_hear, message))
+            yield self._after(
+                rest, message.to, flying, partial(_hear, message)
+            )
             if faults.losses:
-                yield rest._replace(faults=faults._replace(losses=faults.losses - 1))
+                yield rest._replace(
+                    faults=faults._replace(losses=faults.losses - 1)
+                )
             if faults.doubles:
                 doubled = tuple(sorted((*world.flying, flying)))
                 yield world._replace(
-                    flying=doubled, faults=faults._replace(doubles=faults.doubles - 1)
+                    flying=doubled,
+                    faults=faults._replace(doubles=faults.doubles - 1),
                 )
         if not world.flying:
             yield self._tick(world, None)
         elif faults.delays:
-            slow = world._replace(faults=faults._replace(delays=faults.delays - 1))
+            slow = world._replace(
+                faults=faults._replace(delays=faults.delays - 1)
+            )
             yield self._tick(slow, None)
         if faults.late_ticks:
             fewer = faults._replace(late_ticks=faults.late_ticks - 1)
@@ -152,18 +179,25 @@ class Search:
 
     def _moves(self, world: World, number: int) -> Iterator[World]:
         """What a node that is up does of itself, and that it goes down."""
-        faults, path = world.faults, self._node(world.nodes[number]).path
+        faults = world.faults
+        path = self._node(world.nodes[number]).path
         if path is None and world.wanted[number]:
             to, *later = world.wanted[number]
-            asked = world._replace(wanted=_with(world.wanted, number, tuple(later)))
-            yield self._after(asked, number, ("want", to), lambda n: n.want(to))
+            asked = world._replace(
+                wanted=_with(world.wanted, number, tuple(later))
+            )
+            yield self._after(
+                asked, number, ("want", to), lambda n: n.want(to)
+            )
         if isinstance(path, Lit):
             yield self._after(world, number, "done", lambda n: n.done())
         if isinstance(path, Asking):
             if self._waits_in_vain(world, number):
                 yield self._after(world, number, "again", lambda n: n.again())
             elif faults.hasty:
-                hasty = world._replace(faults=faults._replace(hasty=faults.hasty - 1))
+                hasty = world._replace(
+                    faults=faults._replace(hasty=faults.hasty - 1)
+                )
                 yield self._after(hasty, number, "again", lambda n: n.again())
         if faults.crashes:
             yield world._replace(
@@ -185,7 +219,11 @@ class Search:
         for flying in world.flying:
             message = self._message(flying)
             asker = message.to if message.kind == "give" else message.sender
-            if asker == number and message.attempt == node.attempt and message.kind != "release":
+            if (
+                asker == number
+                and message.attempt == node.attempt
+                and message.kind != "release"
+            ):
                 return False
         lined_up = any(
             hold.source == number and hold.attempt == node.attempt
@@ -199,26 +237,41 @@ class Search:
         """A tick of all clocks but that of one; light of a node that is down goes by its own."""
         for number in range(len(world.nodes)):
             if number != late:
-                world = self._after(world, number, "tick", lambda n: n.elapse(1))
+                world = self._after(
+                    world, number, "tick", lambda n: n.elapse(1)
+                )
         return world
 
     def _after(
-        self, world: World, number: int, event: object, act: Callable[[Node], Step]
+        self,
+        world: World,
+        number: int,
+        event: object,
+        act: Callable[[Node], Step],
     ) -> World:
         key = world.nodes[number], event
         if key not in self._known:
             node, messages = act(self._node(world.nodes[number]))
-            self._known[key] = self._number(node), tuple(map(self._number, messages))
+            self._known[key] = (
+                self._number(node),
+                tuple(map(self._number, messages)),
+            )
         node_number, fresh = self._known[key]
         if not world.up[number]:
             fresh = ()
         return world._replace(
             nodes=_with(world.nodes, number, node_number),
-            flying=tuple(sorted((*world.flying, *fresh))) if fresh else world.flying,
+            flying=tuple(sorted((*world.flying, *fresh)))
+            if fresh
+            else world.flying,
         )
 
     def _meets(self, world: World) -> bool:
-        lit = [path for n in world.nodes if isinstance(path := self._node(n).path, Lit)]
+        lit = [
+            path
+            for n in world.nodes
+            if isinstance(path := self._node(n).path, Lit)
+        ]
         channels = [path.channel for path in lit if path.channel >= 0]
         to = [path.destination for path in lit]
         return len(set(to)) < len(to) or len(set(channels)) < len(channels)
@@ -230,10 +283,14 @@ class Search:
             all(world.up)
             and not any(world.wanted)
             and not world.flying
-            and not any(node.path or node.given or node.waiting for node in nodes)
+            and not any(
+                node.path or node.given or node.waiting for node in nodes
+            )
         )
 
-    def _story(self, worlds: list[World], before: list[list[int]], place: int) -> str:
+    def _story(
+        self, worlds: list[World], before: list[list[int]], place: int
+    ) -> str:
         lines = []
         while place:
             lines.append(place)

@@ -7,9 +7,15 @@ from statistics import median
 from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction import completion
-from patchlight.controller.prediction.completion import PredictedJob, Prediction
+from patchlight.controller.prediction.completion import (
+    PredictedJob,
+    Prediction,
+)
 from patchlight.controller.prediction.network import LabNetwork, Training
-from patchlight.emulation.experiments.ofc2022.results import COMPUTE_S, GRADIENT_BYTES
+from patchlight.emulation.experiments.ofc2022.results import (
+    COMPUTE_S,
+    GRADIENT_BYTES,
+)
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -30,7 +36,14 @@ RINGS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 def spec_of(name: str, ring: Sequence[str], iterations: int) -> JobSpec:
     """VGG16 as in the experiment, on these hosts."""
-    return JobSpec(name, iterations, GRADIENT_BYTES, dict(COMPUTE_S), hosts=tuple(ring), seed=1)
+    return JobSpec(
+        name,
+        iterations,
+        GRADIENT_BYTES,
+        dict(COMPUTE_S),
+        hosts=tuple(ring),
+        seed=1,
+    )
 
 
 def predict(
@@ -41,7 +54,11 @@ def predict(
 
 
 def predicted_and_measured_s(
-    client: ControllerClient, lab: Lab, rings: Sequence[Sequence[str]], iterations: int, wiring: str
+    client: ControllerClient,
+    lab: Lab,
+    rings: Sequence[Sequence[str]],
+    iterations: int,
+    wiring: str,
 ) -> list[tuple[float, float]]:
     """How long an iteration of each job takes, as predicted before and as measured.
 
@@ -51,11 +68,17 @@ def predicted_and_measured_s(
     maps: Mapping[str, PortMap] = lab.initial_maps
     if wiring == "regrouped":
         maps = regroup(lab, maps, rings)
-    client.reconfigure({ocs: list(each.texts) for ocs, each in maps.items()}, only=True)
-    specs = [spec_of(f"job{n}", ring, iterations) for n, ring in enumerate(rings)]
+    client.reconfigure(
+        {ocs: list(each.texts) for ocs, each in maps.items()}, only=True
+    )
+    specs = [
+        spec_of(f"job{n}", ring, iterations) for n, ring in enumerate(rings)
+    ]
     placed = [
         PredictedJob(
-            spec.name, spec.hosts, Training(spec.iterations, spec.gradient_bytes, spec.compute_s)
+            spec.name,
+            spec.hosts,
+            Training(spec.iterations, spec.gradient_bytes, spec.compute_s),
         )
         for spec in specs
     ]
@@ -76,5 +99,7 @@ def _iteration_ends(client: ControllerClient, job_id: str) -> list[float]:
     assert job["state"] == "done", job["message"]
     ends: dict[int, float] = {}
     for report in client.iterations(job_id)[0]:
-        ends[report["index"]] = max(ends.get(report["index"], 0.0), report["finished_at"])
+        ends[report["index"]] = max(
+            ends.get(report["index"], 0.0), report["finished_at"]
+        )
     return [ends[index] for index in sorted(ends)]

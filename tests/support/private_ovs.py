@@ -52,7 +52,9 @@ class PrivateOvs:
         for service in services:
             with entered(self._ovs.namespace):
                 environment = {**os.environ, **service.environment}
-                self._daemons.append(subprocess.Popen(service.argv, env=environment))
+                self._daemons.append(
+                    subprocess.Popen(service.argv, env=environment)
+                )
             wait_until(service.ready, f"{service.name} answers")
 
     def stop(self) -> None:
@@ -79,15 +81,23 @@ class PrivateOvs:
     def ofctl(self, command: str, bridge: str, *arguments: str) -> str:
         """Run ovs-ofctl on one of its bridges, past any controller."""
         socket = f"unix:{self.directory}/{bridge}.mgmt"
-        return _run("ovs-ofctl", "-O", "OpenFlow13", command, socket, *arguments)
+        return _run(
+            "ovs-ofctl", "-O", "OpenFlow13", command, socket, *arguments
+        )
 
     def flows(self, bridge: str) -> list[str]:
         """The bridge's flow entries as ovs-ofctl prints them, without counters, sorted."""
-        lines = self.ofctl("dump-flows", bridge, "--no-stats", "--no-names").splitlines()
+        lines = self.ofctl(
+            "dump-flows", bridge, "--no-stats", "--no-names"
+        ).splitlines()
         return sorted(line.strip() for line in lines if "actions=" in line)
 
     def add_bridge(
-        self, name: str, datapath_id: int, controller: str, tls: Path | None = None
+        self,
+        name: str,
+        datapath_id: int,
+        controller: str,
+        tls: Path | None = None,
     ) -> None:
         """A bridge that drops everything until a controller (``host:port``) says otherwise.
 
@@ -96,19 +106,39 @@ class PrivateOvs:
         bridge = new_bridge(name, datapath_id, "netdev", learning=False)
         target = f"{'tcp' if tls is None else 'ssl'}:{controller}"
         certificate = [] if tls is None else [*set_tls(tls), "--"]
-        self.vsctl(*certificate, *bridge[1:], "--", "set-controller", name, target)
+        self.vsctl(
+            *certificate, *bridge[1:], "--", "set-controller", name, target
+        )
 
     def add_host(self, bridge: str, port: int, address: str, mac: str) -> str:
         """A namespace with one interface that is plugged into a port; its name."""
-        name, outer = f"{self.namespace}-{bridge}-{port}", f"{bridge}-{port}"
+        name = f"{self.namespace}-{bridge}-{port}"
+        outer = f"{bridge}-{port}"
         self.add_namespace(name)
         peer = ["peer", "name", "nic0", "address", mac, "netns", name]
-        _run("ip", "-n", self.namespace, "link", "add", outer, "type", "veth", *peer)
+        _run(
+            "ip",
+            "-n",
+            self.namespace,
+            "link",
+            "add",
+            outer,
+            "type",
+            "veth",
+            *peer,
+        )
         _run("ip", "-n", name, "address", "add", address, "dev", "nic0")
         for namespace, interface in ((name, "nic0"), (self.namespace, outer)):
             _run("ip", "-n", namespace, "link", "set", interface, "up")
         self.vsctl(
-            "add-port", bridge, outer, "--", "set", "Interface", outer, f"ofport_request={port}"
+            "add-port",
+            bridge,
+            outer,
+            "--",
+            "set",
+            "Interface",
+            outer,
+            f"ofport_request={port}",
         )
         return name
 
@@ -120,10 +150,13 @@ def in_namespace(name: str, *command: str) -> str:
 def _run(*command: str) -> str:
     if shutil.which(command[0]) is None:
         raise PatchlightError(
-            f"{command[0]} is not installed", hint="apt install openvswitch-switch iproute2"
+            f"{command[0]} is not installed",
+            hint="apt install openvswitch-switch iproute2",
         )
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         output = (done.stderr or done.stdout).strip()
-        raise PatchlightError(f"`{' '.join(command)[:200]}` ended with {done.returncode}: {output}")
+        raise PatchlightError(
+            f"`{' '.join(command)[:200]}` ended with {done.returncode}: {output}"
+        )
     return done.stdout

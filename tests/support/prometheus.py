@@ -10,7 +10,11 @@ from typing import Any
 import httpx
 import yaml
 
-from patchlight.deploy.commands.options import CONFIG_FILE, RULES, write_monitoring
+from patchlight.deploy.commands.options import (
+    CONFIG_FILE,
+    RULES,
+    write_monitoring,
+)
 from tests.support.waiting import PATIENCE_S, free_ports
 
 
@@ -18,7 +22,9 @@ class PrometheusServer:
     """A Prometheus, asked over its own API."""
 
     def __init__(self, address: str) -> None:
-        self._client = httpx.Client(base_url=f"http://{address}/api/v1", timeout=PATIENCE_S)
+        self._client = httpx.Client(
+            base_url=f"http://{address}/api/v1", timeout=PATIENCE_S
+        )
 
     def _ask(self, path: str, **parameters: str) -> Any:
         answer = self._client.get(path, params=parameters)
@@ -40,13 +46,21 @@ class PrometheusServer:
     def firing(self) -> set[str]:
         """The names of the alerts that fire."""
         alerts = self._ask("/alerts")["alerts"]
-        return {a["labels"]["alertname"] for a in alerts if a["state"] == "firing"}
+        return {
+            a["labels"]["alertname"] for a in alerts if a["state"] == "firing"
+        }
 
     def exemplars(self, query: str) -> list[dict[str, str]]:
         """The labels of the exemplars that it kept."""
         now = time.time()
-        found = self._ask("/query_exemplars", query=query, start=str(now - 600), end=str(now))
-        return [dict(each["labels"]) for series in found for each in series["exemplars"]]
+        found = self._ask(
+            "/query_exemplars", query=query, start=str(now - 600), end=str(now)
+        )
+        return [
+            dict(each["labels"])
+            for series in found
+            for each in series["exemplars"]
+        ]
 
     def series(self) -> int:
         """How many series it has in all."""
@@ -54,7 +68,9 @@ class PrometheusServer:
 
 
 @contextlib.contextmanager
-def prometheus_server(folder: Path, config: dict[str, Any]) -> Iterator[PrometheusServer]:
+def prometheus_server(
+    folder: Path, config: dict[str, Any]
+) -> Iterator[PrometheusServer]:
     """A Prometheus until the block ends, with what ``patchlight deploy prometheus`` writes.
 
     Its alerts wait for nothing: how long they do is tested with time that ``promtool`` makes up.
@@ -67,8 +83,15 @@ def prometheus_server(folder: Path, config: dict[str, Any]) -> Iterator[Promethe
     (folder / RULES.name).write_text(yaml.safe_dump(rules))
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
-    command = ["prometheus", f"--config.file={folder / CONFIG_FILE}", "--log.level=warn"]
-    command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}"]
+    command = [
+        "prometheus",
+        f"--config.file={folder / CONFIG_FILE}",
+        "--log.level=warn",
+    ]
+    command += [
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+    ]
     command += ["--enable-feature=exemplar-storage"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)

@@ -4,7 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from patchlight.controller.jobs.discipline.contract import JobFate, OrderTraits, UserAccounts
+from patchlight.controller.jobs.discipline.contract import (
+    JobFate,
+    OrderTraits,
+    UserAccounts,
+)
 from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.controller.policies.contract import Progress, Running
 from patchlight.controller.policies.order import Fifo
@@ -59,9 +63,13 @@ class Cluster:
     """A site that keeps what it is told, and plays it forward."""
 
     def __init__(
-        self, jobs: Sequence[Job], discipline: Discipline, order: OrderTraits = FIFO
+        self,
+        jobs: Sequence[Job],
+        discipline: Discipline,
+        order: OrderTraits = FIFO,
     ) -> None:
-        self.jobs, self.discipline = list(jobs), discipline
+        self.jobs = list(jobs)
+        self.discipline = discipline
         self.by_user = order.by_user
         self._coming = sorted(jobs, key=lambda job: (job.arrived_s, job.index))
         self.now_s = 0.0
@@ -75,7 +83,9 @@ class Cluster:
         self.wakes_s = math.inf
         self.known = True
         self.started: list[Job] = []
-        self.queue: JobQueue[Job, list[int]] = JobQueue(self, discipline, order)
+        self.queue: JobQueue[Job, list[int]] = JobQueue(
+            self, discipline, order
+        )
 
     def rank(self, entry: Job) -> float:
         if not self.by_user:
@@ -85,7 +95,11 @@ class Cluster:
 
     def ends(self) -> Sequence[Running]:
         return sorted(
-            Running(self.would_end_s(job) - (self.now_s - job.began_s), job.gpus, job.name)
+            Running(
+                self.would_end_s(job) - (self.now_s - job.began_s),
+                job.gpus,
+                job.name,
+            )
             for job in self.running.values()
         )
 
@@ -93,7 +107,11 @@ class Cluster:
         """All its GPUs are well."""
 
     def would_end_s(self, entry: Job) -> float:
-        return self.now_s + entry.lasts_s - entry.had_s if self.known else math.inf
+        return (
+            self.now_s + entry.lasts_s - entry.had_s
+            if self.known
+            else math.inf
+        )
 
     def fate(self, name: str) -> JobFate:
         if name in self.failed:
@@ -103,7 +121,9 @@ class Cluster:
     def free_for(self, entry: Job) -> int:
         return self.occupancy.free
 
-    def place(self, entry: Job, occupied: int | None = None) -> list[int] | Waiting:
+    def place(
+        self, entry: Job, occupied: int | None = None
+    ) -> list[int] | Waiting:
         taken = self.occupancy.occupied if occupied is None else occupied
         free = ~taken & (1 << GPUS) - 1
         if not entry.placeable or free.bit_count() < entry.workers:
@@ -113,13 +133,16 @@ class Cluster:
     def gpus_of(self, placement: list[int]) -> int:
         return sum(1 << gpu for gpu in placement)
 
-    def can_start(self, entry: Job, placement: list[int], without: Sequence[Job]) -> bool:
+    def can_start(
+        self, entry: Job, placement: list[int], without: Sequence[Job]
+    ) -> bool:
         return True
 
     def start(self, entry: Job, placement: list[int]) -> bool:
         gpus = self.gpus_of(placement)
         assert not gpus & self.occupancy.occupied
-        entry.gpus, entry.began_s = gpus, self.now_s
+        entry.gpus = gpus
+        entry.began_s = self.now_s
         self.running[entry.index] = entry
         self.started.append(entry)
         self._took(entry, 1)
@@ -160,13 +183,24 @@ class Cluster:
             self.queue.decide()
             self.after_pass()
             nexts_s = [job.arrived_s for job in coming[:1]]
-            nexts_s += [self.now_s + job.lasts_s - self.had_s(job) for job in self.running.values()]
-            if self.wakes_s < math.inf and (self.running or self.queue.first() is None):
+            nexts_s += [
+                self.now_s + job.lasts_s - self.had_s(job)
+                for job in self.running.values()
+            ]
+            if self.wakes_s < math.inf and (
+                self.running or self.queue.first() is None
+            ):
                 nexts_s.append(self.wakes_s)
-            if not nexts_s or min(nexts_s) > until_s or not (coming or self.running):
+            if (
+                not nexts_s
+                or min(nexts_s) > until_s
+                or not (coming or self.running)
+            ):
                 return
             self.now_s = min(nexts_s)
-            self.wakes_s = math.inf if self.wakes_s <= self.now_s else self.wakes_s
+            self.wakes_s = (
+                math.inf if self.wakes_s <= self.now_s else self.wakes_s
+            )
             for job in list(self.running.values()):
                 if self.had_s(job) >= job.lasts_s - 1e-9:
                     self._stop(job)

@@ -46,18 +46,30 @@ class HelperProcess:
         assert "answer" in told, told
         return told["answer"]
 
-    def put(self, content: bytes, offset: int = 0, *, sha256: str | None = None) -> Any:
+    def put(
+        self, content: bytes, offset: int = 0, *, sha256: str | None = None
+    ) -> Any:
         """Send a file; the whole answer."""
         name = sha256 or sha256_of(content)
-        fields = {"do": "put", "sha256": name, "size": len(content), "offset": offset}
+        fields = {
+            "do": "put",
+            "sha256": name,
+            "size": len(content),
+            "offset": offset,
+        }
         self.write(json.dumps(fields).encode() + b"\n" + content[offset:])
         return self.read()
 
-    def release(self, folder: Path, name: str, wheel: Path, *more: Path) -> dict[str, Any]:
+    def release(
+        self, folder: Path, name: str, wheel: Path, *more: Path
+    ) -> dict[str, Any]:
         """Send a release of a wheel that requires no more than the installer, and ``more``; what
         is to be asked for to have it installed."""
         installer = wheel_of(distribution("installer"), folder / "cache")
-        required = {path.name: sha256_of(path.read_bytes()) for path in (installer, *more)}
+        required = {
+            path.name: sha256_of(path.read_bytes())
+            for path in (installer, *more)
+        }
         for path in (wheel, installer, *more):
             assert self.put(path.read_bytes()) == {"answer": None}
         return {
@@ -77,9 +89,17 @@ class HelperProcess:
 
 
 @contextmanager
-def remote_helper(root: Path, lab: str = "lab", **environment: str) -> Iterator[HelperProcess]:
+def remote_helper(
+    root: Path, lab: str = "lab", **environment: str
+) -> Iterator[HelperProcess]:
     """A remote helper of ``lab`` for as long as the block runs."""
-    command = [sys.executable, "-m", "patchlight.deploy.remote_helper", lab, str(root)]
+    command = [
+        sys.executable,
+        "-m",
+        "patchlight.deploy.remote_helper",
+        lab,
+        str(root),
+    ]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -117,17 +137,25 @@ def small_wheel(folder: Path, version: str, filling: bytes = b"") -> Path:
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": b"[console_scripts]\ntiny = tiny:main\n",
     }
-    record = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
+    record = [
+        f"{name},sha256={_digest(content)},{len(content)}"
+        for name, content in files.items()
+    ]
     with zipfile.ZipFile(path, "w") as wheel:
         for name, content in files.items():
-            wheel.writestr(zipfile.ZipInfo(name), content)  # the same bytes whenever it is made
+            # The same bytes whenever it is made.
+            wheel.writestr(zipfile.ZipInfo(name), content)
         lines = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
         wheel.writestr(zipfile.ZipInfo(f"{info}/RECORD"), lines)
     return path
 
 
 def _digest(content: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    return (
+        base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+        .decode()
+        .rstrip("=")
+    )
 
 
 # What ``systemctl`` does for one unit after the other, as far as a deployment asks for it.
@@ -164,21 +192,31 @@ def systemd_stand_in(folder: Path, root: Path) -> dict[str, str]:
     program.write_text(_SYSTEMCTL)
     program.chmod(0o755)
     units = root / "etc/systemd/system"
-    return {"PATH": f"{folder}:{os.environ['PATH']}", "UNITS": str(units), "STATE": str(folder)}
+    return {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "UNITS": str(units),
+        "STATE": str(folder),
+    }
 
 
 def small_image(folder: Path, name: str) -> bytes:
     """What ``docker save`` writes of an image with one file in it."""
-    layer, whole = folder / "layer.tar", folder / "image.tar"
+    layer = folder / "layer.tar"
+    whole = folder / "image.tar"
     with tarfile.open(layer, "w") as tar:
         _add(tar, "hello", name.encode())
     config = {
         "architecture": "amd64",
         "os": "linux",
         "config": {},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_of(layer.read_bytes())}"]},
+        "rootfs": {
+            "type": "layers",
+            "diff_ids": [f"sha256:{sha256_of(layer.read_bytes())}"],
+        },
     }
-    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    manifest = [
+        {"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}
+    ]
     with tarfile.open(whole, "w") as tar:
         _add(tar, "config.json", json.dumps(config).encode())
         _add(tar, "layer.tar", layer.read_bytes())

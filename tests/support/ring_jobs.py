@@ -15,11 +15,20 @@ MODEL = "Generic"
 
 
 def ring_spec(
-    name: str, iterations: int, gradient_bytes: float, compute_s: float, workers: int = 16
+    name: str,
+    iterations: int,
+    gradient_bytes: float,
+    compute_s: float,
+    workers: int = 16,
 ) -> JobSpec:
     """A job that closes its ring through the OCS."""
     return JobSpec(
-        name, iterations, int(gradient_bytes), {MODEL: compute_s}, workers=workers, topology="ring"
+        name,
+        iterations,
+        int(gradient_bytes),
+        {MODEL: compute_s},
+        workers=workers,
+        topology="ring",
     )
 
 
@@ -38,7 +47,8 @@ def trained(client: ControllerClient, lab: Lab, spec: JobSpec) -> Trained:
     deadline = time.monotonic() + 600.0
     while (row := client.job(job_id))["finished_at"] is None:
         assert time.monotonic() < deadline, row["state"]
-        time.sleep(5.0)  # whoever asks often takes the processor from what is measured
+        # Whoever asks often takes the processor from what is measured.
+        time.sleep(5.0)
     assert row["state"] == "done", row["message"]
     reports, _ = client.iterations(job_id)
     began = min(
@@ -48,6 +58,11 @@ def trained(client: ControllerClient, lab: Lab, spec: JobSpec) -> Trained:
     )
     trained_s = max(each["finished_at"] for each in reports) - began
     communication_s = median(each["communication_s"] for each in reports)
-    maps = {ocs: PortMap.parse(each["map"] or ()) for ocs, each in client.circuits().items()}
-    (flows_s,) = flow_ends_s(lab, maps, [replace(spec, hosts=tuple(row["hosts"]))])
+    maps = {
+        ocs: PortMap.parse(each["map"] or ())
+        for ocs, each in client.circuits().items()
+    }
+    (flows_s,) = flow_ends_s(
+        lab, maps, [replace(spec, hosts=tuple(row["hosts"]))]
+    )
     return Trained(trained_s, flows_s, communication_s)

@@ -100,30 +100,63 @@ def switch_lab(folder: Path, prefix: str = "sw") -> EmulatedLab:
 def static_entries(lab: EmulatedLab, switch: str) -> dict[str, str]:
     """The static entries of an emulated switch with a Linux bridge, by MAC, from its kernel."""
     path = namespaces.namespace_path(f"pl.{lab.lab.name}.{switch}")
-    command = ["nsenter", f"--net={path}", "bridge", "-json", "fdb", "show", "br", "br0"]
+    command = [
+        "nsenter",
+        f"--net={path}",
+        "bridge",
+        "-json",
+        "fdb",
+        "show",
+        "br",
+        "br0",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)
-    return {row["mac"]: row["ifname"] for row in rows if row.get("state") == "static"}
+    return {
+        row["mac"]: row["ifname"]
+        for row in rows
+        if row.get("state") == "static"
+    }
 
 
 class SwitchUnderTest:
     """One switch of such a lab, as its operator sees it."""
 
     def __init__(self, lab: EmulatedLab, name: str) -> None:
-        self._lab, self.name = lab, name
-        self.switch: PacketSwitch = next(s for s in lab.lab.packet_switches if s.name == name)
+        self._lab = lab
+        self.name = name
+        self.switch: PacketSwitch = next(
+            s for s in lab.lab.packet_switches if s.name == name
+        )
         self.is_sonic = self.switch.driver == "sonic"
         if self.is_sonic:
             # The first one finds it as it was installed.
-            self.sudo("cd /var/lib/sonic; [ -e saved_db.json ] || cp config_db.json saved_db.json")
+            self.sudo(
+                "cd /var/lib/sonic; [ -e saved_db.json ] || cp config_db.json saved_db.json"
+            )
         else:
-            self.sudo("cat >/usr/local/sbin/bridge; chmod 755 /usr/local/sbin/bridge", _SHIM)
+            self.sudo(
+                "cat >/usr/local/sbin/bridge; chmod 755 /usr/local/sbin/bridge",
+                _SHIM,
+            )
 
     def sudo(self, command: str, text: str = "") -> str:
         config = self._lab.run_dir / "ssh/config"
-        whole = ["ssh", "-q", "-F", str(config), self.name, f"sudo sh -c '{command}'"]
+        whole = [
+            "ssh",
+            "-q",
+            "-F",
+            str(config),
+            self.name,
+            f"sudo sh -c '{command}'",
+        ]
         return subprocess.run(
-            whole, input=text, capture_output=True, text=True, check=True, timeout=60
+            whole,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         ).stdout
 
     def table(self) -> dict[str, str]:
@@ -163,32 +196,52 @@ class SwitchUnderTest:
         config = self._lab.run_dir / "ssh/config"
         kill = 'for c in /proc/[0-9]*/cmdline; do tr "\\0" " " <$c | grep -q "^sshd: admin" && '
         kill += 'kill -9 "$(echo $c | cut -d/ -f3)"; done'
-        command = ["ssh", "-q", "-F", str(config), self.name, f"sudo sh -c '{kill}'"]
+        command = [
+            "ssh",
+            "-q",
+            "-F",
+            str(config),
+            self.name,
+            f"sudo sh -c '{kill}'",
+        ]
         subprocess.run(command, capture_output=True, check=False, timeout=60)
 
     def lose_port(self, port: int, *, again: bool = False) -> None:
         """A port leaves the bridge, or is in it again."""
         where = "master br0" if again else "nomaster"
-        self.sudo(f"ip link set {self.switch.interface_names[port - 1]} {where}")
+        self.sudo(
+            f"ip link set {self.switch.interface_names[port - 1]} {where}"
+        )
 
     def meddle(self, mac: str, port: int) -> None:
         """An operator has this MAC lead to a port."""
         interface = self.switch.interface_names[port - 1]
         if self.is_sonic:
-            path, rows = f"/FDB/Vlan100|{mac}", {f"Vlan100|{mac}": {"port": interface}}
+            path = f"/FDB/Vlan100|{mac}"
+            rows = {f"Vlan100|{mac}": {"port": interface}}
             has = bool(self.table())
             value: Any = {"port": interface} if has else rows
-            patch = [{"op": "add", "path": path if has else "/FDB", "value": value}]
-            self.sudo("cat >/run/patch; config apply-patch /run/patch", json.dumps(patch))
+            patch = [
+                {"op": "add", "path": path if has else "/FDB", "value": value}
+            ]
+            self.sudo(
+                "cat >/run/patch; config apply-patch /run/patch",
+                json.dumps(patch),
+            )
         else:
-            self.sudo(f"/usr/sbin/bridge fdb replace {mac} dev {interface} master static")
+            self.sudo(
+                f"/usr/sbin/bridge fdb replace {mac} dev {interface} master static"
+            )
 
     def undo(self, mac: str, port: int) -> None:
         interface = self.switch.interface_names[port - 1]
         if self.is_sonic:
             path = f"/FDB/Vlan100|{mac}" if len(self.table()) > 1 else "/FDB"
             patch = [{"op": "remove", "path": path}]
-            self.sudo("cat >/run/patch; config apply-patch /run/patch", json.dumps(patch))
+            self.sudo(
+                "cat >/run/patch; config apply-patch /run/patch",
+                json.dumps(patch),
+            )
         elif self.table().get(mac) == interface:
             self.sudo(f"/usr/sbin/bridge fdb del {mac} dev {interface} master")
 
@@ -201,6 +254,9 @@ def drawn(seed: int) -> random.Random:
 
 def stations_at(random: random.Random, ports: Iterable[int]) -> Wish:
     """Four to twelve stations at ports drawn for each."""
-    every, numbers = stations(12), sorted(ports)
+    every = stations(12)
+    numbers = sorted(ports)
     chosen = random.sample(every, random.randint(4, 12))
-    return Wish({each: random.choice(numbers) for each in chosen}, frozenset(numbers))
+    return Wish(
+        {each: random.choice(numbers) for each in chosen}, frozenset(numbers)
+    )

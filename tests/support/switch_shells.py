@@ -34,8 +34,12 @@ def statements(script: str) -> Sequence[Statement]:
             lines.append(text)
         for statement in line.partition(" || ")[0].split("; "):
             words = shlex.split(statement)
-            into = next((word[1:] for word in words if word.startswith(">")), "")
-            words = [word for word in words if not word.startswith((">", "2>"))]
+            into = next(
+                (word[1:] for word in words if word.startswith(">")), ""
+            )
+            words = [
+                word for word in words if not word.startswith((">", "2>"))
+            ]
             if words and "=" not in words[0]:
                 found.append((words, into, lines))
     return found
@@ -66,12 +70,16 @@ class SwitchShell(ABC):
         """An operator makes an entry, or removes it."""
 
     @abstractmethod
-    def program(self, words: Sequence[str], lines: Sequence[str]) -> tuple[str, Sequence[str]]:
+    def program(
+        self, words: Sequence[str], lines: Sequence[str]
+    ) -> tuple[str, Sequence[str]]:
         """Output and errors of one of its programs, with these lines as its input."""
 
     async def run(self, command: str, text: str) -> tuple[int, str, str]:
         """Exit status, output and errors of a command with this input."""
-        status, said, errors = 0, "", ""
+        status = 0
+        said = ""
+        errors = ""
         for words, into, lines in statements(text):
             if command != "sh":  # it changes something, and may be interrupted
                 await asyncio.sleep(0.001)
@@ -106,7 +114,12 @@ class SwitchShell(ABC):
         """As ``ip -s -json link`` shows them."""
         counted = {"rx": {"bytes": 0}, "tx": {"bytes": 0}}
         return [
-            {"ifname": name, "ifindex": n, "operstate": "UP" if up else "DOWN", "stats64": counted}
+            {
+                "ifname": name,
+                "ifindex": n,
+                "operstate": "UP" if up else "DOWN",
+                "stats64": counted,
+            }
             for n, (name, up) in enumerate(self.ports.items(), 3)
         ]
 
@@ -114,26 +127,39 @@ class SwitchShell(ABC):
 class BridgeShell(SwitchShell):
     """A Linux bridge, which learns and floods until it is told otherwise."""
 
-    _FLAGS = ("learning", "flood", "mcast_flood", "bcast_flood", "proxy_arp", "proxy_arp_wifi")
+    _FLAGS = (
+        "learning",
+        "flood",
+        "mcast_flood",
+        "bcast_flood",
+        "proxy_arp",
+        "proxy_arp_wifi",
+    )
 
     def __init__(self, switch: PacketSwitch) -> None:
         super().__init__(switch)
         self._fdb: dict[str, str] = {}
         self._neighbours: dict[str, str] = {}
-        self._flags = {name: dict.fromkeys(self._FLAGS, True) for name in self.ports}
+        self._flags = {
+            name: dict.fromkeys(self._FLAGS, True) for name in self.ports
+        }
 
     @property
     def table(self) -> Mapping[str, str]:
         """See ``SwitchShell``. An interface that has gone takes its entries and flags with it."""
         for name in self._flags.keys() - self.ports.keys():
-            self._fdb = {mac: there for mac, there in self._fdb.items() if there != name}
+            self._fdb = {
+                mac: there for mac, there in self._fdb.items() if there != name
+            }
             self._flags[name] = dict.fromkeys(self._FLAGS, True)
         return self._fdb
 
     @property
     def flooded(self) -> frozenset[str]:
         """See ``SwitchShell``."""
-        return frozenset(name for name in self.ports if self._flags[name]["flood"])
+        return frozenset(
+            name for name in self.ports if self._flags[name]["flood"]
+        )
 
     def enter(self, mac: str, interface: str | None) -> None:
         """See ``SwitchShell``."""
@@ -141,22 +167,36 @@ class BridgeShell(SwitchShell):
         if interface is not None:
             self._fdb[mac] = interface
 
-    def program(self, words: Sequence[str], lines: Sequence[str]) -> tuple[str, Sequence[str]]:
+    def program(
+        self, words: Sequence[str], lines: Sequence[str]
+    ) -> tuple[str, Sequence[str]]:
         """``ip`` and ``bridge``."""
         match words:
             case ["ip", "-s", "-d", "-json", "link", *_]:
                 links = self._links()
                 for link in links:
-                    link["linkinfo"] = {"info_slave_data": self._flags[link["ifname"]]}
+                    link["linkinfo"] = {
+                        "info_slave_data": self._flags[link["ifname"]]
+                    }
                 return json.dumps(links), ()
             case ["bridge", "-json", "fdb", *_]:
-                rows = [{"mac": m, "ifname": n, "state": "static"} for m, n in self.table.items()]
+                rows = [
+                    {"mac": m, "ifname": n, "state": "static"}
+                    for m, n in self.table.items()
+                ]
                 return json.dumps(rows), ()
             case ["ip", "-json", "neigh", *_]:
-                seen = [{"dst": ip, "lladdr": mac} for ip, mac in self._neighbours.items()]
+                seen = [
+                    {"dst": ip, "lladdr": mac}
+                    for ip, mac in self._neighbours.items()
+                ]
                 return json.dumps(seen), ()
             case [_, "-force", "-batch", "-"]:
-                return "", [error for line in lines if (error := self._obey(line.split()))]
+                return "", [
+                    error
+                    for line in lines
+                    if (error := self._obey(line.split()))
+                ]
         raise AssertionError(words)
 
     @staticmethod
@@ -165,16 +205,31 @@ class BridgeShell(SwitchShell):
 
     def _obey(self, words: Sequence[str]) -> str:
         match words:
-            case ["link" | "fdb", _, *_] if self._named(words) not in self.ports:
+            case ["link" | "fdb", _, *_] if (
+                self._named(words) not in self.ports
+            ):
                 return f'Cannot find device "{self._named(words)}"'
-            case ["link", "set", "dev", name, "type", "bridge_slave", *flags, "fdb_flush"]:
+            case [
+                "link",
+                "set",
+                "dev",
+                name,
+                "type",
+                "bridge_slave",
+                *flags,
+                "fdb_flush",
+            ]:
                 said = zip(flags[::2], flags[1::2], strict=True)
-                self._flags[name] |= {flag: value == "on" for flag, value in said}
+                self._flags[name] |= {
+                    flag: value == "on" for flag, value in said
+                }
             case ["fdb", "del", mac, "dev", name, "master"]:
                 if self._fdb.get(mac) != name:
                     return "RTNETLINK answers: No such file or directory"
                 del self._fdb[mac]
-            case ["fdb", "replace", _, "dev", _, "master", "static"] if self.refused():
+            case ["fdb", "replace", _, "dev", _, "master", "static"] if (
+                self.refused()
+            ):
                 return "RTNETLINK answers: No space left on device"
             case ["fdb", "replace", mac, "dev", name, "master", "static"]:
                 self._fdb[mac] = name
@@ -204,29 +259,45 @@ class SonicShell(SwitchShell):
     def flooded(self) -> frozenset[str]:
         """See ``SwitchShell``."""
         (vlan,) = self._config["VLAN"].values()
-        return frozenset(self.ports if vlan.get("unknown_unicast_flood") != "disabled" else ())
+        return frozenset(
+            self.ports
+            if vlan.get("unknown_unicast_flood") != "disabled"
+            else ()
+        )
 
     def enter(self, mac: str, interface: str | None) -> None:
         """See ``SwitchShell``."""
-        key, rows = f"Vlan{self.switch.vlan}|{mac}", self._config.pop("FDB", {})
+        key = f"Vlan{self.switch.vlan}|{mac}"
+        rows = self._config.pop("FDB", {})
         rows.pop(key, None)
         if interface is not None:
             rows[key] = {"port": interface}
         if rows:
             self._config["FDB"] = rows
 
-    def program(self, words: Sequence[str], lines: Sequence[str]) -> tuple[str, Sequence[str]]:
+    def program(
+        self, words: Sequence[str], lines: Sequence[str]
+    ) -> tuple[str, Sequence[str]]:
         """``sonic-db-dump`` and ``config``."""
         match words:
             case ["sonic-db-dump", "-n", name, "-y", "-k", pattern]:
-                rows = sonic.rows_of(name, self._config, self.table, self._links())
+                rows = sonic.rows_of(
+                    name, self._config, self.table, self._links()
+                )
                 keys = fnmatch.filter(rows, pattern)
-                return json.dumps({k: {"type": "hash", "value": rows[k]} for k in keys}), ()
+                return json.dumps(
+                    {k: {"type": "hash", "value": rows[k]} for k in keys}
+                ), ()
             case ["config", "apply-patch", path]:
                 patch = json.loads(self.files[path])
                 try:
-                    if any("FDB" in step["path"] for step in patch) and self.refused():
-                        raise sonic.PatchRefused("SAI_STATUS_TABLE_FULL: table full")
+                    if (
+                        any("FDB" in step["path"] for step in patch)
+                        and self.refused()
+                    ):
+                        raise sonic.PatchRefused(
+                            "SAI_STATUS_TABLE_FULL: table full"
+                        )
                     config = sonic.patched(copy.deepcopy(self._config), patch)
                     sonic.check(config, [])
                 except sonic.PatchRefused as refused:

@@ -39,7 +39,9 @@ class SysfsTree:
         (port / f"virtfn{number}").symlink_to(device)
         return device
 
-    def rdma(self, device: Path, name: str, uverbs: int, ports: int = 1) -> None:
+    def rdma(
+        self, device: Path, name: str, uverbs: int, ports: int = 1
+    ) -> None:
         """An RDMA device on a PCI device."""
         folder = device / "infiniband" / name
         for port in range(1, ports + 1):
@@ -52,10 +54,16 @@ class SysfsTree:
         (verbs / "ibdev").write_text(f"{name}\n")
         self._link(f"class/infiniband_verbs/uverbs{uverbs}", verbs)
 
-    def gid(self, device: str, index: int, gid: str, kind: str, interface: str) -> None:
+    def gid(
+        self, device: str, index: int, gid: str, kind: str, interface: str
+    ) -> None:
         """An entry of the GID table of a device's first port."""
         port = self.root / f"class/infiniband/{device}/ports/1"
-        rows = (("gids", gid), ("gid_attrs/types", kind), ("gid_attrs/ndevs", interface))
+        rows = (
+            ("gids", gid),
+            ("gid_attrs/types", kind),
+            ("gid_attrs/ndevs", interface),
+        )
         for folder, value in rows:
             (port / folder).mkdir(parents=True, exist_ok=True)
             (port / folder / str(index)).write_text(value + "\n")

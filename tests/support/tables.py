@@ -3,7 +3,8 @@
 
 def below(table: str) -> list[tuple[str, str]]:
     """Rows, which are indented, each with the message above it; ⏎ is the end of a line."""
-    found, message = [], ""
+    found = []
+    message = ""
     for line in table.strip("\n").splitlines():
         if line.startswith("    "):
             found.append((line[4:].replace("⏎", "\n"), message))
@@ -24,4 +25,8 @@ def mistakes(table: str) -> list[tuple[str, str, str]]:
 def unmarked(text: str) -> tuple[str, int, int]:
     """A text without its mark ``‸``, and the line and column (from 1) where it stood."""
     before, _, after = text.partition("‸")
-    return before + after, before.count("\n") + 1, len(before) - before.rfind("\n")
+    return (
+        before + after,
+        before.count("\n") + 1,
+        len(before) - before.rfind("\n"),
+    )

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Mapping
 
 
-def at_terminal(answers: Mapping[str, str], *arguments: str) -> tuple[int, str]:
+def at_terminal(
+    answers: Mapping[str, str], *arguments: str
+) -> tuple[int, str]:
     """Run ``patchlight``, and answer what it asks; its exit code, and all it shows.
 
     ``answers`` are by the end of each question, in the order that they are asked in.
@@ -21,7 +23,9 @@ def at_terminal(answers: Mapping[str, str], *arguments: str) -> tuple[int, str]:
         start_new_session=True,
     ) as process:
         os.close(its)
-        shown, asked_before, left = b"", 0, list(answers.items())
+        shown = b""
+        asked_before = 0
+        left = list(answers.items())
         while True:
             try:
                 shown += os.read(ours, 4096)

@@ -29,9 +29,16 @@ class TorchForks:
             text=True,
         )
 
-    def start(self, arguments: list[str], path: Path, folder: Path, log: Path) -> "TorchFork":
+    def start(
+        self, arguments: list[str], path: Path, folder: Path, log: Path
+    ) -> "TorchFork":
         """What ``python ARGUMENTS`` does in this folder with ``PYTHONPATH=path``."""
-        told = {"arguments": arguments, "path": str(path), "folder": str(folder), "log": str(log)}
+        told = {
+            "arguments": arguments,
+            "path": str(path),
+            "folder": str(folder),
+            "log": str(log),
+        }
         return TorchFork(self, int(self.ask(told)))
 
     def ask(self, request: dict[str, Any]) -> Any:
@@ -49,7 +56,8 @@ class TorchFork:
     """One that was forked. Its methods are those of ``Popen``."""
 
     def __init__(self, forks: TorchForks, pid: int) -> None:
-        self._forks, self.pid = forks, pid
+        self._forks = forks
+        self.pid = pid
         self._code: int | None = None
 
     def poll(self) -> int | None:
@@ -62,7 +70,8 @@ class TorchFork:
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() > end:
                 raise subprocess.TimeoutExpired("a worker", timeout or 0.0)
-            time.sleep(0.01)  # the pause between two looks: nobody but its parent is told
+            # The pause between two looks: nobody but its parent is told.
+            time.sleep(0.01)
         return code
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -75,14 +84,20 @@ class TorchFork:
 
 def _main() -> None:
     gc.disable()  # what imports make is no garbage, in none of the forks either
-    importlib.import_module("torch._dynamo")  # which the first optimizer imports
+    # Which the first optimizer imports.
+    importlib.import_module("torch._dynamo")
     gc.freeze()
     gc.enable()
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         if "pid" in request:
             found, status = os.waitpid(request["pid"], os.WNOHANG)
-            print(json.dumps(os.waitstatus_to_exitcode(status) if found else None), flush=True)
+            print(
+                json.dumps(
+                    os.waitstatus_to_exitcode(status) if found else None
+                ),
+                flush=True,
+            )
         elif pid := os.fork():
             print(pid, flush=True)
         else:
@@ -91,7 +106,8 @@ def _main() -> None:
 
 
 def _become(arguments: list[str], path: str, folder: str, log: str) -> None:
-    null, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT)
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT)
     for number, descriptor in enumerate((null, output, output)):
         os.dup2(descriptor, number)
     os.chdir(folder)

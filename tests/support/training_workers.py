@@ -13,7 +13,11 @@ from tests.support.waiting import ask, wait_until
 
 TRAINING = Path(training.__file__).parent
 # What an agent would tell it: the interface, and one thread for each worker.
-ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 PROGRAM = ("-m", "patchlight.agents.training")
 
 
@@ -33,7 +37,9 @@ class Worker:
         program: tuple[str, ...] = PROGRAM,
         forks: TorchForks | None = None,
     ) -> None:
-        self.folder, self.program, self.forks = folder, program, forks
+        self.folder = folder
+        self.program = program
+        self.forks = forks
         folder.mkdir()
         (folder / "task.json").write_text(json.dumps(task))
         self.code = code
@@ -49,7 +55,11 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-s", *words],
                 cwd=self.folder,
-                env={"PYTHONPATH": str(self.code), "PATH": os.environ["PATH"], **ENVIRONMENT},
+                env={
+                    "PYTHONPATH": str(self.code),
+                    "PATH": os.environ["PATH"],
+                    **ENVIRONMENT,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -70,7 +80,10 @@ class Worker:
 
         def there() -> bool:
             now = self.state
-            return now["state"] == state and iterations in (None, now["iterations_done"])
+            return now["state"] == state and iterations in (
+                None,
+                now["iterations_done"],
+            )
 
         wait_until(there, f"{state}, {iterations} iterations")
 

@@ -21,18 +21,25 @@ PATIENCE_S = 120
 
 
 def wait_until(
-    condition: Callable[[], T], what: str = "it to come about", patience_s: float = PATIENCE_S
+    condition: Callable[[], T],
+    what: str = "it to come about",
+    patience_s: float = PATIENCE_S,
 ) -> T:
     """Poll until the condition holds, the longer it takes the more seldom; its value."""
-    deadline, pause_s = time.monotonic() + patience_s, 0.01
+    deadline = time.monotonic() + patience_s
+    pause_s = 0.01
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {patience_s} s for {what}; last: {value!r}"
+        assert time.monotonic() < deadline, (
+            f"waited {patience_s} s for {what}; last: {value!r}"
+        )
         time.sleep(pause_s)  # the pause between two looks
         pause_s = min(1.2 * pause_s, 0.1)
     return value
 
 
-async def eventually(condition: Callable[[], object], what: str = "it to come about") -> None:
+async def eventually(
+    condition: Callable[[], object], what: str = "it to come about"
+) -> None:
     """The same while the loop goes on; the condition may be a coroutine's."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -49,10 +56,13 @@ def _ports_of_this_process() -> Iterator[int]:
     The kernel chooses ports above them, so a port that is free now is still free when a program
     that starts slowly listens on it.
     """
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    number = int(
+        os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    )
     first = 10_000 + 2_500 * (number % 8)
     ports = list(range(first, first + 2_500))
-    random.Random(os.getpid()).shuffle(ports)  # another session may run beside this one
+    # Another session may run beside this one.
+    random.Random(os.getpid()).shuffle(ports)
     return itertools.cycle(ports)
 
 
@@ -64,7 +74,10 @@ def free_ports(count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
         port = next(_ports)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", port)),
+        ):
             found.append(port)
     return found
 

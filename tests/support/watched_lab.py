@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.api.app import create_app, metrics_routes
-from patchlight.controller.hosts.agent_client import VERSION, AgentClient, Heartbeat
+from patchlight.controller.hosts.agent_client import (
+    VERSION,
+    AgentClient,
+    Heartbeat,
+)
 from patchlight.controller.hosts.on_time import OnTimeClock
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
@@ -23,7 +27,12 @@ from patchlight.testbed.lab.model import Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.linux.http_server import http_server
 from patchlight.testbed.linux.sockets import listen
-from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, GpuTelemetry, NicStatus
+from patchlight.testbed.wire.agent_status import (
+    AgentStatus,
+    GpuStatus,
+    GpuTelemetry,
+    NicStatus,
+)
 from tests.support.emulated_devices import Running, running
 from tests.support.waiting import free_ports
 
@@ -52,7 +61,8 @@ class TellingAgent(AgentClient):
     """The agent of a server whose GPUs are busy, and whose NICs are well."""
 
     def __init__(self, server: Server) -> None:
-        self.server, self._server = server.name, server
+        self.server = server.name
+        self._server = server
         self.heartbeat = Heartbeat()
         self._clock = OnTimeClock()
 
@@ -60,14 +70,23 @@ class TellingAgent(AgentClient):
         return None
 
     async def status(self) -> AgentStatus:
-        busy: dict[str, Any] = {"utilization": 0.9, "busy_s": 1.0, "telemetry": TELEMETRY}
+        busy: dict[str, Any] = {
+            "utilization": 0.9,
+            "busy_s": 1.0,
+            "telemetry": TELEMETRY,
+        }
         return AgentStatus(
             server=self.server,
             version=VERSION,
             runner="",
-            gpus=[GpuStatus(name=g.name, model=g.model, **busy) for g in self._server.gpus],
+            gpus=[
+                GpuStatus(name=g.name, model=g.model, **busy)
+                for g in self._server.gpus
+            ],
             nics=[
-                NicStatus(name=nic.name, address=str(nic.address), state="idle")
+                NicStatus(
+                    name=nic.name, address=str(nic.address), state="idle"
+                )
                 for nic in self._server.nics
             ],
             workers=[],
@@ -89,7 +108,9 @@ async def watched_lab(folder: Path) -> AsyncIterator[WatchedLab]:
     with running(folder, builtin_lab("ofc2022"), "--no-fabric") as device:
         lab = LAB.with_changes(circuit_switches=(device.switch,))
         (openflow,) = free_ports(1)
-        settings = ControllerSettings(folder / "state", "", f"127.0.0.1:{openflow}")
+        settings = ControllerSettings(
+            folder / "state", "", f"127.0.0.1:{openflow}"
+        )
         controller = Controller(lab, settings)
         metrics = ControllerMetrics(controller)
         for server in lab.servers:
@@ -106,7 +127,9 @@ async def watched_lab(folder: Path) -> AsyncIterator[WatchedLab]:
             await controller.device_watch.begin()
             await controller.transactions.settle_flows()
             controller.background.start("fleet", controller.fleet.watch)
-            controller.background.start("device watch", controller.device_watch.run)
+            controller.background.start(
+                "device watch", controller.device_watch.run
+            )
             controller.background.start("optical power", metrics.power.run)
             controller.background.start("job", lambda: _train(controller))
             app = create_app(controller)
@@ -133,22 +156,45 @@ async def _train(controller: Controller) -> None:
     """One job on all GPUs, whose workers report; the ToRs count what they send."""
     hosts = controller.lab.hosts
     names = tuple(host.name for host in hosts)
-    spec = JobSpec("trains", 10_000, 10**6, {"Tesla M40": 0.1, "Titan V": 0.1}, hosts=names)
-    status = JobStatus(JOB, spec, JobState.RUNNING, hosts=names, runs_since=time.time())
+    spec = JobSpec(
+        "trains",
+        10_000,
+        10**6,
+        {"Tesla M40": 0.1, "Titan V": 0.1},
+        hosts=names,
+    )
+    status = JobStatus(
+        JOB, spec, JobState.RUNNING, hosts=names, runs_since=time.time()
+    )
     controller.jobs.add([replace(status, submitted_at=time.time())])
     job = controller.jobs.running[JOB] = RunningJob(JOB, spec, hosts, _nothing)
-    seen = {"kind": "placement", "policy": "first-fit", "answer": [0], "seconds": 0.001}
+    seen = {
+        "kind": "placement",
+        "policy": "first-fit",
+        "answer": [0],
+        "seconds": 0.001,
+    }
     controller.jobs.ledger.add_decision(JOB, time.time(), seen)
     for index in range(spec.iterations):
         now = time.time()
         done = {"index": index, "finished_at": now, "sent_bytes": 10**6}
         took = {"compute_s": 0.1, "communication_s": 0.1}
         for hear in controller.jobs.on_reports:
-            hear(job, [{"rank": rank, **done, **took} for rank in range(len(hosts))])
+            hear(
+                job,
+                [{"rank": rank, **done, **took} for rank in range(len(hosts))],
+            )
         for switch in controller.lab.packet_switches:
             counted = {"rx_bytes": 10**6 * index, "tx_bytes": 10**6 * index}
-            ports = [{"port": port, **counted} for port in range(1, switch.ports + 1)]
-            told = {"datapath_id": switch.datapath_id, "at": now, "ports": ports}
+            ports = [
+                {"port": port, **counted}
+                for port in range(1, switch.ports + 1)
+            ]
+            told = {
+                "datapath_id": switch.datapath_id,
+                "at": now,
+                "ports": ports,
+            }
             controller.on_event({"event": "counters", **told})
         await asyncio.sleep(0.3)  # an iteration
 

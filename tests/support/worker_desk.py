@@ -29,7 +29,12 @@ class Desk:
         directory = self.folder / "workers" / str(len(self.names))
         directory.mkdir(mode=0o700, parents=True)
         given = {
-            **{"id": f"w-{len(self.names)}", "job": "job", "rank": 0, "nic": "nic0"},
+            **{
+                "id": f"w-{len(self.names)}",
+                "job": "job",
+                "rank": 0,
+                "nic": "nic0",
+            },
             "ring": [{"rank": 0, "address": "10.0.0.1", "port": 29500}],
             "task": {"trainer": "command", "command": list(command)},
         }

@@ -4,11 +4,15 @@ from patchlight.testbed.linux.processes import command_line
 from tests.support.agent_bench import Agent, Bench, ip
 
 
-def run_job(bench: Bench, runner: str, ranks: int, **task: object) -> list[Agent]:
+def run_job(
+    bench: Bench, runner: str, ranks: int, **task: object
+) -> list[Agent]:
     """Start agents and a job over them, up to where all workers are ready."""
     agents = bench.start_agents(ranks, runner)
     for rank, agent in enumerate(agents):
-        answer = agent.client.post("/workers", json=bench.spec(rank, ranks, **task))
+        answer = agent.client.post(
+            "/workers", json=bench.spec(rank, ranks, **task)
+        )
         assert answer.status_code == 201, answer.text
     for rank, agent in enumerate(agents):
         agent.until_state(f"job-{rank}", "ready")
@@ -18,7 +22,9 @@ def run_job(bench: Bench, runner: str, ranks: int, **task: object) -> list[Agent
 def start_all(agents: list[Agent]) -> None:
     """Have every worker of the job train."""
     for rank, agent in enumerate(agents):
-        assert agent.client.post(f"/workers/job-{rank}/start").status_code == 200
+        assert (
+            agent.client.post(f"/workers/job-{rank}/start").status_code == 200
+        )
 
 
 def until_done(agents: list[Agent]) -> None:
@@ -30,8 +36,13 @@ def until_done(agents: list[Agent]) -> None:
 def processes_of(bench: Bench, worker: str) -> list[int]:
     """What runs in a worker's namespace, container or not, besides its keeper."""
     server = f"server{int(worker[-1]) + 1}"
-    pids = map(int, ip("netns", "pids", bench.namespace(f"{server}.w-{worker}")).split())
-    return [pid for pid in pids if "patchlight-keeper" not in command_line(pid)]
+    pids = map(
+        int,
+        ip("netns", "pids", bench.namespace(f"{server}.w-{worker}")).split(),
+    )
+    return [
+        pid for pid in pids if "patchlight-keeper" not in command_line(pid)
+    ]
 
 
 def training_pid(bench: Bench, worker: str) -> int:
@@ -43,6 +54,12 @@ def training_pid(bench: Bench, worker: str) -> int:
 def everything_is_back(agent: Agent, worker: str) -> bool:
     """Whether the server has its NIC and GPU again, and nothing is left of the worker's space."""
     overview = agent.client.get("/status").json()
-    leased = [each for each in (*overview["nics"], *overview["gpus"]) if each["worker"]]
+    leased = [
+        each
+        for each in (*overview["nics"], *overview["gpus"])
+        if each["worker"]
+    ]
     space = agent.bench.namespace(f"{agent.server}.w-{worker}")
-    return not leased and agent.nic_is_home() and space not in ip("netns", "list")
+    return (
+        not leased and agent.nic_is_home() and space not in ip("netns", "list")
+    )

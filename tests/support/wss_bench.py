@@ -12,12 +12,20 @@ from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.contract import Capabilities, DirectedPort, Outcome
+from patchlight.controller.circuits.contract import (
+    Capabilities,
+    DirectedPort,
+    Outcome,
+)
 from patchlight.controller.circuits.drivers.dry_run import DryRunWavelengths
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Endpoint, Lab
-from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, SpectrumMap
+from patchlight.testbed.lab.spectrum import (
+    Channel,
+    ChannelConnect,
+    SpectrumMap,
+)
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.labfile.reader import parse_lab
@@ -59,9 +67,12 @@ LOCAL = SpectrumMap.parse(["1>2@193.100", "2>1@193.150"])
 class KeptWss(DryRunWavelengths):
     """A wavelength switch in a file; ``told`` are the entries of each command, in turn."""
 
-    def __init__(self, switch: WavelengthSwitch, file: Path, told: list[str]) -> None:
+    def __init__(
+        self, switch: WavelengthSwitch, file: Path, told: list[str]
+    ) -> None:
         super().__init__(switch)
-        self._file, self.told = file, told
+        self._file = file
+        self.told = told
         self.refuses = False
         if not file.exists():
             self._keep(SpectrumMap(tuple(switch.initial)))
@@ -75,12 +86,16 @@ class KeptWss(DryRunWavelengths):
     async def _table(self) -> Mapping[ChannelConnect, Row]:
         return dict.fromkeys(self.entries(), UP)
 
-    async def connect(self, pairs: Iterable[ChannelConnect]) -> Outcome[ChannelConnect]:
+    async def connect(
+        self, pairs: Iterable[ChannelConnect]
+    ) -> Outcome[ChannelConnect]:
         pairs = tuple(pairs)
         self.told += [f"{self.name} + {way}" for way in pairs]
         return await super().connect(pairs)
 
-    async def disconnect(self, pairs: Iterable[ChannelConnect]) -> Outcome[ChannelConnect]:
+    async def disconnect(
+        self, pairs: Iterable[ChannelConnect]
+    ) -> Outcome[ChannelConnect]:
         pairs = tuple(pairs)
         self.told += [f"{self.name} - {way}" for way in pairs]
         return await super().disconnect(pairs)
@@ -90,7 +105,9 @@ class KeptWss(DryRunWavelengths):
             self._keep(self.entries().joined(SpectrumMap.of(pairs)))
 
     async def _break(
-        self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, Row]
+        self,
+        pairs: Sequence[ChannelConnect],
+        table: Mapping[ChannelConnect, Row],
     ) -> None:
         self._keep(self.entries().without(pairs))
 
@@ -104,10 +121,14 @@ class MeasuredWss(KeptWss):
     async def channel_powers(
         self, ports: Iterable[DirectedPort]
     ) -> Mapping[DirectedPort, Mapping[Channel, float | None]]:
-        lit: dict[DirectedPort, dict[Channel, float | None]] = {port: {} for port in ports}
+        lit: dict[DirectedPort, dict[Channel, float | None]] = {
+            port: {} for port in ports
+        }
         for way in self.entries():
             lit.get(DirectedPort("in", way.inp), {})[way.channel] = -0.3
-            lit.get(DirectedPort("out", way.out), {})[way.channel] = self.dbm.get(str(way))
+            lit.get(DirectedPort("out", way.out), {})[way.channel] = (
+                self.dbm.get(str(way))
+            )
         return lit
 
 
@@ -124,7 +145,11 @@ class Network(NoHooks):
         return []
 
     def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
-        return [job for end, job in self.jobs.items() if Endpoint.parse(end) in moved]
+        return [
+            job
+            for end, job in self.jobs.items()
+            if Endpoint.parse(end) in moved
+        ]
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         self.moved.append({str(end) for end in moved})
@@ -134,24 +159,34 @@ class Network(NoHooks):
 class WssBench:
     """All that a controller has of the lab; a second one on the same folder is a restart."""
 
-    def __init__(self, folder: Path, device: type[KeptWss] = KeptWss, lab: Lab = LAB) -> None:
+    def __init__(
+        self, folder: Path, device: type[KeptWss] = KeptWss, lab: Lab = LAB
+    ) -> None:
         self.told: list[str] = []
         self.devices = {
             switch.name: device(switch, folder / switch.name, self.told)
             for switch in lab.wavelength_switches
             if switch.driver
         }
-        self.store, self.network = Store(folder / "controller.db"), Network()
-        self.parts = CircuitParts(lab, self.devices, self.store, self.network, self.network)
+        self.store = Store(folder / "controller.db")
+        self.network = Network()
+        self.parts = CircuitParts(
+            lab, self.devices, self.store, self.network, self.network
+        )
         self.transactions = Transactions(self.parts)
         self.service = CircuitService(self.parts, self.transactions)
         self.change = self.transactions.change
 
     async def join(self, **additions: Sequence[str]) -> Reconfiguration:
         """Add these to what is there, by switch."""
-        wanted = {name: SpectrumMap.parse(texts) for name, texts in additions.items()}
+        wanted = {
+            name: SpectrumMap.parse(texts) for name, texts in additions.items()
+        }
         return await self.change(
-            lambda maps: {name: maps[name].joined(new) for name, new in wanted.items()}, "test"
+            lambda maps: {
+                name: maps[name].joined(new) for name, new in wanted.items()
+            },
+            "test",
         )
 
     async def turn_inwards(self) -> Reconfiguration:
@@ -159,10 +194,14 @@ class WssBench:
         return await self.change(lambda _: dict.fromkeys(START, LOCAL), "test")
 
     def maps(self) -> dict[str, SpectrumMap]:
-        return {name: device.entries() for name, device in self.devices.items()}
+        return {
+            name: device.entries() for name, device in self.devices.items()
+        }
 
 
-async def _change_and_die(folder: Path, when: str, name: str, step: str) -> None:
+async def _change_and_die(
+    folder: Path, when: str, name: str, step: str
+) -> None:
     bench = WssBench(folder)
     device = bench.devices[name]
     method = getattr(device, step)
@@ -179,7 +218,11 @@ async def _change_and_die(folder: Path, when: str, name: str, step: str) -> None
 async def kill_a_change(folder: Path, point: str) -> None:
     """Have a process begin ``turn_inwards`` that dies, like ``after wss2 disconnect``."""
     killed = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__, str(folder), *point.split()),
+        sys.executable,
+        "-m",
+        __name__,
+        str(folder),
+        *point.split(),
         stderr=asyncio.subprocess.PIPE,
     )
     _, errors = await asyncio.wait_for(killed.communicate(), PATIENCE_S)

@@ -20,13 +20,21 @@ def small() -> LabBuilder:
 def test_ports_addresses_and_numbers_are_filled_in() -> None:
     build = small()
     assert build.fibre("server1", "ocs1") == ("server1.nic0", "ocs1.1")
-    assert build.fibre("server1", "ocs1", loss="0.5dB") == ("server1.nic1", "ocs1.2")
+    assert build.fibre("server1", "ocs1", loss="0.5dB") == (
+        "server1.nic1",
+        "ocs1.2",
+    )
     assert build.fibre("tor1.5", "ocs1") == ("tor1.5", "ocs1.3")
     assert build.fibre("tor1", "server2") == ("tor1.1", "server2.nic0")
     build.circuit("server1.nic0", "tor1.5")
     lab = build.lab()
-    assert [str(host.nic.address) for host in lab.hosts] == [f"10.1.0.{n}" for n in range(1, 5)]
-    assert (lab.packet_switches[0].ports, lab.circuit_switches[0].ports) == (5, 3)
+    assert [str(host.nic.address) for host in lab.hosts] == [
+        f"10.1.0.{n}" for n in range(1, 5)
+    ]
+    assert (lab.packet_switches[0].ports, lab.circuit_switches[0].ports) == (
+        5,
+        3,
+    )
     assert lab.circuit_switches[0].switching_time_s == 0.02
     assert lab.fibres[1].loss_db == 0.5
     assert lab.scale == 10
@@ -44,7 +52,10 @@ def test_every_mistake_comes_at_once_without_lines_of_a_file() -> None:
         build.lab()
     message = caught.value.message
     assert "server server1 has no NIC 'nic7'" in message
-    assert "expected a rate with its unit" in message or "is not a rate" in message
+    assert (
+        "expected a rate with its unit" in message
+        or "is not a rate" in message
+    )
     assert "port tor1.1 is used twice" in message
     assert message.startswith("lab small: ")
 
@@ -57,7 +68,9 @@ def test_what_cannot_be_is_refused_where_it_is_said() -> None:
         build.fibre("server1", "tor9")
     build.fibre("server1", "tor1")
     build.fibre("server1", "tor1")
-    with pytest.raises(BadInput, match="every port of server1 already has a fibre"):
+    with pytest.raises(
+        BadInput, match="every port of server1 already has a fibre"
+    ):
         build.fibre("server1", "tor1")
     build.circuit("server1.nic0", "tor1.1")
     with pytest.raises(BadInput, match="do not end on one OCS"):
@@ -70,7 +83,9 @@ def test_what_cannot_be_is_refused_where_it_is_said() -> None:
 
 
 def test_a_lab_without_anything_is_a_lab() -> None:
-    assert LabBuilder("bare").lab() == Lab("bare", network=LabBuilder("bare").lab().network)
+    assert LabBuilder("bare").lab() == Lab(
+        "bare", network=LabBuilder("bare").lab().network
+    )
 
 
 def test_a_lab_with_wavelengths() -> None:
@@ -81,7 +96,9 @@ def test_a_lab_with_wavelengths() -> None:
         build.server(name)
         build.fibre(name, "wss1")
     assert build.fibre("server1.nic1", "star1") == ("server1.nic1", "star1.1")
-    with pytest.raises(BadInput, match="every port of wss1 already has a fibre"):
+    with pytest.raises(
+        BadInput, match="every port of wss1 already has a fibre"
+    ):
         build.fibre("star1", "wss1")
     with pytest.raises(BadInput, match="already has star1"):
         build.switch("star1")

@@ -24,7 +24,15 @@ def svg_of(figure: Figure) -> str:
 def test_the_papers_lab_names_all_there_is() -> None:
     lab = load_lab("ofc2022")
     svg = svg_of(draw_lab(lab, lab.initial_maps))
-    for name in ("server4", "tor2", "ocs1", "gpu5", "Titan V", "192.168.10.16", "10Gbps"):
+    for name in (
+        "server4",
+        "tor2",
+        "ocs1",
+        "gpu5",
+        "Titan V",
+        "192.168.10.16",
+        "10Gbps",
+    ):
         assert name in svg
     assert "connected to tor1" in svg
     assert "unused fibre" in svg
@@ -33,14 +41,21 @@ def test_the_papers_lab_names_all_there_is() -> None:
 
 def test_one_way_light_is_shown_as_such() -> None:
     lab = load_lab("ofc2022")
-    assert "one-way circuit" in svg_of(draw_lab(lab, {"ocs1": PortMap.of([(1, 7)])}))
+    assert "one-way circuit" in svg_of(
+        draw_lab(lab, {"ocs1": PortMap.of([(1, 7)])})
+    )
 
 
 def test_the_colours_follow_the_light() -> None:
     lab = load_lab("ofc2022")
-    blue, orange = "#0072b2", "#d55e00"
+    blue = "#0072b2"
+    orange = "#d55e00"
     mixed = svg_of(draw_lab(lab, lab.initial_maps))
-    gathered = svg_of(draw_lab(lab, {"ocs1": PortMap.duplex((n, n + 6) for n in range(1, 7))}))
+    gathered = svg_of(
+        draw_lab(
+            lab, {"ocs1": PortMap.duplex((n, n + 6) for n in range(1, 7))}
+        )
+    )
     assert gathered.count(blue) > mixed.count(blue)
     assert gathered.count(orange) < mixed.count(orange)
 
@@ -57,7 +72,9 @@ def test_every_format_is_written(kind: str) -> None:
 def test_boxes_of_a_row_do_not_overlap() -> None:
     for lab in (load_lab("ofc2022"), tree(64), fat_tree(16), linear(40)):
         layout = DrawingLayout(lab)
-        assert len(layout.boxes) == len([*lab.servers, *lab.packet_switches, *lab.circuit_switches])
+        assert len(layout.boxes) == len(
+            [*lab.servers, *lab.packet_switches, *lab.circuit_switches]
+        )
         rows: dict[float, list[tuple[float, float]]] = {}
         for box in layout.boxes.values():
             rows.setdefault(box.y, []).append((box.x, box.x + box.width))

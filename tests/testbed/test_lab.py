@@ -25,7 +25,9 @@ def ofc2022() -> Lab:
         ("server4", "server4.gpu5"),
     ],
 )
-def test_a_host_answers_to_every_name_that_is_clear(ofc2022: Lab, name: str, host: str) -> None:
+def test_a_host_answers_to_every_name_that_is_clear(
+    ofc2022: Lab, name: str, host: str
+) -> None:
     assert ofc2022.host(name).name == host
 
 
@@ -52,7 +54,9 @@ def test_a_servers_name_wins_over_a_gpus() -> None:
 
 
 def test_unknown_names_bring_the_nearest(ofc2022: Lab) -> None:
-    with pytest.raises(BadInput, match="no device called 'tor3': did you mean tor"):
+    with pytest.raises(
+        BadInput, match="no device called 'tor3': did you mean tor"
+    ):
         ofc2022.device("tor3")
     with pytest.raises(BadInput, match="no OCS called 'zzz': known: ocs1"):
         ofc2022.circuit_switch("zzz")
@@ -66,5 +70,7 @@ def test_endpoints_in_text() -> None:
             Endpoint.parse(text)
 
 
-def test_default_macs_are_locally_administered_and_made_of_the_address() -> None:
+def test_default_macs_are_locally_administered_and_made_of_the_address() -> (
+    None
+):
     assert default_mac(IPv4Address("192.168.10.11")) == "02:4c:c0:a8:0a:0b"

@@ -92,14 +92,18 @@ def names(links: Links) -> list[str]:
     return [f"{a.device}-{b.device}" for a, b in links.pairs()]
 
 
-def tuned(lab: Lab, *texts: str, spectra: dict[str, SpectrumMap] | None = None) -> Light:
+def tuned(
+    lab: Lab, *texts: str, spectra: dict[str, SpectrumMap] | None = None
+) -> Light:
     channels = {nic(n): Channel.parse(text) for n, text in enumerate(texts, 1)}
     return Light(lab, {}, spectra, channels)
 
 
 def test_a_wavelength_switch_sends_each_channel_its_own_way() -> None:
     lab = parse_lab(WSS)
-    spectrum = SpectrumMap.parse(["1-2@193.1", "3-4@193.1-1.5dB", "1-3@193.15"])
+    spectrum = SpectrumMap.parse(
+        ["1-2@193.1", "3-4@193.1-1.5dB", "1-3@193.15"]
+    )
     links = trace_links(lab, {}, {"wss1": spectrum})
     assert names(links) == ["server1-server2", "server3-server4"]
     path = links.paths[nic(3)]
@@ -117,11 +121,19 @@ def test_a_wavelength_switch_sends_each_channel_its_own_way() -> None:
 def test_signals_of_one_channel_that_meet_are_both_lost() -> None:
     lab = parse_lab(STAR)
     light = tuned(lab, "193.100", "193.150", "193.150", "193.200")
-    assert {(m.one.source, m.other.source) for m in light.meetings} == {(nic(2), nic(3))}
-    assert [path.sink for path in light.arrivals[nic(1)]] == [nic(2), nic(3), nic(4)]
+    assert {(m.one.source, m.other.source) for m in light.meetings} == {
+        (nic(2), nic(3))
+    }
+    assert [path.sink for path in light.arrivals[nic(1)]] == [
+        nic(2),
+        nic(3),
+        nic(4),
+    ]
     # Light of 2 and 3 meets on the fibres to 1 and 4; each still has the fibre to the other.
     assert [path.sink for path in light.arrivals[nic(2)]] == [nic(3)]
-    assert tuned(lab, *(f"193.{n}" for n in (100, 150, 200, 250))).meetings == ()
+    assert (
+        tuned(lab, *(f"193.{n}" for n in (100, 150, 200, 250))).meetings == ()
+    )
 
 
 def test_signals_that_overlap_in_part_meet_as_well() -> None:
@@ -133,13 +145,16 @@ def test_signals_that_overlap_in_part_meet_as_well() -> None:
     ]
 
 
-def test_two_lasers_on_one_channel_of_one_fibre_are_a_mistake_with_its_place() -> None:
+def test_two_lasers_on_one_channel_of_one_fibre_are_a_mistake_with_its_place() -> (
+    None
+):
     with pytest.raises(LabFileError) as caught:
         parse_lab(SAME)
     first = caught.value.issues[0]
     assert (first.line, first.column) == (9, 10)
-    assert "two signals of one channel meet on the fibre at star1.2, server1.nic0 (193.100)" in (
-        first.message
+    assert (
+        "two signals of one channel meet on the fibre at star1.2, server1.nic0 (193.100)"
+        in (first.message)
     )
 
 
@@ -150,10 +165,14 @@ def test_an_awg_router_gives_each_pair_a_channel() -> None:
         assert [path.sink for path in light.arrivals[nic(1)]] == [nic(partner)]
     # All at once: at the start each sends the first channel, which comes back to itself.
     assert Light(lab, {}).meetings == ()
-    assert names(trace_links(lab, {})) == [f"server{n}-server{n}" for n in range(1, 5)]
+    assert names(trace_links(lab, {})) == [
+        f"server{n}-server{n}" for n in range(1, 5)
+    ]
 
 
-def test_channels_share_a_fibre_through_a_circuit_switch_and_have_their_budgets() -> None:
+def test_channels_share_a_fibre_through_a_circuit_switch_and_have_their_budgets() -> (
+    None
+):
     lab = parse_lab(MIXED)
     links = trace_links(lab, lab.initial_maps)
     assert names(links) == ["server1-tor1", "server2-tor1"]
@@ -190,8 +209,10 @@ def test_light_that_is_retuned_is_as_light_that_is_followed_anew() -> None:
     channels = {end: Channel(8 * n) for n, end in enumerate(ends)}
     light = Light(lab, {}, None, channels)
     assert {len(paths) for paths in light.arrivals.values()} == {3}
-    off, moved = [ends[3]], channels | {ends[1]: channels[ends[0]]}
-    retuned, anew = light.retuned(moved, off), Light(lab, {}, None, moved, off)
+    off = [ends[3]]
+    moved = channels | {ends[1]: channels[ends[0]]}
+    retuned = light.retuned(moved, off)
+    anew = Light(lab, {}, None, moved, off)
     assert retuned.arrivals == anew.arrivals
     assert retuned.meetings == anew.meetings
     assert ends[3] not in retuned.arrivals
@@ -211,15 +232,23 @@ def test_where_light_is_destroyed_is_the_first_fibre_on_each_way() -> None:
 def test_what_arrives_at_a_device_is_told_with_its_power() -> None:
     light = Light(parse_lab(STAR), {})
     arriving = light.arriving("star1")
-    assert {port: [str(s) for s in signals] for port, signals in arriving.items()} == {
+    assert {
+        port: [str(s) for s in signals] for port, signals in arriving.items()
+    } == {
         n: [f"server{n}.nic0 ({193.05 + 0.05 * n:.3f})"] for n in (1, 2, 3, 4)
     }
-    assert {round(dbm, 2) for signals in arriving.values() for dbm in signals.values()} == {-0.3}
+    assert {
+        round(dbm, 2)
+        for signals in arriving.values()
+        for dbm in signals.values()
+    } == {-0.3}
 
 
 def test_on_a_star_all_are_peers_though_no_two_have_a_link() -> None:
     links = trace_links(parse_lab(STAR), {})
     one = Endpoint("server1", "nic0")
     assert links.peer(one) is None
-    assert [str(peer) for peer in links.peers(one)] == [f"server{n}.nic0" for n in (2, 3, 4)]
+    assert [str(peer) for peer in links.peers(one)] == [
+        f"server{n}.nic0" for n in (2, 3, 4)
+    ]
     assert links.peers(Endpoint("server9", "nic0")) == ()

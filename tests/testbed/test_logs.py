@@ -21,20 +21,28 @@ def test_a_flood_of_one_kind_is_counted_and_others_are_not_touched() -> None:
     log.addHandler(handler)
 
     def garbled(peer: int) -> None:
-        log.error(f"garbled by {peer}")  # as libraries do it: no two texts are the same
+        # As libraries do it: no two texts are the same.
+        log.error(f"garbled by {peer}")
 
     for peer in range(500):
         garbled(peer)
     log.error("quite another")
     assert len(handled) == 11
-    assert handled[9] == "garbled by 9 (similar messages are suppressed for a minute)"
+    assert (
+        handled[9]
+        == "garbled by 9 (similar messages are suppressed for a minute)"
+    )
     assert handled[10] == "quite another"
     now = 61.0
     garbled(500)
-    assert handled[11] == "garbled by 500 (490 similar messages were suppressed)"
+    assert (
+        handled[11] == "garbled by 500 (490 similar messages were suppressed)"
+    )
 
 
-def test_only_standard_error_is_limited(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_standard_error_is_limited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     log_to_stderr(logging.INFO, "%(message)s")
     caplog.set_level(logging.INFO)
     for _ in range(30):
@@ -47,7 +55,9 @@ async def test_a_read_cancelled_as_its_answer_comes_is_no_trouble(
 ) -> None:
     asked = asyncio.Event()
 
-    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer_late(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\n")
         asked.set()

@@ -9,14 +9,25 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.lab.loops import closed_loops, harmful_loops
-from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre, Lab, PacketSwitch
+from patchlight.testbed.lab.model import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Lab,
+    PacketSwitch,
+)
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.oversights import oversights
 
 Link = tuple[Endpoint, Endpoint]
 PORTS = 4
-KINDS = (("openflow", False), ("learning", False), ("learning", True), ("linux-bridge", False))
+KINDS = (
+    ("openflow", False),
+    ("learning", False),
+    ("learning", True),
+    ("linux-bridge", False),
+)
 
 
 def random_lab(dice: random.Random) -> Lab:
@@ -26,13 +37,23 @@ def random_lab(dice: random.Random) -> Lab:
         driver, spans = dice.choice(KINDS)
         switch = PacketSwitch(f"tor{number}", number + 1, PORTS, driver=driver)
         switches.append(replace(switch, spanning_tree=spans))
-    ends = [Endpoint(s.name, str(p)) for s in switches for p in range(1, PORTS + 1)]
+    ends = [
+        Endpoint(s.name, str(p)) for s in switches for p in range(1, PORTS + 1)
+    ]
     dice.shuffle(ends)
     fixed = dice.randrange(0, 5, 2)
-    fibres = [Fibre(a, b) for a, b in zip(ends[:fixed:2], ends[1:fixed:2], strict=True)]
-    fibres += [Fibre(end, Endpoint("ocs1", str(p))) for p, end in enumerate(ends[fixed:], 1)]
+    fibres = [
+        Fibre(a, b)
+        for a, b in zip(ends[:fixed:2], ends[1:fixed:2], strict=True)
+    ]
+    fibres += [
+        Fibre(end, Endpoint("ocs1", str(p)))
+        for p, end in enumerate(ends[fixed:], 1)
+    ]
     ocs = CircuitSwitch("ocs1", "calient-tl1", "127.0.0.1:1", 32)
-    lab = Lab("loops", packet_switches=tuple(switches), circuit_switches=(ocs,))
+    lab = Lab(
+        "loops", packet_switches=tuple(switches), circuit_switches=(ocs,)
+    )
     return lab.with_changes(fibres=tuple(fibres))
 
 
@@ -73,19 +94,24 @@ def is_cycle(links: tuple[Link, ...]) -> bool:
 def test_random_maps_beside_a_search_of_every_cycle(seed: int) -> None:
     dice = random.Random(seed)
     lab = random_lab(dice)
-    before, after = random_links(lab, dice), random_links(lab, dice)
-    cycles, found = list(harmful_cycles(lab, after)), harmful_loops(lab, after)
+    before = random_links(lab, dice)
+    after = random_links(lab, dice)
+    cycles = list(harmful_cycles(lab, after))
+    found = harmful_loops(lab, after)
     for cycle in cycles:
         assert any(cycle <= set(loop) for loop in found)
     for loop in found:
         assert any(cycle <= set(loop) for cycle in cycles)
-    told, new = closed_loops(lab, before, after), set(after) - set(before)
+    told = closed_loops(lab, before, after)
+    new = set(after) - set(before)
     if any(cycle & new for cycle in cycles):
         assert told
     if not list(harmful_cycles(lab, before)):
         assert bool(told) == bool(cycles)
     # Taking links away closes none.
-    assert not closed_loops(lab, after, [link for link in after if dice.random() < 0.5])
+    assert not closed_loops(
+        lab, after, [link for link in after if dice.random() < 0.5]
+    )
 
 
 LOOP = """\
@@ -106,7 +132,9 @@ def test_lab_check_says_so_of_the_initial_wiring(tmp_path: Path) -> None:
     assert issue.line == 6
     assert "a loop through switches that flood" in issue.message
     assert "tor1.1 – tor2.1, tor1.2 – tor2.2" in issue.message
-    path.write_text(LOOP.replace("ports: 4}", "ports: 4, spanning_tree: true}"))
+    path.write_text(
+        LOOP.replace("ports: 4}", "ports: 4, spanning_tree: true}")
+    )
     assert not oversights(path)
     path.write_text(LOOP.replace("  - tor1.2 - tor2.2\n", ""))
     assert not oversights(path)

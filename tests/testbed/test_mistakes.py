@@ -30,7 +30,9 @@ class Everything(BaseModel):
     number: Annotated[int, Field(ge=1, le=10)] = 1
     share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
     flag: bool = True
-    word: Annotated[str, Field(min_length=2, max_length=4, pattern="^[a-z]*$")] = "abc"
+    word: Annotated[
+        str, Field(min_length=2, max_length=4, pattern="^[a-z]*$")
+    ] = "abc"
     kind: Literal["keep", "regroup"] = "keep"
     colour: Colour = Colour.RED
     some: Annotated[list[int], Field(min_length=1, max_length=2)] = [1]
@@ -54,9 +56,15 @@ class Everything(BaseModel):
         ({"flag": "perhaps"}, "flag: expected true or false, found 'perhaps'"),
         ({"word": "a"}, "word: expected at least 2 characters"),
         ({"word": "abcde"}, "word: expected at most 4 characters"),
-        ({"word": "A\nb"}, r"word: 'A\nb' does not match the pattern ^[a-z]*$"),
+        (
+            {"word": "A\nb"},
+            r"word: 'A\nb' does not match the pattern ^[a-z]*$",
+        ),
         ({"word": 5}, "word: expected text, found 5"),
-        ({"kind": "split"}, "kind: expected 'keep' or 'regroup', found 'split'"),
+        (
+            {"kind": "split"},
+            "kind: expected 'keep' or 'regroup', found 'split'",
+        ),
         ({"colour": True}, "colour: expected 'red', found true"),
         ({"some": []}, "some: expected at least 1 item(s)"),
         ({"some": [1, 2, 3]}, "some: expected at most 2 item(s)"),
@@ -64,10 +72,15 @@ class Everything(BaseModel):
         ({"some": [1, "x"]}, "some.1: expected a whole number, found 'x'"),
         ({"pairs": []}, "pairs: expected an object, found a list"),
         ({"extra": 1}, "extra: unknown field"),
-        ({"number": 10**5000}, "number: a number of thousands of digits is more than 10"),
+        (
+            {"number": 10**5000},
+            "number: a number of thousands of digits is more than 10",
+        ),
     ],
 )
-def test_each_mistake_has_words_of_its_own(given: dict[str, Any], words: str) -> None:
+def test_each_mistake_has_words_of_its_own(
+    given: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValidationError) as caught:
         Everything.model_validate({"needed": 1} | given)
     said = mistakes_in_words(caught.value)
@@ -100,20 +113,64 @@ def test_many_mistakes_are_counted() -> None:
 
 
 def test_no_words_of_pydantic_for_numbers_texts_lists_and_objects() -> None:
-    kinds = ("int", "float", "finite", "bool", "string", "list", "tuple", "dict", "mapping")
-    others = ("model", "dataclass", "too_", "enum", "literal", "greater", "less", "extra")
-    names = [name for name in get_args(ErrorType) if name.startswith(kinds + others)]
+    kinds = (
+        "int",
+        "float",
+        "finite",
+        "bool",
+        "string",
+        "list",
+        "tuple",
+        "dict",
+        "mapping",
+    )
+    others = (
+        "model",
+        "dataclass",
+        "too_",
+        "enum",
+        "literal",
+        "greater",
+        "less",
+        "extra",
+    )
+    names = [
+        name for name in get_args(ErrorType) if name.startswith(kinds + others)
+    ]
     assert len(names) > 30
-    limits = ("gt", "ge", "lt", "le", "min_length", "max_length", "pattern", "expected", "error")
+    limits = (
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "min_length",
+        "max_length",
+        "pattern",
+        "expected",
+        "error",
+    )
     for name in names:
-        mistake = {"type": name, "ctx": dict.fromkeys(limits, 7), "msg": "unheard of"}
+        mistake = {
+            "type": name,
+            "ctx": dict.fromkeys(limits, 7),
+            "msg": "unheard of",
+        }
         assert "unheard of" not in mistake_in_words(mistake, ("a",)), name
 
 
 def test_a_job_s_bounds() -> None:
-    spec = {"name": "j", "iterations": 12_000_000, "gradient_bytes": 4, "compute_s": {"M": 0.1}}
+    spec = {
+        "name": "j",
+        "iterations": 12_000_000,
+        "gradient_bytes": 4,
+        "compute_s": {"M": 0.1},
+    }
     with pytest.raises(BadInput) as caught:
-        checked_specs(json.loads(json.dumps([spec, {**spec, "name": "a b", "iterations": 1}])))
+        checked_specs(
+            json.loads(
+                json.dumps([spec, {**spec, "name": "a b", "iterations": 1}])
+            )
+        )
     first, second = caught.value.message.split("; ")
     assert first == "job j: iterations: 12000000 is more than 10000000"
     assert second.startswith("job a b: name: 'a b': expected letters, digits")

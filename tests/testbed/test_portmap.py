@@ -23,12 +23,16 @@ def port_maps(draw: st.DrawFn) -> PortMap:
 
 
 @given(port_maps(), port_maps())
-def test_a_diff_applied_gives_the_wanted_map(have: PortMap, wanted: PortMap) -> None:
+def test_a_diff_applied_gives_the_wanted_map(
+    have: PortMap, wanted: PortMap
+) -> None:
     assert have.apply(have.diff(wanted)) == wanted
 
 
 @given(port_maps(), port_maps())
-def test_the_inverse_of_a_change_undoes_it(have: PortMap, wanted: PortMap) -> None:
+def test_the_inverse_of_a_change_undoes_it(
+    have: PortMap, wanted: PortMap
+) -> None:
     change = have.diff(wanted)
     assert wanted.apply(change.inverse) == have
     assert change.inverse.inverse == change
@@ -43,11 +47,14 @@ def test_a_diff_is_the_smallest(have: PortMap, wanted: PortMap) -> None:
 
 
 @given(port_maps(), port_maps())
-def test_joining_keeps_what_is_not_in_the_way(have: PortMap, added: PortMap) -> None:
+def test_joining_keeps_what_is_not_in_the_way(
+    have: PortMap, added: PortMap
+) -> None:
     joined = have.joined(added)
     assert set(added) <= set(joined)
     lost = set(have) - set(joined)
-    used_in, used_out = set(added.out_of), set(added.in_of)
+    used_in = set(added.out_of)
+    used_out = set(added.in_of)
     assert all(one.inp in used_in or one.out in used_out for one in lost)
 
 
@@ -89,12 +96,19 @@ def test_a_change_knows_the_ports_it_touches() -> None:
 
 
 def test_cross_connects_in_text() -> None:
-    assert parse_cross_connects("1-7") == (CrossConnect(1, 7), CrossConnect(7, 1))
+    assert parse_cross_connects("1-7") == (
+        CrossConnect(1, 7),
+        CrossConnect(7, 1),
+    )
     assert parse_cross_connects(" 2 > 8 ") == (CrossConnect(2, 8),)
     assert str(CrossConnect(2, 8)) == "2>8"
 
 
-@pytest.mark.parametrize("text", ["", "1", "1-", "-1-2", "1--2", "a-b", "1<2", "1-2-3", "٣-4"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "1-", "-1-2", "1--2", "a-b", "1<2", "1-2-3", "٣-4"]
+)
 def test_other_text_is_no_cross_connect(text: str) -> None:
-    with pytest.raises(BadInput, match="is not a cross-connect: expected two ports"):
+    with pytest.raises(
+        BadInput, match="is not a cross-connect: expected two ports"
+    ):
         parse_cross_connects(text)

@@ -34,7 +34,8 @@ def test_a_probe_says_who_sent_it_to_the_search_it_is_of() -> None:
     assert int.from_bytes(frame[12:14], "big") == ETHERTYPE
     assert probe_source(frame, "ab-7") == "server1.nic0"
     assert probe_source(frame, "ab-8") is None
-    assert probe_source(frame[:40], "ab-7") is None  # cut in the middle of the name
+    # Cut in the middle of the name.
+    assert probe_source(frame[:40], "ab-7") is None
 
 
 def test_a_longer_name_makes_a_longer_frame() -> None:
@@ -43,7 +44,12 @@ def test_a_longer_name_makes_a_longer_frame() -> None:
 
 
 def test_lldp_says_the_device_and_its_port() -> None:
-    named = _lldp(CHASSIS, _field(2, b"\x05Ethernet3"), _field(3, b"\0x"), _field(5, b"leaf7"))
+    named = _lldp(
+        CHASSIS,
+        _field(2, b"\x05Ethernet3"),
+        _field(3, b"\0x"),
+        _field(5, b"leaf7"),
+    )
     assert lldp_neighbour(named) == LldpNeighbour("leaf7", "Ethernet3")
     assert str(LldpNeighbour("leaf7", "Ethernet3")) == "leaf7 port Ethernet3"
     port = _field(2, b"\x03" + bytes.fromhex("0200000000bb"))
@@ -54,7 +60,9 @@ def test_lldp_says_the_device_and_its_port() -> None:
 
 def test_what_no_terminal_should_get_is_shown_as_numbers() -> None:
     frame = _lldp(CHASSIS, _field(2, b"\x05\x1b[2J"), _field(5, b"leaf\n7"))
-    assert lldp_neighbour(frame) == LldpNeighbour("6c:65:61:66:0a:37", "1b:5b:32:4a")
+    assert lldp_neighbour(frame) == LldpNeighbour(
+        "6c:65:61:66:0a:37", "1b:5b:32:4a"
+    )
 
 
 def test_other_frames_are_neither() -> None:
@@ -67,5 +75,7 @@ def test_other_frames_are_neither() -> None:
 def test_any_bytes_at_all_are_taken(noise: bytes) -> None:
     for kind in (b"\x88\xb5", b"\x88\xcc"):
         frame = bytes(12) + kind + noise
-        assert probe_source(frame, "t") is None or noise.startswith(b"patchlight-probe")
+        assert probe_source(frame, "t") is None or noise.startswith(
+            b"patchlight-probe"
+        )
         lldp_neighbour(frame)

@@ -13,7 +13,10 @@ NIC_TO_TOR1 = {1: 7, 2: 8, 3: 9, 4: 10, 5: 11, 6: 12}
 
 
 def reach(
-    pairs: dict[int, int], one_way: tuple[str, ...] = (), lab: Lab = LAB, **lost: str
+    pairs: dict[int, int],
+    one_way: tuple[str, ...] = (),
+    lab: Lab = LAB,
+    **lost: str,
 ) -> Reach:
     port_map = PortMap.duplex(pairs.items()).joined(PortMap.parse(one_way))
     named = {name.replace("_", "."): why for name, why in lost.items()}
@@ -32,20 +35,28 @@ def test_links_that_are_not_known_are_no_reason() -> None:
         ({}, (), "no circuit at ocs1 port 1"),
         ({}, ("1>7",), "no two-way circuit at ocs1 port 1"),
         ({}, ("1>7", "8>1"), "no two-way circuit at ocs1 port 1"),
-        ({1: 300}, (), "its circuit ends at ocs1 port 300, which has no fibre"),
+        (
+            {1: 300},
+            (),
+            "its circuit ends at ocs1 port 300, which has no fibre",
+        ),
         ({1: 7}, (), ""),
     ],
 )
 def test_why_a_host_has_no_circuit(
     circuits: dict[int, int], one_way: tuple[str, ...], why: str
 ) -> None:
-    others = {nic: tor for nic, tor in NIC_TO_TOR1.items() if nic != 1 and tor != 8}
+    others = {
+        nic: tor for nic, tor in NIC_TO_TOR1.items() if nic != 1 and tor != 8
+    }
     found = reach(others | circuits, one_way).without_link
     assert found.get("server1.gpu0", "") == why
     assert "server2.gpu2" not in found
 
 
-def test_two_hosts_that_are_connected_to_each_other_reach_nobody_else() -> None:
+def test_two_hosts_that_are_connected_to_each_other_reach_nobody_else() -> (
+    None
+):
     found = reach({**NIC_TO_TOR1, 1: 3, 3: 1})
     assert found.without_link == {
         "server1.gpu0": "its NIC is connected to server2.nic2 by ocs1 1-3",
@@ -54,7 +65,9 @@ def test_two_hosts_that_are_connected_to_each_other_reach_nobody_else() -> None:
     one, other, third = (LAB.host(name) for name in ("gpu0", "gpu2", "gpu4"))
     assert found.apart([one, other]) == {}
     assert [*found.apart([one, third, LAB.host("gpu5")])] == ["server1.gpu0"]
-    assert set(found.apart([one, other, third])) == {"server3.gpu4"}, "the fewest are named"
+    assert set(found.apart([one, other, third])) == {"server3.gpu4"}, (
+        "the fewest are named"
+    )
 
 
 def test_a_nic_without_carrier_is_cut_off_though_its_circuit_stands() -> None:
@@ -83,14 +96,19 @@ fibres:
 def test_packet_switches_without_a_trunk_are_apart() -> None:
     lab = parse_lab(TWO_SWITCHES)
     found = Reach(lab, trace_links(lab, {}))
-    assert found.without_link == {"c.n": "it is connected to u, which reaches no other host"}
+    assert found.without_link == {
+        "c.n": "it is connected to u, which reaches no other host"
+    }
     assert found.apart(lab.hosts) == found.without_link
     joined = parse_lab(TWO_SWITCHES + "  - {ends: [t.4, u.4]}\n")
     assert Reach(joined, trace_links(joined, {})).without_link == {}
 
 
 def test_a_lab_whose_nics_are_connected_to_each_other_is_well() -> None:
-    text = TWO_SWITCHES.partition("packet_switches")[0] + "fibres: [{ends: [a.n, b.n]}]\n"
+    text = (
+        TWO_SWITCHES.partition("packet_switches")[0]
+        + "fibres: [{ends: [a.n, b.n]}]\n"
+    )
     lab = parse_lab(text)
     found = Reach(lab, trace_links(lab, {}))
     assert found.without_link == {"c.n": "no fibre is plugged into its NIC"}
@@ -98,5 +116,10 @@ def test_a_lab_whose_nics_are_connected_to_each_other_is_well() -> None:
 
 def test_of_many_hosts_the_first_are_named() -> None:
     assert as_text({}) == ""
-    assert as_text({str(n): "x" for n in range(5)}) == "0, 1, 2, 3: x; and 1 more host"
-    assert as_text({str(n): "x" for n in range(6)}).endswith("and 2 more hosts")
+    assert (
+        as_text({str(n): "x" for n in range(5)})
+        == "0, 1, 2, 3: x; and 1 more host"
+    )
+    assert as_text({str(n): "x" for n in range(6)}).endswith(
+        "and 2 more hosts"
+    )

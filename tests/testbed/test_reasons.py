@@ -15,9 +15,21 @@ from tests.support.house import ROOT
 ROOMS = "agents", "controller", "deploy", "emulation", "patchlight", "testbed"
 # Of these, some have no text: time-outs, cancelled calls, closed connections.
 MAY_BE_EMPTY = {
-    *("BaseException", "CancelledError", "ConnectionError", "EOFError", "Exception", "HTTPError"),
-    *("HTTPException", "OSError", "RequestException", "SSHException", "SSLError", "TimeoutError"),
-    *("TransportError", "_BROKEN", "_REFUSED"),
+    "BaseException",
+    "CancelledError",
+    "ConnectionError",
+    "EOFError",
+    "Exception",
+    "HTTPError",
+    "HTTPException",
+    "OSError",
+    "RequestException",
+    "SSHException",
+    "SSLError",
+    "TimeoutError",
+    "TransportError",
+    "_BROKEN",
+    "_REFUSED",
 }
 
 
@@ -67,10 +79,18 @@ def _bare(handler: ast.ExceptHandler) -> Iterator[ast.AST]:
         if isinstance(node, ast.JoinedStr):
             with_type = f"type({handler.name}).__name__" in ast.unparse(node)
             for part in node.values:
-                if isinstance(part, ast.FormattedValue) and part.conversion != ord("r"):
+                if isinstance(
+                    part, ast.FormattedValue
+                ) and part.conversion != ord("r"):
                     value = part.value
-                    first = value.values[0] if isinstance(value, ast.BoolOp) else value
-                    if is_error(first) and not with_type:  # an exception is always true
+                    first = (
+                        value.values[0]
+                        if isinstance(value, ast.BoolOp)
+                        else value
+                    )
+                    if (
+                        is_error(first) and not with_type
+                    ):  # an exception is always true
                         yield node
     alone = {
         id(each.values[0])
@@ -78,7 +98,9 @@ def _bare(handler: ast.ExceptHandler) -> Iterator[ast.AST]:
         if isinstance(each, ast.BoolOp) and isinstance(each.op, ast.Or)
     }
     for node in ast.walk(handler):
-        is_text = isinstance(node, ast.Call) and ast.unparse(node.func) == "str"
+        is_text = (
+            isinstance(node, ast.Call) and ast.unparse(node.func) == "str"
+        )
         if is_text and any(map(is_error, node.args)) and id(node) not in alone:  # type: ignore[attr-defined]
             yield node
 
@@ -92,12 +114,20 @@ def _found(source: str, where: str) -> Iterator[str]:
                 yield f"{where}:{node.lineno}: {ast.unparse(node)}"  # type: ignore[attr-defined]
 
 
-def test_every_message_about_an_error_that_may_have_no_text_takes_its_reason() -> None:
+def test_every_message_about_an_error_that_may_have_no_text_takes_its_reason() -> (
+    None
+):
     files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
-    ours = [path for path in files if not any(each.is_symlink() for each in path.parents)]
+    ours = [
+        path
+        for path in files
+        if not any(each.is_symlink() for each in path.parents)
+    ]
     assert len(ours) > 300  # the core alone has fewer than all
     found = [
-        each for path in ours for each in _found(path.read_text(), str(path.relative_to(ROOT)))
+        each
+        for path in ours
+        for each in _found(path.read_text(), str(path.relative_to(ROOT)))
     ]
     assert not found, "use reason(error):\n" + "\n".join(found)
 

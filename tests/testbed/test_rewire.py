@@ -3,7 +3,11 @@
 import pytest
 
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_lab
+from patchlight.testbed.labfile.reader import (
+    LabFileError,
+    builtin_lab,
+    parse_lab,
+)
 from patchlight.testbed.labfile.writer import rewired
 
 TEXT = builtin_lab("ofc2022").read_text()
@@ -27,7 +31,9 @@ def test_two_swapped_fibres_change_two_lines() -> None:
     new = rewired(TEXT, fibres)
     changed = [
         (old, now)
-        for old, now in zip(TEXT.splitlines(), new.text.splitlines(), strict=True)
+        for old, now in zip(
+            TEXT.splitlines(), new.text.splitlines(), strict=True
+        )
         if old != now
     ]
     assert changed == [
@@ -45,8 +51,14 @@ def test_two_swapped_fibres_change_two_lines() -> None:
 
 
 def test_one_goes_and_one_comes() -> None:
-    fibres = [pair for pair in _pairs(LAB) if pair[0] not in ("server4.nic5", "tor1.7")]
-    new = rewired(TEXT, [*fibres, ("tor1.7", "ocs1.40"), ("tor2.7", "ocs1.41")])
+    fibres = [
+        pair
+        for pair in _pairs(LAB)
+        if pair[0] not in ("server4.nic5", "tor1.7")
+    ]
+    new = rewired(
+        TEXT, [*fibres, ("tor1.7", "ocs1.40"), ("tor2.7", "ocs1.41")]
+    )
     assert new.keeps_comments
     assert "  - {ends: [server4.nic5" not in new.text
     assert new.text.endswith(
@@ -74,7 +86,8 @@ fibres:
 def test_quotes_stay_quotes() -> None:
     text = TEXT.replace("[server2.nic2, ocs1.3]", '["server2.nic2", "ocs1.3"]')
     fibres = [
-        ("server2.nic2", "ocs1.50") if a == "server2.nic2" else (a, b) for a, b in _pairs(LAB)
+        ("server2.nic2", "ocs1.50") if a == "server2.nic2" else (a, b)
+        for a, b in _pairs(LAB)
     ]
     assert '["server2.nic2", "ocs1.50"]' in rewired(text, fibres).text
 

@@ -46,7 +46,9 @@ MAPS = st.lists(WAYS, max_size=6).map(a_map)
         ("193.1/12.5", 0, 1, "193.100/12.5"),
     ],
 )
-def test_channels_are_read_and_written(text: str, steps: int, slots: int, written: str) -> None:
+def test_channels_are_read_and_written(
+    text: str, steps: int, slots: int, written: str
+) -> None:
     assert Channel.parse(text) == (steps, slots)
     assert str(Channel.parse(text)) == written
 
@@ -55,7 +57,8 @@ def test_what_a_channel_is() -> None:
     channel = Channel.parse("193.1")
     assert channel.frequency_thz == 193.1
     assert channel.width_ghz == 50
-    beside, half = Channel.parse("193.15"), Channel.parse("193.125")
+    beside = Channel.parse("193.15")
+    half = Channel.parse("193.125")
     assert not channel.overlaps(beside)
     assert channel.overlaps(half)
     assert Channel.parse("193.1/37.5").within(channel)
@@ -89,7 +92,8 @@ def test_grids_and_bands() -> None:
     Grid().check(Channel.parse("193.15"))
     Grid(None).check(Channel.parse("193.10625/37.5"))
     with pytest.raises(
-        BadInput, match=r"193\.125 is off the grid of 50 GHz: expected 193\.100 or 193\.150"
+        BadInput,
+        match=r"193\.125 is off the grid of 50 GHz: expected 193\.100 or 193\.150",
     ):
         Grid().check(Channel.parse("193.125"))
     with pytest.raises(BadInput, match=r"of 100 GHz: expected 193\.100/100$"):
@@ -108,20 +112,30 @@ def test_grids_and_bands() -> None:
 def test_ways_are_read_and_written() -> None:
     (way,) = parse_channel_connects("1>3@193.100/75-2.5dB")
     assert str(way) == "1>3@193.100/75-2.5dB"
-    assert SpectrumMap.parse(["3-1@193.1", "2>2@193.1"]).texts == ("1-3@193.100", "2>2@193.100")
+    assert SpectrumMap.parse(["3-1@193.1", "2>2@193.1"]).texts == (
+        "1-3@193.100",
+        "2>2@193.100",
+    )
     for wrong in ("1>3", "1>3@", "@193.1", "1>3@193.1-dB", "1>3@193.1@193.2"):
         with pytest.raises(BadInput, match=r"1>3@193\.100"):
             parse_channel_connects(wrong)
 
 
 def test_two_signals_of_one_channel_never_meet() -> None:
-    with pytest.raises(BadInput, match=r"collide at out:3: 1>3@193\.100 and 2>3@193\.125$"):
+    with pytest.raises(
+        BadInput, match=r"collide at out:3: 1>3@193\.100 and 2>3@193\.125$"
+    ):
         SpectrumMap.parse(["1>3@193.1", "2>3@193.125"])
-    with pytest.raises(BadInput, match=r"in:1 is one-way: 1>3@193\.100 and 1>4@193\.100$"):
+    with pytest.raises(
+        BadInput, match=r"in:1 is one-way: 1>3@193\.100 and 1>4@193\.100$"
+    ):
         SpectrumMap.parse(["1>3@193.1", "1>4@193.1"])
     beside = SpectrumMap.parse(["1>3@193.1", "2>3@193.15", "1>4@193.2"])
     assert len(beside) == 3
-    assert beside.way_of(2, Channel.parse("193.15/25")) == parse_channel_connects("2>3@193.15")[0]
+    assert (
+        beside.way_of(2, Channel.parse("193.15/25"))
+        == parse_channel_connects("2>3@193.15")[0]
+    )
     assert beside.way_of(2, Channel.parse("193.1")) is None
 
 
@@ -136,7 +150,11 @@ def test_a_diff_leads_from_one_map_to_the_other_and_back(
     assert bool(change) == (have != want)
     assert not set(change.breaks) & set(change.makes)
     assert have.without(change.breaks).joined(want) == want
-    assert SpectrumMap.parse(have.texts) == SpectrumMap.parse(have.one_way_texts) == have
+    assert (
+        SpectrumMap.parse(have.texts)
+        == SpectrumMap.parse(have.one_way_texts)
+        == have
+    )
 
 
 def test_what_a_device_cannot_do_is_said_of_the_entry() -> None:
@@ -148,5 +166,7 @@ def test_what_a_device_cannot_do_is_said_of_the_entry() -> None:
         with pytest.raises(BadInput, match=words):
             SpectrumMap.parse([text]).check(2, 4, Grid())
     empty = SpectrumMap()
-    with pytest.raises(BadInput, match=r"cannot break 1>2@193\.100: it is not connected"):
+    with pytest.raises(
+        BadInput, match=r"cannot break 1>2@193\.100: it is not connected"
+    ):
         empty.apply(MapChange(breaks=parse_channel_connects("1>2@193.1")))

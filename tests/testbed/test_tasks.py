@@ -31,12 +31,15 @@ async def test_errors_that_are_answers_are_no_failures() -> None:
     assert await run_all([]) == []
 
 
-async def test_work_is_interrupted_by_an_order_and_keeps_a_result_that_came_with_it() -> None:
+async def test_work_is_interrupted_by_an_order_and_keeps_a_result_that_came_with_it() -> (
+    None
+):
     order = asyncio.Event()
 
     async def gives_the_order(then_s: float) -> str:
         order.set()
-        await asyncio.sleep(then_s)  # how long after the order its result comes
+        # How long after the order its result comes.
+        await asyncio.sleep(then_s)
         return "done"
 
     async def at_once() -> str:

@@ -23,7 +23,9 @@ from patchlight.testbed.labfile.reader import load_lab
 
 
 def seen(lab: Lab, maps: Mapping[str, PortMap] | None = None) -> Topology:
-    return topology_of(lab, trace_links(lab, lab.initial_maps if maps is None else maps))
+    return topology_of(
+        lab, trace_links(lab, lab.initial_maps if maps is None else maps)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +49,44 @@ def test_nodes_are_under_the_switch_that_they_are_lit_to(ofc2022: Lab) -> None:
         "rate_bps": 40_000_000_000,
     }
     assert found["switches"] == [
-        {"name": tor, "block": "block.tor1", "fabric": "fabric.tor1", "nodes": nodes}
-        for tor, nodes in (("tor1", ["server1", "server3"]), ("tor2", ["server2", "server4"]))
+        {
+            "name": tor,
+            "block": "block.tor1",
+            "fabric": "fabric.tor1",
+            "nodes": nodes,
+        }
+        for tor, nodes in (
+            ("tor1", ["server1", "server3"]),
+            ("tor2", ["server2", "server4"]),
+        )
     ]
-    assert found["links"] == [{"a": "tor1.7", "b": "tor2.7", "rate_bps": 10_000_000_000}]
+    assert found["links"] == [
+        {"a": "tor1.7", "b": "tor2.7", "rate_bps": 10_000_000_000}
+    ]
 
 
 def test_a_node_has_one_place_and_a_dark_one_has_none(ofc2022: Lab) -> None:
     # server1 has a GPU under each ToR; server2's NICs are dark; all of server3 moved.
-    moved = seen(ofc2022, {"ocs1": PortMap.parse(["1-7", "2-14", "5-17", "6-18"])})
-    assert [node.switch for node in moved.nodes] == ["tor1", None, "tor2", "tor2"]
+    moved = seen(
+        ofc2022, {"ocs1": PortMap.parse(["1-7", "2-14", "5-17", "6-18"])}
+    )
+    assert [node.switch for node in moved.nodes] == [
+        "tor1",
+        None,
+        "tor2",
+        "tor2",
+    ]
     text = slurm_conf(moved)
     assert (
         "# server1 is also connected to tor2.\n# server2 is omitted: its NICs are not connected.\n"
         in text
     )
     assert "SwitchName=tor2 Nodes=server3,server4\n" in text
-    nodes = [each for each in yaml.safe_load_all(kueue(moved)) if each["kind"] == "Node"]
+    nodes = [
+        each
+        for each in yaml.safe_load_all(kueue(moved))
+        if each["kind"] == "Node"
+    ]
     assert nodes[1]["metadata"] == {"name": "server2", "labels": {}}
 
 
@@ -94,7 +117,10 @@ def test_slurms_tree_and_blocks(ofc2022: Lab) -> None:
 
 def test_kueues_levels_are_labels_of_the_nodes(ofc2022: Lab) -> None:
     topology, *nodes = yaml.safe_load_all(kueue(seen(ofc2022)))
-    assert (topology["apiVersion"], topology["kind"]) == ("kueue.x-k8s.io/v1beta2", "Topology")
+    assert (topology["apiVersion"], topology["kind"]) == (
+        "kueue.x-k8s.io/v1beta2",
+        "Topology",
+    )
     levels = [level["nodeLabel"] for level in topology["spec"]["levels"]]
     assert levels[-1] == "kubernetes.io/hostname"
     assert nodes[1] == {
@@ -102,12 +128,18 @@ def test_kueues_levels_are_labels_of_the_nodes(ofc2022: Lab) -> None:
         "kind": "Node",
         "metadata": {
             "name": "server2",
-            "labels": dict(zip(levels, ("fabric.tor1", "block.tor1", "tor2"), strict=False)),
+            "labels": dict(
+                zip(
+                    levels, ("fabric.tor1", "block.tor1", "tor2"), strict=False
+                )
+            ),
         },
     }
     build = LabBuilder("odd")
     build.server("Server_1", gpus=["A100"])
-    with pytest.raises(BadInput, match="invalid Kubernetes node name Server_1"):
+    with pytest.raises(
+        BadInput, match="invalid Kubernetes node name Server_1"
+    ):
         kueue(seen(build.lab()))
 
 
@@ -132,11 +164,23 @@ def switches_of(text: str) -> dict[str, tuple[str, list[str]]]:
     ],
     ids=["tree", "fat tree", "line", "one switch"],
 )
-def test_every_node_is_in_slurms_tree_once_and_pods_are_blocks(lab: Lab, blocks: int) -> None:
+def test_every_node_is_in_slurms_tree_once_and_pods_are_blocks(
+    lab: Lab, blocks: int
+) -> None:
     switches = switches_of(slurm_conf(seen(lab)))
-    nodes = [name for kind, names in switches.values() if kind == "Nodes" for name in names]
+    nodes = [
+        name
+        for kind, names in switches.values()
+        if kind == "Nodes"
+        for name in names
+    ]
     assert sorted(nodes) == sorted(server.name for server in lab.servers)
-    children = [n for kind, names in switches.values() if kind == "Switches" for n in names]
+    children = [
+        n
+        for kind, names in switches.values()
+        if kind == "Switches"
+        for n in names
+    ]
     assert len(children) == len(set(children))
     assert len(switches.keys() - set(children)) == 1, "one root"
     assert sum(name.startswith("block.") for name in switches) == blocks
@@ -146,7 +190,10 @@ def test_every_node_is_in_slurms_tree_once_and_pods_are_blocks(lab: Lab, blocks:
 def test_the_same_topology_is_the_same_bytes(form: str) -> None:
     lab = load_lab("four-ocs")
     turned = lab.with_changes(fibres=lab.fibres[::-1])
-    maps = {name: lab.initial_maps[name] for name in reversed(list(lab.initial_maps))}
+    maps = {
+        name: lab.initial_maps[name]
+        for name in reversed(list(lab.initial_maps))
+    }
     assert FORMATS[form](seen(turned, maps)) == FORMATS[form](seen(lab))
 
 
@@ -154,7 +201,12 @@ def test_what_reaches_each_other_is_a_fabric() -> None:
     build = LabBuilder("apart")
     for number in (1, 2):
         build.switch(f"tor{number}")
-        build.fibre(build.server(f"server{number}", gpus=["A100"]), f"tor{number}")
+        build.fibre(
+            build.server(f"server{number}", gpus=["A100"]), f"tor{number}"
+        )
     found = seen(build.lab())
-    assert [leaf.fabric for leaf in found.leaves] == ["fabric.tor1", "fabric.tor2"]
+    assert [leaf.fabric for leaf in found.leaves] == [
+        "fabric.tor1",
+        "fabric.tor2",
+    ]
     assert set(switches_of(slurm_conf(found))) == {"tor1", "tor2"}

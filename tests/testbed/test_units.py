@@ -40,8 +40,13 @@ def test_times_losses_and_powers() -> None:
 @pytest.mark.parametrize(
     "text", ["25", "25 GBit", "", "Gbps", "1..2Gbps", "nanGbps", "infGbps", 25]
 )
-def test_a_wrong_rate_is_refused_with_the_units_it_could_have(text: object) -> None:
-    with pytest.raises(BadInput, match=r"is not a rate: expected a number with one of bps, kbps"):
+def test_a_wrong_rate_is_refused_with_the_units_it_could_have(
+    text: object,
+) -> None:
+    with pytest.raises(
+        BadInput,
+        match=r"is not a rate: expected a number with one of bps, kbps",
+    ):
         units.parse_rate(text)
 
 
@@ -82,8 +87,13 @@ def test_a_written_time_reads_back_equal(time_s: float) -> None:
     assert units.parse_time(units.write_time(time_s)) == time_s
 
 
-@given(st.floats(min_value=0, max_value=1e6), st.floats(min_value=-1e6, max_value=1e6))
-def test_written_losses_and_powers_read_back_equal(loss_db: float, power_dbm: float) -> None:
+@given(
+    st.floats(min_value=0, max_value=1e6),
+    st.floats(min_value=-1e6, max_value=1e6),
+)
+def test_written_losses_and_powers_read_back_equal(
+    loss_db: float, power_dbm: float
+) -> None:
     assert units.parse_loss(units.write_loss(loss_db)) == loss_db
     assert units.parse_power(units.write_power(power_dbm)) == power_dbm
 

@@ -34,16 +34,24 @@ def end(text: str) -> Endpoint:
     return Endpoint.parse(text)
 
 
-def test_light_through_two_switches_has_the_slowest_rate_and_every_loss(two: Lab) -> None:
+def test_light_through_two_switches_has_the_slowest_rate_and_every_loss(
+    two: Lab,
+) -> None:
     maps = {"o1": PortMap.duplex([(1, 2)]), "o2": PortMap.duplex([(1, 2)])}
     links = trace_links(two, maps)
     path = links.paths[end("a.n")]
     assert path.sink == end("t.1")
-    assert path.hops == (("o1", CrossConnect(1, 2)), ("o2", CrossConnect(1, 2)))
+    assert path.hops == (
+        ("o1", CrossConnect(1, 2)),
+        ("o2", CrossConnect(1, 2)),
+    )
     assert path.rate_bps == 25_000_000_000
     assert path.loss_db == pytest.approx(0.1 + 1 + 0.2 + 2 + 0.4)
     assert links.peer(end("t.1")) == end("a.n")
-    assert links.pairs() == ((end("a.n"), end("t.1")), (end("b.n"), end("t.2")))
+    assert links.pairs() == (
+        (end("a.n"), end("t.1")),
+        (end("b.n"), end("t.2")),
+    )
     assert links.switch_of(two, end("a.n")) == "t"
 
 
@@ -58,7 +66,9 @@ def test_one_way_light_is_a_path_but_no_link(two: Lab) -> None:
 
 def test_light_that_leaves_by_another_port_is_no_link() -> None:
     lab = load_lab("ofc2022")
-    links = trace_links(lab, {"ocs1": PortMap.of([(1, 7), (7, 2), (2, 8), (8, 1)])})
+    links = trace_links(
+        lab, {"ocs1": PortMap.of([(1, 7), (7, 2), (2, 8), (8, 1)])}
+    )
     assert links.paths[end("server1.nic0")].sink == end("tor1.1")
     assert links.paths[end("tor1.1")].sink == end("server1.nic1")
     assert links.peer(end("server1.nic0")) is None
@@ -70,6 +80,10 @@ def test_without_circuits_only_plain_fibres_are_lit(two: Lab) -> None:
         assert set(links.paths) == {end("b.n"), end("t.2")}
 
 
-def test_circuit_ports_are_those_plugged_straight_into_an_ocs(two: Lab) -> None:
-    found = circuit_ports(two, [end("a.n"), end("b.n"), end("t.1"), end("t.4")])
+def test_circuit_ports_are_those_plugged_straight_into_an_ocs(
+    two: Lab,
+) -> None:
+    found = circuit_ports(
+        two, [end("a.n"), end("b.n"), end("t.1"), end("t.4")]
+    )
     assert found == {end("a.n"): ("o1", 1), end("t.1"): ("o2", 2)}

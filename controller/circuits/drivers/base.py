@@ -70,8 +70,12 @@ class SessionTable(TableDriver[C, M, R]):
     ) -> None:
         super().__init__(switch)
         self._dialect = dialect or corrected(switch.driver, self.built_in)
-        self._list_limit = getattr(self._dialect, "list_limit", self._list_limit)
-        self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
+        self._list_limit = getattr(
+            self._dialect, "list_limit", self._list_limit
+        )
+        self.client = self.client_class(
+            Session.of(switch, password, timeouts), self._dialect
+        )
 
     async def open(self) -> None:
         """Connect to the device and log in."""
@@ -96,7 +100,9 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
         """How many ports it has on each side."""
         return self._switch.ports
 
-    def _checked(self, pairs: Iterable[CrossConnect]) -> tuple[CrossConnect, ...]:
+    def _checked(
+        self, pairs: Iterable[CrossConnect]
+    ) -> tuple[CrossConnect, ...]:
         unique = tuple(dict.fromkeys(pairs))
         for c in unique:
             if type(c.inp) is not int or type(c.out) is not int:
@@ -114,19 +120,26 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, R]
     ) -> dict[CrossConnect, str]:
         """Those that are not in the table but conflict with it, with reasons."""
-        at_input, at_output = {c.inp: c for c in table}, {c.out: c for c in table}
+        at_input = {c.inp: c for c in table}
+        at_output = {c.out: c for c in table}
         words = {}
         for c in pairs:
             if c in table:
                 continue
             if other := at_input.get(c.inp):
-                words[c] = self._in_use(contract.DirectedPort("in", c.inp), other)
+                words[c] = self._in_use(
+                    contract.DirectedPort("in", c.inp), other
+                )
             elif other := at_output.get(c.out):
-                words[c] = self._in_use(contract.DirectedPort("out", c.out), other)
+                words[c] = self._in_use(
+                    contract.DirectedPort("out", c.out), other
+                )
         return words
 
 
-class SessionDriver(SessionTable[CrossConnect, PortMap, R], CircuitTableDriver[R]):
+class SessionDriver(
+    SessionTable[CrossConnect, PortMap, R], CircuitTableDriver[R]
+):
     """See ``CircuitDriver``. A driver sets its ``client_class``, and its table."""
 
 
@@ -146,7 +159,12 @@ def powers_dbm(
     return {port: power_dbm(text, dark_dbm) for port, text in texts}
 
 
-def condition(answer: str, ready: str, locked: str, absent: str) -> contract.Condition:
+def condition(
+    answer: str,
+    ready: str,
+    locked: str,
+    absent: str,
+) -> contract.Condition:
     """What a port's state means, given the patterns for all but ``failed``."""
     if re.fullmatch(ready, answer):
         return "ready"
@@ -155,7 +173,10 @@ def condition(answer: str, ready: str, locked: str, absent: str) -> contract.Con
     return "absent" if re.fullmatch(absent, answer) else "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Numbering:
     """``ins`` inputs from ``in_base`` + 1 on, ``outs`` outputs from ``out_base`` + 1 on."""
 
@@ -167,7 +188,12 @@ class Numbering:
     @classmethod
     def polatis(cls, ins: int, outs: int) -> Numbering:
         """Inputs (ingress) 1…N, outputs (egress) N+1…N+M."""
-        return cls(ins, outs, 0, ins)
+        return cls(
+            ins,
+            outs,
+            0,
+            ins,
+        )
 
     def __str__(self) -> str:
         return f"{self.ins}x{self.outs}"
@@ -192,8 +218,13 @@ class Numbering:
 
     def to_directed(self, inp: int, out: int) -> CrossConnect | None:
         """An input's and an output's number → a cross-connect; ``None`` if they are invalid."""
-        first, second = self.to_port(inp), self.to_port(out)
-        if first is None or second is None or (first.side, second.side) != ("in", "out"):
+        first = self.to_port(inp)
+        second = self.to_port(out)
+        if (
+            first is None
+            or second is None
+            or (first.side, second.side) != ("in", "out")
+        ):
             return None
         return CrossConnect(first.number, second.number)
 
@@ -255,12 +286,18 @@ class NumberedDriver(SessionDriver[Row]):
                 # On another connection its numbers may mean other ports.
                 if self._learnt_on == self.client.connections:
                     return table
-        raise contract.DeviceUnreachable(f"{self.name} closes every connection")
+        raise contract.DeviceUnreachable(
+            f"{self.name} closes every connection"
+        )
 
-    async def _numbers(self, pairs: Iterable[CrossConnect]) -> list[tuple[int, int]]:
+    async def _numbers(
+        self, pairs: Iterable[CrossConnect]
+    ) -> list[tuple[int, int]]:
         """The device's numbers for the input and the output of each."""
         to_number = (await self._numbering()).to_number
-        return [(to_number("in", c.inp), to_number("out", c.out)) for c in pairs]
+        return [
+            (to_number("in", c.inp), to_number("out", c.out)) for c in pairs
+        ]
 
 
 class PolatisDriver(NumberedDriver):
@@ -276,11 +313,15 @@ class PolatisDriver(NumberedDriver):
         """How many inputs and outputs."""
         size = re.search(self._dialect.model_size, model)
         if size is None:
-            raise self._nonsense("the question for its size", model or "nothing")
+            raise self._nonsense(
+                "the question for its size", model or "nothing"
+            )
         return int(size["ins"]), int(size["outs"])
 
     @abstractmethod
-    async def _monitored_sides(self, numbering: Numbering) -> Collection[contract.Side]:
+    async def _monitored_sides(
+        self, numbering: Numbering
+    ) -> Collection[contract.Side]:
         """The sides with power monitors."""
 
     @abstractmethod
@@ -295,23 +336,38 @@ class PolatisDriver(NumberedDriver):
 
     async def port_states(self) -> contract.PortStates:
         """For each port in the lab: enabled, disabled, failed."""
-        states, last, dialect = await self._states(), self.ports, self._dialect
+        states = await self._states()
+        last = self.ports
+        dialect = self._dialect
         patterns = dialect.port_ready, dialect.port_locked, dialect.port_absent
         known = {
             state: contract.PortState(condition(state, *patterns), state)
             for state in {*states.values()}
         }
-        return {port: known[state] for port, state in states.items() if port.number <= last}
+        return {
+            port: known[state]
+            for port, state in states.items()
+            if port.number <= last
+        }
 
-    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
+    async def power(
+        self, ports: Iterable[contract.DirectedPort]
+    ) -> contract.Powers:
         """Only ports with monitors."""
         checked = self._checked_ports(ports)
         await self._numbering()
-        monitored = {"in": self.capabilities.power_in, "out": self.capabilities.power_out}
+        monitored = {
+            "in": self.capabilities.power_in,
+            "out": self.capabilities.power_out,
+        }
         if not (asked := [port for port in checked if monitored[port.side]]):
             return {}
-        powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
-        return powers_dbm(((port, powers[port]) for port in asked if port in powers), dark_dbm)
+        powers = await self._powers(asked)
+        dark_dbm = self._dialect.dark_dbm
+        return powers_dbm(
+            ((port, powers[port]) for port in asked if port in powers),
+            dark_dbm,
+        )
 
     async def _learn(self) -> Numbering:
         model = (await self.identify()).model
@@ -323,7 +379,10 @@ class PolatisDriver(NumberedDriver):
         numbering = Numbering.polatis(*await self._size(model))
         numbering.check_holds(self.name, self.ports)
         sides = await self._monitored_sides(numbering)
-        self.capabilities = contract.Capabilities(power_in="in" in sides, power_out="out" in sides)
+        self.capabilities = contract.Capabilities(
+            power_in="in" in sides,
+            power_out="out" in sides,
+        )
         return numbering
 
 
@@ -347,7 +406,9 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
         """Which channels there are."""
         return self._switch.grid
 
-    def _checked(self, pairs: Iterable[ChannelConnect]) -> tuple[ChannelConnect, ...]:
+    def _checked(
+        self, pairs: Iterable[ChannelConnect]
+    ) -> tuple[ChannelConnect, ...]:
         unique = tuple(dict.fromkeys(pairs))
         for way in unique:
             if type(way.inp) is not int or type(way.out) is not int:
@@ -361,12 +422,16 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
         return SpectrumMap.of(entries)
 
     def _busy(
-        self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, R]
+        self,
+        pairs: Sequence[ChannelConnect],
+        table: Mapping[ChannelConnect, R],
     ) -> dict[ChannelConnect, str]:
         """Entries whose signals would collide with the table's, or that conflict otherwise."""
         words = {}
         for way in pairs:
-            if way not in table and (other := next((w for w in table if way.clashes(w)), None)):
+            if way not in table and (
+                other := next((w for w in table if way.clashes(w)), None)
+            ):
                 words[way] = f"its channel is in use on the device: {other}"
         return words
 
@@ -387,4 +452,9 @@ class WavelengthSessionDriver(
             check_shape(switch)
         except BadInput as error:
             raise BadInput(f"{switch.name}: {error.message}") from error
-        super().__init__(switch, password, dialect, timeouts)
+        super().__init__(
+            switch,
+            password,
+            dialect,
+            timeouts,
+        )

@@ -52,7 +52,11 @@ class CalientDialect(Dialect):
     parked: Pattern = r"UMA,.*"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
 class CalientRow(Row):
     """A circuit in the table: ``first`` is the direction at the start of its id."""
 
@@ -74,7 +78,12 @@ class CalientRow(Row):
     ) -> CalientRow:
         """Without ``group`` and ``name``, as a new one is entered; ``state``: ``AS,OS,OC``."""
         return cls(
-            _row_state(state, dialect.parked, dialect.up, dialect.failed),
+            _row_state(
+                state,
+                dialect.parked,
+                dialect.up,
+                dialect.failed,
+            ),
             state_words(state),
             conn,
             two_way,
@@ -86,7 +95,9 @@ class CalientRow(Row):
     @property
     def directions(self) -> tuple[CrossConnect, ...]:
         """The cross-connects that it consists of."""
-        return (self.first, self.first.reverse) if self.two_way else (self.first,)
+        return (
+            (self.first, self.first.reverse) if self.two_way else (self.first,)
+        )
 
     def values(self) -> dict[str, str]:
         """The values for a dialect's templates."""
@@ -108,7 +119,12 @@ def circuits_of(
 
 # A long table has few different states.
 @functools.lru_cache(maxsize=256)
-def _row_state(state: str, parked: str, up: str, failed: str) -> RowState:
+def _row_state(
+    state: str,
+    parked: str,
+    up: str,
+    failed: str,
+) -> RowState:
     if re.fullmatch(parked, state):
         return "entered"
     if re.fullmatch(up, state):
@@ -120,4 +136,7 @@ def _row_state(state: str, parked: str, up: str, failed: str) -> RowState:
 def state_words(state: str) -> str:
     """``IS,IS,OK`` → ``AS=IS,OS=IS,OC=OK``."""
     keys = ("AS", "OS", "OC")
-    return ",".join(f"{key}={value}" for key, value in zip(keys, state.split(","), strict=False))
+    return ",".join(
+        f"{key}={value}"
+        for key, value in zip(keys, state.split(","), strict=False)
+    )

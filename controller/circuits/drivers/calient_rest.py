@@ -15,7 +15,11 @@ from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Pattern, Template, filled
 from patchlight.controller.circuits.drivers import calient, rest
 from patchlight.controller.circuits.drivers.base import power_dbm
-from patchlight.controller.circuits.protocols.http import HttpDialect, in_json, in_url
+from patchlight.controller.circuits.protocols.http import (
+    HttpDialect,
+    in_json,
+    in_url,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 
@@ -29,7 +33,9 @@ class CalientRestDialect(calient.CalientDialect, HttpDialect):
     ``AS,OS,OC``. At or below ``dark_dbm`` there is no signal.
     """
 
-    FIELDS: ClassVar[frozenset[str]] = frozenset({"src", "dst", "conn", "group", "connname"})
+    FIELDS: ClassVar[frozenset[str]] = frozenset(
+        {"src", "dst", "conn", "group", "connname"}
+    )
 
     base: str = "/rest"
     circuits: str = "/crossconnects/?id=list"
@@ -39,9 +45,13 @@ class CalientRestDialect(calient.CalientDialect, HttpDialect):
         '{{"in":"{src}","out":"{dst}","group":"{group}","conn":"{conn}",'
         '"dir":"uni","band":"CBAND"}}'
     )
-    activate: Template = "/crossconnects/?id=activate&conn={conn}&group={group}&name={connname}"
+    activate: Template = (
+        "/crossconnects/?id=activate&conn={conn}&group={group}&name={connname}"
+    )
     deactivate: Template = ""
-    delete: Template = "/crossconnects/?id=delete&conn={conn}&group={group}&name={connname}"
+    delete: Template = (
+        "/crossconnects/?id=delete&conn={conn}&group={group}&name={connname}"
+    )
     ports: str = "/ports/?id=summary"
     hardware: str = "/node/?id=summary&detail=SYSCFG"
     software: str = "/node/?id=summary&detail=SOFTWARE"
@@ -71,7 +81,10 @@ class CalientRestDialect(calient.CalientDialect, HttpDialect):
 CALIENT = CalientRestDialect()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Half:
     """One direction of a circuit: its ``AS,OS,OC``, alarm, and power as text."""
 
@@ -89,7 +102,10 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
     _dialect: CalientRestDialect
     # Lists are only used for making; breaking needs a series.
     _list_limit = 1 << 16
-    capabilities = contract.Capabilities(power_in=True, power_out=True)
+    capabilities = contract.Capabilities(
+        power_in=True,
+        power_out=True,
+    )
 
     async def open(self) -> None:
         """Query its identity, which tests the user and password."""
@@ -98,8 +114,12 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
     async def identify(self) -> contract.Identity:
         """From the node's configuration and software; empty for what is not reported."""
         dialect = self._dialect
-        hardware = await self.client.read(dialect.hardware, rest.json_object, missing={})
-        software = await self.client.read(dialect.software, rest.json_object, missing={})
+        hardware = await self.client.read(
+            dialect.hardware, rest.json_object, missing={}
+        )
+        software = await self.client.read(
+            dialect.software, rest.json_object, missing={}
+        )
         return contract.Identity(
             dialect.vendor,
             rest.json_text(hardware, dialect.model_key),
@@ -109,13 +129,18 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
 
     async def alarms(self) -> tuple[contract.Alarm, ...]:
         """The alarms of circuits when they were read, each as it appeared."""
-        dialect, now = self._dialect, []
+        dialect = self._dialect
+        now = []
         for half in await self._halves():
             if re.fullmatch(dialect.no_alarm, half.alarm):
                 continue
             words = f"{self._id(half.cross_connect)}: {half.alarm}"
-            severity = rest.severity(half.alarm, dialect.critical, dialect.major)
-            now.append(contract.Standing(severity, str(half.cross_connect), words))
+            severity = rest.severity(
+                half.alarm, dialect.critical, dialect.major
+            )
+            now.append(
+                contract.Standing(severity, str(half.cross_connect), words)
+            )
         self.client.alarms.stands(now)
         return self.client.alarms.all
 
@@ -126,9 +151,13 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
             True: contract.PortState("ready", "listed"),
             False: contract.PortState("absent", "not listed"),
         }
-        return {port: states[port.number in listed] for port in self._all_ports()}
+        return {
+            port: states[port.number in listed] for port in self._all_ports()
+        }
 
-    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
+    async def power(
+        self, ports: Iterable[contract.DirectedPort]
+    ) -> contract.Powers:
         """At circuits, from their rows; at a free input, from the port; at a free output, none."""
         asked = self._checked_ports(ports)
         if not asked:
@@ -138,12 +167,20 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
             key = self._dialect.port_power_key
             rows = await self._port_rows()
             powers = {
-                contract.DirectedPort("in", n): rest.json_text(row, key) for n, row in rows.items()
+                contract.DirectedPort("in", n): rest.json_text(row, key)
+                for n, row in rows.items()
             }
         for half in await self._halves():
-            powers[contract.DirectedPort("in", half.cross_connect.inp)] = half.in_power
-            powers[contract.DirectedPort("out", half.cross_connect.out)] = half.out_power
-        return {port: power_dbm(powers.get(port, ""), self._dialect.dark_dbm) for port in asked}
+            powers[contract.DirectedPort("in", half.cross_connect.inp)] = (
+                half.in_power
+            )
+            powers[contract.DirectedPort("out", half.cross_connect.out)] = (
+                half.out_power
+            )
+        return {
+            port: power_dbm(powers.get(port, ""), self._dialect.dark_dbm)
+            for port in asked
+        }
 
     async def _table(self) -> Mapping[CrossConnect, calient.CalientRow]:
         table = {}
@@ -164,28 +201,41 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         """Some units activate a circuit when it is added, others need a command."""
-        dialect, refused = self._dialect, list[str]()
+        dialect = self._dialect
+        refused = list[str]()
         new = (calient.CalientRow.of(dialect, c, self._id(c)) for c in pairs)
-        bodies = [filled(dialect.body, in_json, **circuit.values()) for circuit in new]
+        bodies = [
+            filled(dialect.body, in_json, **circuit.values())
+            for circuit in new
+        ]
         many = dialect.bulk and len(bodies) > 1
         size = dialect.bulk_limit if many else 1
         for start in range(0, len(bodies), size):
             chunk = bodies[start : start + size]
-            path, body = (dialect.add, chunk[0])
+            path = dialect.add
+            body = chunk[0]
             if many:
-                path, body = dialect.add_bulk, f"[{','.join(chunk)}]"
+                path = dialect.add_bulk
+                body = f"[{','.join(chunk)}]"
             with self._noting(refused):
                 await self._tell("POST", path, body)
         self._raise_if(refused)
 
     async def _activate(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, calient.CalientRow]
+        self,
+        pairs: Sequence[CrossConnect],
+        table: Mapping[CrossConnect, calient.CalientRow],
     ) -> None:
         for circuit in calient.circuits_of(pairs, table):
-            await self._tell("POST", filled(self._dialect.activate, in_url, **circuit.values()))
+            await self._tell(
+                "POST",
+                filled(self._dialect.activate, in_url, **circuit.values()),
+            )
 
     async def _break(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, calient.CalientRow]
+        self,
+        pairs: Sequence[CrossConnect],
+        table: Mapping[CrossConnect, calient.CalientRow],
     ) -> None:
         refused: list[str] = []
         async with self.client.series(len(pairs)):
@@ -193,20 +243,29 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
                 values = circuit.values()
                 with self._noting(refused, begin=f"{circuit.conn}: "):
                     if self._dialect.deactivate and circuit.state != "entered":
-                        path = filled(self._dialect.deactivate, in_url, **values)
+                        path = filled(
+                            self._dialect.deactivate, in_url, **values
+                        )
                         await self._tell("POST", path)
-                    await self._tell("DELETE", filled(self._dialect.delete, in_url, **values))
+                    await self._tell(
+                        "DELETE",
+                        filled(self._dialect.delete, in_url, **values),
+                    )
         self._raise_if(refused)
 
     async def _circuits(self) -> list[tuple[Mapping[str, Any], list[Half]]]:
         """Each circuit's row, and its one or two directions."""
         return await self.client.read(
             self._dialect.circuits,
-            lambda body: [(row, self._halves_of(row)) for row in rest.json_rows(body)],
+            lambda body: [
+                (row, self._halves_of(row)) for row in rest.json_rows(body)
+            ],
         )
 
     async def _halves(self) -> list[Half]:
-        return [half for _, halves in await self._circuits() for half in halves]
+        return [
+            half for _, halves in await self._circuits() for half in halves
+        ]
 
     def _halves_of(self, row: Mapping[str, Any]) -> list[Half]:
         dialect = self._dialect
@@ -219,7 +278,9 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
     def _half(self, row: object) -> Half | None:
         """``None`` if missing; ``ValueError`` if its ports cannot be read."""
         dialect = self._dialect
-        if not isinstance(row, dict) or not (conn := rest.json_text(row, dialect.half_conn_key)):
+        if not isinstance(row, dict) or not (
+            conn := rest.json_text(row, dialect.half_conn_key)
+        ):
             return None
         match = re.fullmatch(dialect.half_conn, conn)
         src, dst = (
@@ -231,7 +292,10 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
             raise ValueError(f"invalid ports {conn!r}")
         return Half(
             CrossConnect(src, dst),
-            ",".join(rest.json_text(row, key) for key in dialect.state_keys.split(",")),
+            ",".join(
+                rest.json_text(row, key)
+                for key in dialect.state_keys.split(",")
+            ),
             rest.json_text(row, dialect.alarm_key),
             rest.json_text(row, dialect.in_power_key),
             rest.json_text(row, dialect.out_power_key),
@@ -241,11 +305,21 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
         key = self._dialect.port_key
         rows = await self.client.read(self._dialect.ports, rest.json_rows)
         numbers = (
-            (calient.to_port(rest.json_text(row, key).partition("/")[0]), row) for row in rows
+            (calient.to_port(rest.json_text(row, key).partition("/")[0]), row)
+            for row in rows
         )
         return {number: row for number, row in numbers if number is not None}
 
     def _id(self, c: CrossConnect, *, two_way: bool = False) -> str:
-        template = self._dialect.two_way_id if two_way else self._dialect.one_way_id
+        template = (
+            self._dialect.two_way_id if two_way else self._dialect.one_way_id
+        )
         aids = {"src": calient.to_aid(c.inp), "dst": calient.to_aid(c.out)}
-        return filled(template, str, **aids, conn="", group="", connname="")
+        return filled(
+            template,
+            str,
+            **aids,
+            conn="",
+            group="",
+            connname="",
+        )

@@ -13,8 +13,16 @@ from itertools import chain
 from typing import ClassVar
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import Bare, Pattern, Template, shortened
-from patchlight.controller.circuits.drivers.base import SessionDriver, power_dbm
+from patchlight.controller.circuits.dialect import (
+    Bare,
+    Pattern,
+    Template,
+    shortened,
+)
+from patchlight.controller.circuits.drivers.base import (
+    SessionDriver,
+    power_dbm,
+)
 from patchlight.controller.circuits.drivers.calient import (
     CalientDialect,
     CalientRow,
@@ -24,7 +32,10 @@ from patchlight.controller.circuits.drivers.calient import (
     to_port,
 )
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT
-from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client
+from patchlight.controller.circuits.protocols.tl1 import (
+    SessionDialect,
+    Tl1Client,
+)
 from patchlight.controller.circuits.protocols.tl1_messages import can_quote
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -72,7 +83,9 @@ class CalientTl1Dialect(CalientDialect, SessionDialect):
         r"(?P<port>[\d.]+):.*?INAS=(?P<in_AS>[^,]*),INOS=(?P<in_OS>[^,]*),INOC=(?P<in_OC>[^,]*),"
         r".*?OUTAS=(?P<out_AS>[^,]*),OUTOS=(?P<out_OS>[^,]*),OUTOC=(?P<out_OC>[^,]*)"
     )
-    power_line: Pattern = r"(?P<port>[\d.]+):.*?INPWR=(?P<in>[^,]*),OUTPWR=(?P<out>[^,]*)"
+    power_line: Pattern = (
+        r"(?P<port>[\d.]+):.*?INPWR=(?P<in>[^,]*),OUTPWR=(?P<out>[^,]*)"
+    )
     port_circuits: Pattern = (
         r"(?s)(?P<port>[\d.]+):.*?CONNNAME1=(?P<first>[^,]*),CONNSTATE1=(?P<first_state>[^,]*),"
         r"CONNNAME2=(?P<second>[^,]*),CONNSTATE2=(?P<second_state>[^,]*)"
@@ -85,7 +98,9 @@ class CalientTl1Dialect(CalientDialect, SessionDialect):
     port_failed: Pattern = r"[^,]*,[^,]*,(FAIL|NOHW)"
     port_absent: Pattern = r"OOS-NP,.*"
     port_locked: Pattern = r"(UMA|OOS).*"
-    no_such_circuit: Pattern = r"no such|not found|does not exist|invalid connection"
+    no_such_circuit: Pattern = (
+        r"no such|not found|does not exist|invalid connection"
+    )
 
     @property
     def list_limit(self) -> int:
@@ -103,7 +118,10 @@ class CalientTl1(SessionDriver[CalientRow]):
     client_class = Tl1Client
     client: Tl1Client
     _dialect: CalientTl1Dialect
-    capabilities = contract.Capabilities(power_in=True, power_out=True)
+    capabilities = contract.Capabilities(
+        power_in=True,
+        power_out=True,
+    )
     _looks_at_once = False
 
     async def identify(self) -> contract.Identity:
@@ -112,48 +130,79 @@ class CalientTl1(SessionDriver[CalientRow]):
         for line in (await self.client.command(dialect.identity)).lines:
             if found := re.match(dialect.identity_line, line):
                 return contract.Identity(
-                    dialect.vendor, *found.group("model", "serial", "software", "name")
+                    dialect.vendor,
+                    *found.group(
+                        "model",
+                        "serial",
+                        "software",
+                        "name",
+                    ),
                 )
-        return contract.Identity(dialect.vendor, "", "", "")
+        return contract.Identity(
+            dialect.vendor,
+            "",
+            "",
+            "",
+        )
 
     async def port_states(self) -> contract.PortStates:
         """From ``RTRV-PORT``."""
         reply = await self.client.command(self._dialect.ports, paged=True)
-        pattern, states = re.compile(self._dialect.port_line), {}
+        pattern = re.compile(self._dialect.port_line)
+        states = {}
         for line in reply.lines:
-            number = to_port(match["port"]) if (match := pattern.match(line)) else None
+            number = (
+                to_port(match["port"])
+                if (match := pattern.match(line))
+                else None
+            )
             if match is None or number is None or number > self.ports:
                 continue
             for side in contract.SIDES:
-                state = ",".join(match[f"{side}_{what}"] for what in ("AS", "OS", "OC"))
+                state = ",".join(
+                    match[f"{side}_{what}"] for what in ("AS", "OS", "OC")
+                )
                 words = state_words(state)
-                states[contract.DirectedPort(side, number)] = contract.PortState(
-                    self._condition(state), words
+                states[contract.DirectedPort(side, number)] = (
+                    contract.PortState(self._condition(state), words)
                 )
         return states
 
-    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
+    async def power(
+        self, ports: Iterable[contract.DirectedPort]
+    ) -> contract.Powers:
         """From ``RTRV-PORT-SUM``, port by port for a few, else the whole table."""
         asked = self._checked_ports(ports)
         numbers = dict.fromkeys(port.number for port in asked)
         if len(numbers) <= _FEW:
-            lines = [line for number in numbers for line in await self._port_summary(number)]
+            lines = [
+                line
+                for number in numbers
+                for line in await self._port_summary(number)
+            ]
         else:
-            reply = await self.client.command(self._dialect.power_all, paged=True)
+            reply = await self.client.command(
+                self._dialect.power_all, paged=True
+            )
             lines = list(reply.lines)
-        match_line, powers = re.compile(self._dialect.power_line).match, {}
+        match_line = re.compile(self._dialect.power_line).match
+        powers = {}
         for line in lines:
             # Few lines of a long table are needed, and matching is slow.
             first = to_port(line.partition(":")[0])
             if first is not None and first not in numbers:
                 continue
-            if (match := match_line(line)) and (number := to_port(match["port"])):
+            if (match := match_line(line)) and (
+                number := to_port(match["port"])
+            ):
                 for port in _sides(number):
                     powers[port] = power_dbm(match[port.side])
         return {port: powers[port] for port in asked if port in powers}
 
     async def _table(self) -> Mapping[CrossConnect, CalientRow]:
-        reply = await self.client.command(self._dialect.retrieve_all, paged=True)
+        reply = await self.client.command(
+            self._dialect.retrieve_all, paged=True
+        )
         return self._understood(reply.lines)
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
@@ -166,17 +215,24 @@ class CalientTl1(SessionDriver[CalientRow]):
         await self._tell(self._dialect.activate, new)
 
     async def _activate(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, CalientRow]
+        self,
+        pairs: Sequence[CrossConnect],
+        table: Mapping[CrossConnect, CalientRow],
     ) -> None:
         for circuit in circuits_of(pairs, table):
             await self._tell(self._dialect.activate, circuit)
 
     async def _break(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, CalientRow]
+        self,
+        pairs: Sequence[CrossConnect],
+        table: Mapping[CrossConnect, CalientRow],
     ) -> None:
         circuits = circuits_of(pairs, table)
         if len(circuits) > 1:
-            await self._in_bulk(self._dialect.delete_bulk, (circuit.conn for circuit in circuits))
+            await self._in_bulk(
+                self._dialect.delete_bulk,
+                (circuit.conn for circuit in circuits),
+            )
             return
         (circuit,) = circuits
         try:
@@ -186,13 +242,16 @@ class CalientTl1(SessionDriver[CalientRow]):
         except contract.DeviceRefused as refusal:
             # Some firmware deletes a circuit when it is deactivated.
             if self._says_no_such(refusal) and not (
-                (await self._about(circuit.directions)).keys() & set(circuit.directions)
+                (await self._about(circuit.directions)).keys()
+                & set(circuit.directions)
             ):
                 return
             refusal.words = f"{circuit.conn}: {refusal.words}"
             raise
 
-    async def _beside(self, pairs: Sequence[CrossConnect]) -> Mapping[CrossConnect, CalientRow]:
+    async def _beside(
+        self, pairs: Sequence[CrossConnect]
+    ) -> Mapping[CrossConnect, CalientRow]:
         if len(pairs) > _FEW:
             return await super()._beside(pairs)
         beside: list[CrossConnect] = []
@@ -204,9 +263,13 @@ class CalientTl1(SessionDriver[CalientRow]):
         # If nothing uses their ports, they do not exist either.
         about = await self._about(pairs) if beside else {}
         others = [c for c in beside if c not in pairs]
-        return {c: CalientRow.of(self._dialect, c, conn_id(c)) for c in others} | dict(about)
+        return {
+            c: CalientRow.of(self._dialect, c, conn_id(c)) for c in others
+        } | dict(about)
 
-    async def _about(self, pairs: Sequence[CrossConnect]) -> Mapping[CrossConnect, CalientRow]:
+    async def _about(
+        self, pairs: Sequence[CrossConnect]
+    ) -> Mapping[CrossConnect, CalientRow]:
         if len(pairs) > _FEW:
             return await self._table()
         table: dict[CrossConnect, CalientRow] = {}
@@ -227,9 +290,12 @@ class CalientTl1(SessionDriver[CalientRow]):
     def _in_use(self, port: contract.DirectedPort, by: CrossConnect) -> str:
         return f"{to_aid(port.number)} is in use: {conn_id(by)}"
 
-    async def _ask(self, c: CrossConnect) -> dict[CrossConnect, CalientRow] | None:
+    async def _ask(
+        self, c: CrossConnect
+    ) -> dict[CrossConnect, CalientRow] | None:
         """The circuit of ``c``, if it exists; ``None`` if the query is not understood."""
-        src, dst = to_aid(c.inp), to_aid(c.out)
+        src = to_aid(c.inp)
+        dst = to_aid(c.out)
         values = self._values(CalientRow.of(self._dialect, c, conn_id(c)))
         for conn in (conn_id(c), f"{src}-{dst}", f"{dst}-{src}"):
             try:
@@ -245,26 +311,40 @@ class CalientTl1(SessionDriver[CalientRow]):
         return {}
 
     async def _port_summary(self, number: int) -> Sequence[str]:
-        reply = await self.client.command(self._dialect.power_one, {"port": to_aid(number)})
+        reply = await self.client.command(
+            self._dialect.power_one, {"port": to_aid(number)}
+        )
         return reply.lines
 
-    def _circuits_at(self, port: int, lines: Iterable[str]) -> list[CrossConnect] | None:
+    def _circuits_at(
+        self, port: int, lines: Iterable[str]
+    ) -> list[CrossConnect] | None:
         """The directions in a port's summary; ``None`` if that is unclear.
 
         A circuit may have another one's id as name: it is unclear if the named circuit does not use
         the port, or if none is named for a used port.
         """
         dialect = self._dialect
-        matches = [match for line in lines if (match := re.match(dialect.port_circuits, line))]
+        matches = [
+            match
+            for line in lines
+            if (match := re.match(dialect.port_circuits, line))
+        ]
         if len(matches) != 1:
             return None
         directions: list[CrossConnect] = []
         groups = matches[0].groupdict()
         for which in ("first", "second"):
-            conn, state = groups[which], groups.get(f"{which}_state", "")
-            if re.fullmatch(dialect.no_circuit, conn) and re.fullmatch(dialect.no_circuit, state):
+            conn = groups[which]
+            state = groups.get(f"{which}_state", "")
+            if re.fullmatch(dialect.no_circuit, conn) and re.fullmatch(
+                dialect.no_circuit, state
+            ):
                 continue
-            src, dst = (to_port(part) for part in (conn.replace("-", ">") + ">").split(">")[:2])
+            src, dst = (
+                to_port(part)
+                for part in (conn.replace("-", ">") + ">").split(">")[:2]
+            )
             if src is None or dst is None or port not in (src, dst):
                 return None
             there = CrossConnect(src, dst)
@@ -272,7 +352,9 @@ class CalientTl1(SessionDriver[CalientRow]):
         return directions
 
     @functools.cached_property
-    def _entries(self) -> Callable[[str], Sequence[tuple[CrossConnect, CalientRow]]]:
+    def _entries(
+        self,
+    ) -> Callable[[str], Sequence[tuple[CrossConnect, CalientRow]]]:
         """What one line adds to the table."""
 
         def read(line: str) -> Sequence[tuple[CrossConnect, CalientRow]]:
@@ -297,7 +379,9 @@ class CalientTl1(SessionDriver[CalientRow]):
         return functools.lru_cache(_LINES_KEPT)(read)
 
     @functools.cached_property
-    def _understood(self) -> Callable[[tuple[str, ...]], dict[CrossConnect, CalientRow]]:
+    def _understood(
+        self,
+    ) -> Callable[[tuple[str, ...]], dict[CrossConnect, CalientRow]]:
         return functools.lru_cache(TABLES_KEPT)(self._rows)
 
     def _rows(self, lines: Iterable[str]) -> dict[CrossConnect, CalientRow]:
@@ -306,35 +390,53 @@ class CalientTl1(SessionDriver[CalientRow]):
     def _values(self, circuit: CalientRow) -> dict[str, str]:
         """Values of templates. A circuit is named by its ports, and with Patchlight's group if no
         command can contain its name, or its name is the id of another one."""
-        conn, name = Bare(circuit.conn), circuit.name
+        conn = Bare(circuit.conn)
+        name = circuit.name
         ends = re.split("[>-]", name)
-        is_id = len(ends) == 2 and all(to_port(end) is not None for end in ends)
+        is_id = len(ends) == 2 and all(
+            to_port(end) is not None for end in ends
+        )
         return {
             **circuit.values(),
             "conn": conn,
             "connname": name if can_quote(name) and not is_id else conn,
-            "group": circuit.group if can_quote(circuit.group) else self._dialect.group,
+            "group": circuit.group
+            if can_quote(circuit.group)
+            else self._dialect.group,
         }
 
     async def _in_bulk(self, template: str, conns: Iterable[str]) -> None:
         listed = self._dialect.bulk_separator.join(conns)
-        await self.client.command(template, {"conns": Bare(listed)}, changes=True)
+        await self.client.command(
+            template, {"conns": Bare(listed)}, changes=True
+        )
 
     def _condition(self, state: str) -> contract.Condition:
         if re.fullmatch(self._dialect.port_failed, state):
             return "failed"
         if re.fullmatch(self._dialect.port_absent, state):
             return "absent"
-        return "locked" if re.fullmatch(self._dialect.port_locked, state) else "ready"
+        return (
+            "locked"
+            if re.fullmatch(self._dialect.port_locked, state)
+            else "ready"
+        )
 
     async def _tell(self, template: str, circuit: CalientRow) -> None:
         kind = "2WAY" if circuit.two_way else "1WAY"
-        await self.client.command(template, {**self._values(circuit), "kind": kind}, changes=True)
+        await self.client.command(
+            template, {**self._values(circuit), "kind": kind}, changes=True
+        )
         # If the second of two steps is refused, the first one is still done.
         self._told = True
 
     def _says_no_such(self, refusal: contract.DeviceRefused) -> bool:
-        return re.search(self._dialect.no_such_circuit, refusal.words, re.IGNORECASE) is not None
+        return (
+            re.search(
+                self._dialect.no_such_circuit, refusal.words, re.IGNORECASE
+            )
+            is not None
+        )
 
 
 def conn_id(c: CrossConnect) -> str:
@@ -344,4 +446,6 @@ def conn_id(c: CrossConnect) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _sides(number: int) -> tuple[contract.DirectedPort, ...]:
-    return tuple(contract.DirectedPort(side, number) for side in contract.SIDES)
+    return tuple(
+        contract.DirectedPort(side, number) for side in contract.SIDES
+    )

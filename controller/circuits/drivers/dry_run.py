@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.drivers.base import CircuitTableDriver, WavelengthTableDriver
+from patchlight.controller.circuits.drivers.base import (
+    CircuitTableDriver,
+    WavelengthTableDriver,
+)
 from patchlight.controller.circuits.drivers.table import UP, Row, TableDriver
 from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
@@ -35,11 +38,19 @@ class _Rehearsed(TableDriver[C, M, Row]):
 
     async def identify(self) -> contract.Identity:
         """The identity of a rehearsal."""
-        return contract.Identity("Patchlight", "dry-run", "", "", self.name)
+        return contract.Identity(
+            "Patchlight",
+            "dry-run",
+            "",
+            "",
+            self.name,
+        )
 
     async def port_states(self) -> contract.PortStates:
         """Every port is ready."""
-        return dict.fromkeys(self._all_ports(), contract.PortState("ready", "dry run"))
+        return dict.fromkeys(
+            self._all_ports(), contract.PortState("ready", "dry run")
+        )
 
     async def alarms(self) -> tuple[contract.Alarm, ...]:
         """There are none."""
@@ -53,7 +64,9 @@ class _Rehearsed(TableDriver[C, M, Row]):
 
     async def _break(self, pairs: Sequence[C], table: Mapping[C, Row]) -> None:
         gone = frozenset(pairs)
-        self._entries = {c: row for c, row in self._entries.items() if c not in gone}
+        self._entries = {
+            c: row for c, row in self._entries.items() if c not in gone
+        }
 
 
 class DryRun(_Rehearsed[CrossConnect, PortMap], CircuitTableDriver[Row]):
@@ -63,5 +76,7 @@ class DryRun(_Rehearsed[CrossConnect, PortMap], CircuitTableDriver[Row]):
         return f"{port} is in use: {by}"
 
 
-class DryRunWavelengths(_Rehearsed[ChannelConnect, SpectrumMap], WavelengthTableDriver[Row]):
+class DryRunWavelengths(
+    _Rehearsed[ChannelConnect, SpectrumMap], WavelengthTableDriver[Row]
+):
     """A WSS that exists only in memory; starts with the lab file's channels."""

@@ -17,14 +17,24 @@ from typing import ClassVar
 from xml.sax.saxutils import escape
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import Bare, Dialect, Pattern, Template, filled
-from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver, power_dbm
+from patchlight.controller.circuits.dialect import (
+    Bare,
+    Dialect,
+    Pattern,
+    Template,
+    filled,
+)
+from patchlight.controller.circuits.drivers.base import (
+    WavelengthSessionDriver,
+    power_dbm,
+)
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.lab.ocs_drivers import NO_LINE
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 
-_ANCHOR_GHZ, _STEP_GHZ = 193_100.0, 6.25
+_ANCHOR_GHZ = 193_100.0
+_STEP_GHZ = 6.25
 _CONNECTION = 'xmlns="http://www.lumentum.com/lumentum-ote-connection"'
 
 
@@ -38,7 +48,16 @@ class LumentumDialect(Dialect):
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset(
-        {"module", "conn", "first", "last", "attenuation", "inp", "out", "connections"}
+        {
+            "module",
+            "conn",
+            "first",
+            "last",
+            "attenuation",
+            "inp",
+            "out",
+            "connections",
+        }
     )
 
     list_limit: int = 96
@@ -52,7 +71,9 @@ class LumentumDialect(Dialect):
     dark_dbm: float = -50.0
     vendor: str = "Lumentum"
     connections: Template = f"<connections {_CONNECTION}/>"
-    connect: Template = f"<connections {_CONNECTION}>{{connections}}</connections>"
+    connect: Template = (
+        f"<connections {_CONNECTION}>{{connections}}</connections>"
+    )
     connection: Template = (
         '<connection nc:operation="create">'
         "<dn>ne=1;chassis=1;card=1;module={module};connection={conn}</dn><config>"
@@ -67,9 +88,13 @@ class LumentumDialect(Dialect):
         f"<delete-connection {_CONNECTION}>"
         "<dn>ne=1;chassis=1;card=1;module={module};connection={conn}</dn></delete-connection>"
     )
-    identity: Template = '<system-state xmlns="urn:ietf:params:xml:ns:yang:ietf-system"/>'
+    identity: Template = (
+        '<system-state xmlns="urn:ietf:params:xml:ns:yang:ietf-system"/>'
+    )
     chassis: Template = '<chassis-list xmlns="http://www.lumentum.com/lumentum-ote-equipment"/>'
-    ports: Template = '<physical-ports xmlns="http://www.lumentum.com/lumentum-ote-port"/>'
+    ports: Template = (
+        '<physical-ports xmlns="http://www.lumentum.com/lumentum-ote-port"/>'
+    )
     dn: Pattern = r".*;module=(?P<module>\d{1,4});connection=(?P<conn>\d{1,6})"
     fibre: Pattern = r".*;port=(?P<port>\d{1,6})"
     in_service: Pattern = r"in-service"
@@ -79,7 +104,10 @@ class LumentumDialect(Dialect):
 LUMENTUM = LumentumDialect()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class ConnectionRow(Row):
     """The connection on the device, and its channel's power at input and output."""
 
@@ -96,7 +124,10 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
     client_class = NetconfClient
     client: NetconfClient
     _dialect: LumentumDialect
-    capabilities = contract.Capabilities(power_in=True, power_out=True)
+    capabilities = contract.Capabilities(
+        power_in=True,
+        power_out=True,
+    )
     # A connection is listed immediately; the device does not report when it is up.
     _looks_at_once = False
 
@@ -104,9 +135,17 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         """From ``system-state`` and the list of chassis."""
         system = await self.client.get(self._dialect.identity)
         chassis = await self.client.get(self._dialect.chassis)
-        model, software = (_text(system, f".//{{*}}{leaf}") for leaf in ("machine", "os-version"))
+        model, software = (
+            _text(system, f".//{{*}}{leaf}")
+            for leaf in ("machine", "os-version")
+        )
         serial = _text(chassis, ".//{*}serial-no")
-        return contract.Identity(self._dialect.vendor, model or "ROADM", serial, software)
+        return contract.Identity(
+            self._dialect.vendor,
+            model or "ROADM",
+            serial,
+            software,
+        )
 
     async def port_states(self) -> contract.PortStates:
         """Out of service means locked; unlisted ports are absent."""
@@ -119,16 +158,25 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
                 continue
             words = _text(entry, "{*}config/{*}maintenance-state")
             ready = re.fullmatch(self._dialect.in_service, words)
-            states[port] = contract.PortState("ready" if ready else "locked", words)
+            states[port] = contract.PortState(
+                "ready" if ready else "locked", words
+            )
         return states
 
-    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
+    async def power(
+        self, ports: Iterable[contract.DirectedPort]
+    ) -> contract.Powers:
         """Total power at each port."""
-        asked, powers = self._checked_ports(ports), {}
+        asked = self._checked_ports(ports)
+        powers = {}
         listed = await self._ports() if asked else {}
         for port in asked:
             entry = listed.get(self._fibre(port))
-            text = "" if entry is None else _text(entry, f"{{*}}state/{{*}}{port.side}put-power")
+            text = (
+                ""
+                if entry is None
+                else _text(entry, f"{{*}}state/{{*}}{port.side}put-power")
+            )
             if text:
                 powers[port] = power_dbm(text, self._dialect.dark_dbm)
         return powers
@@ -140,17 +188,27 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         powers: dict[contract.DirectedPort, dict[Channel, float | None]]
         powers = {port: {} for port in self._checked_ports(ports)}
         for way, row in (await self._table()).items() if powers else ():
-            for port, text in zip(_ends(way), (row.entering, row.leaving), strict=True):
+            for port, text in zip(
+                _ends(way), (row.entering, row.leaving), strict=True
+            ):
                 if port in powers:
-                    powers[port][way.channel] = power_dbm(text, self._dialect.dark_dbm)
+                    powers[port][way.channel] = power_dbm(
+                        text, self._dialect.dark_dbm
+                    )
         return powers
 
     async def _table(self) -> Mapping[ChannelConnect, ConnectionRow]:
-        return {way: row for way, row in await self._connections() if way is not None}
+        return {
+            way: row
+            for way, row in await self._connections()
+            if way is not None
+        }
 
     async def _make(self, pairs: Sequence[ChannelConnect]) -> None:
         dialect = self._dialect
-        taken = {(row.module, row.number) for _, row in await self._connections()}
+        taken = {
+            (row.module, row.number) for _, row in await self._connections()
+        }
         listed = []
         for way in pairs:
             inp, out = (self._fibre(port) for port in _ends(way))
@@ -158,12 +216,16 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
             if (inp == dialect.line_in) == (module == dialect.mux):
                 raise self._will_not(NO_LINE)
             numbers = range(1, dialect.most_connections + 1)
-            number = next((n for n in numbers if (module, n) not in taken), None)
+            number = next(
+                (n for n in numbers if (module, n) not in taken), None
+            )
             if number is None:
                 words = f"all {dialect.most_connections} connections of module {module} are in use"
                 raise self._will_not(words)
             taken.add((module, number))
-            first, last = (_ANCHOR_GHZ + edge * _STEP_GHZ for edge in way.channel.edges)
+            first, last = (
+                _ANCHOR_GHZ + edge * _STEP_GHZ for edge in way.channel.edges
+            )
             listed.append(
                 filled(
                     dialect.connection,
@@ -178,69 +240,116 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
                 )
             )
         connections = Bare("".join(listed))
-        await self.client.edit(filled(dialect.connect, escape, connections=connections))
+        await self.client.edit(
+            filled(dialect.connect, escape, connections=connections)
+        )
 
     async def _break(
-        self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, ConnectionRow]
+        self,
+        pairs: Sequence[ChannelConnect],
+        table: Mapping[ChannelConnect, ConnectionRow],
     ) -> None:
         # Numbers may have changed since the table was read.
-        now, refused = await self._table(), list[str]()
+        now = await self._table()
+        refused = list[str]()
         for way in pairs:
             if (row := now.get(way)) is None:
                 continue
             template = self._dialect.disconnect
-            request = filled(template, escape, module=row.module, conn=row.number)
+            request = filled(
+                template,
+                escape,
+                module=row.module,
+                conn=row.number,
+            )
             with self._noting(refused), self._telling():
                 await self.client.tell(request)
         self._raise_if(refused)
 
     async def _activate(
-        self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, ConnectionRow]
+        self,
+        pairs: Sequence[ChannelConnect],
+        table: Mapping[ChannelConnect, ConnectionRow],
     ) -> None:
         # A blocked or disabled one is made again.
         await self._break(pairs, table)
         await self._make(pairs)
 
-    async def _connections(self) -> list[tuple[ChannelConnect | None, ConnectionRow]]:
+    async def _connections(
+        self,
+    ) -> list[tuple[ChannelConnect | None, ConnectionRow]]:
         """All of the device's; without those of fibres outside the lab's switch."""
         data = await self.client.get(self._dialect.connections)
-        return [self._read(entry) for entry in data.iterfind(".//{*}connection")]
+        return [
+            self._read(entry) for entry in data.iterfind(".//{*}connection")
+        ]
 
-    def _read(self, entry: ET.Element) -> tuple[ChannelConnect | None, ConnectionRow]:
-        dialect, config = self._dialect, "{*}config/{*}"
+    def _read(
+        self, entry: ET.Element
+    ) -> tuple[ChannelConnect | None, ConnectionRow]:
+        dialect = self._dialect
+        config = "{*}config/{*}"
         try:
             dn = _match(dialect.dn, _text(entry, "{*}dn"))
             fibres = [
-                int(_match(dialect.fibre, _text(entry, f"{config}{leaf}"))["port"])
+                int(
+                    _match(dialect.fibre, _text(entry, f"{config}{leaf}"))[
+                        "port"
+                    ]
+                )
                 for leaf in ("input-port-reference", "output-port-reference")
             ]
-            first, last = (float(_text(entry, f"{config}{e}-freq")) for e in ("start", "end"))
+            first, last = (
+                float(_text(entry, f"{config}{e}-freq"))
+                for e in ("start", "end")
+            )
             channel = _channel(first, last)
-            less_db = round(float(_text(entry, f"{config}attenuation") or "0"), 2)
+            less_db = round(
+                float(_text(entry, f"{config}attenuation") or "0"), 2
+            )
         except (ValueError, OverflowError) as error:
             shown = " ".join(" ".join(entry.itertext()).split())[:200]
-            raise self._nonsense("the query for its connections", shown) from error
-        passing = re.fullmatch(dialect.passing, _text(entry, f"{config}blocked"))
+            raise self._nonsense(
+                "the query for its connections", shown
+            ) from error
+        passing = re.fullmatch(
+            dialect.passing, _text(entry, f"{config}blocked")
+        )
         state = _text(entry, f"{config}maintenance-state")
         up = passing and re.fullmatch(dialect.in_service, state)
         row = ConnectionRow(
             "up" if up else "entered",
-            "" if up else f"{state}, blocked: {_text(entry, f'{config}blocked')}",
+            ""
+            if up
+            else f"{state}, blocked: {_text(entry, f'{config}blocked')}",
             module=int(dn["module"]),
             number=int(dn["conn"]),
-            entering=_text(entry, "{*}state/{*}input-channel-attributes/{*}power"),
-            leaving=_text(entry, "{*}state/{*}output-channel-attributes/{*}power"),
+            entering=_text(
+                entry, "{*}state/{*}input-channel-attributes/{*}power"
+            ),
+            leaving=_text(
+                entry, "{*}state/{*}output-channel-attributes/{*}power"
+            ),
         )
-        inp, out = self._number("in", fibres[0]), self._number("out", fibres[1])
+        inp = self._number("in", fibres[0])
+        out = self._number("out", fibres[1])
         if inp is None or out is None:
             return None, row
-        return ChannelConnect(inp, out, channel, less_db), row
+        return ChannelConnect(
+            inp,
+            out,
+            channel,
+            less_db,
+        ), row
 
     async def _ports(self) -> Mapping[int, ET.Element]:
         """The device's list of its fibres, by number."""
-        data, listed = await self.client.get(self._dialect.ports), {}
+        data = await self.client.get(self._dialect.ports)
+        listed = {}
         for entry in data.iterfind(".//{*}physical-port"):
-            if match := re.fullmatch(self._dialect.fibre, _text(entry, "{*}dn")):
+            if match := re.fullmatch(
+                self._dialect.fibre, _text(entry, "{*}dn")
+            ):
                 listed[int(match["port"])] = entry
         return listed
 
@@ -251,7 +360,8 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
 
     def _fibre(self, port: contract.DirectedPort) -> int:
         """The device's number of a port of the lab."""
-        dialect, more = self._dialect, self._counts[port.side] > 1
+        dialect = self._dialect
+        more = self._counts[port.side] > 1
         line = dialect.line_in if port.side == "in" else dialect.line_out
         base = dialect.add_base if port.side == "in" else dialect.drop_base
         above = port.number - self._beside_line
@@ -259,15 +369,22 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
 
     def _number(self, side: contract.Side, fibre: int) -> int | None:
         """The inverse; ``None`` if the lab's switch has no such fibre."""
-        dialect, more = self._dialect, self._counts[side] > 1
+        dialect = self._dialect
+        more = self._counts[side] > 1
         if fibre == (dialect.line_in if side == "in" else dialect.line_out):
             return 1 if self._beside_line or not more else None
-        above = fibre - (dialect.add_base if side == "in" else dialect.drop_base)
+        above = fibre - (
+            dialect.add_base if side == "in" else dialect.drop_base
+        )
         return above + self._beside_line if more and above > 0 else None
 
 
-def _ends(way: ChannelConnect) -> tuple[contract.DirectedPort, contract.DirectedPort]:
-    return contract.DirectedPort("in", way.inp), contract.DirectedPort("out", way.out)
+def _ends(
+    way: ChannelConnect,
+) -> tuple[contract.DirectedPort, contract.DirectedPort]:
+    return contract.DirectedPort("in", way.inp), contract.DirectedPort(
+        "out", way.out
+    )
 
 
 def _match(pattern: str, text: str) -> re.Match[str]:
@@ -279,8 +396,11 @@ def _match(pattern: str, text: str) -> re.Match[str]:
 
 def _channel(first_ghz: float, last_ghz: float) -> Channel:
     """The channel between these edges; ``ValueError`` if none has them."""
-    low, high = ((ghz - _ANCHOR_GHZ) / _STEP_GHZ for ghz in (first_ghz, last_ghz))
-    steps, slots = (low + high) / 2, (high - low) / 2
+    low, high = (
+        (ghz - _ANCHOR_GHZ) / _STEP_GHZ for ghz in (first_ghz, last_ghz)
+    )
+    steps = (low + high) / 2
+    slots = (high - low) / 2
     if steps % 1 or slots % 1 or slots < 1:
         raise ValueError(f"no channel is {first_ghz:g} to {last_ghz:g} GHz")
     return Channel(int(steps), int(slots))

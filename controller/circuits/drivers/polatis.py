@@ -21,7 +21,10 @@ from patchlight.controller.circuits.dialect import (
     filled,
     shortened,
 )
-from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver
+from patchlight.controller.circuits.drivers.base import (
+    Numbering,
+    PolatisDriver,
+)
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
@@ -53,7 +56,9 @@ class PolatisScpiDialect(PolatisDialect):
     whole answer and name their groups as below. ``ask_limit`` limits the ports per query.
     """
 
-    FIELDS: ClassVar[frozenset[str]] = frozenset({"user", "password", "ins", "outs", "ports"})
+    FIELDS: ClassVar[frozenset[str]] = frozenset(
+        {"user", "password", "ins", "outs", "ports"}
+    )
 
     login: Template = ""
     keep_alive: Template = "*OPC?"
@@ -62,7 +67,8 @@ class PolatisScpiDialect(PolatisDialect):
     errors: Template = ":syst:err:all?"
     then: str = "\n"
     error_entry: Pattern = (
-        r'\s*(?P<code>[+-]?[0-9]{1,9})\s*,\s*"(?P<words>[^"]*(?:""[^"]*)*)"(?!")\s*'
+        r"\s*(?P<code>[+-]?[0-9]{1,9})\s*,\s*"
+        r'"(?P<words>[^"]*(?:""[^"]*)*)"(?!")\s*'
     )
     identity: Template = "*IDN?"
     size: Template = ":oxc:swit:size?"
@@ -73,7 +79,8 @@ class PolatisScpiDialect(PolatisDialect):
     power: Template = ":pmon:pow? (@{ports})"
     ask_limit: int = 256
     identity_answer: Pattern = (
-        r"(?P<vendor>[^,]*),(?P<model>[^,]*),(?P<serial>[^,]*),(?P<software>.*)"
+        r"(?P<vendor>[^,]*),(?P<model>[^,]*),"
+        r"(?P<serial>[^,]*),(?P<software>.*)"
     )
     size_answer: Pattern = r"(?P<ins>\d{1,9})\s*,\s*(?P<outs>\d{1,9})"
     map_answer: Pattern = r"\(@(?P<ins>[^()]*)\)\s*,\s*\(@(?P<outs>[^()]*)\)"
@@ -127,7 +134,11 @@ def channels(text: str) -> list[int]:
         last = int(match[2]) if match[2] else first
         if abs(last - first) + len(numbers) > _CHANNELS_LIMIT:
             raise ValueError(f"{part!r} is too long a range")
-        numbers += range(first, last + 1) if last >= first else range(first, last - 1, -1)
+        numbers += (
+            range(first, last + 1)
+            if last >= first
+            else range(first, last - 1, -1)
+        )
     return numbers
 
 
@@ -160,10 +171,21 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
     async def hear(self) -> tuple[contract.Alarm, ...]:
         """Alarms so far, after reading its error queue for new ones."""
         errors = self._dialect.errors
-        await self._in_step(errors, self._reported, lambda: errors, changes=False)
+        await self._in_step(
+            errors,
+            self._reported,
+            lambda: errors,
+            changes=False,
+        )
         return self.alarms
 
-    async def _command(self, command: str, answer: str, *, changes: bool) -> str:
+    async def _command(
+        self,
+        command: str,
+        answer: str,
+        *,
+        changes: bool,
+    ) -> str:
         def shown() -> str:
             return self._mask(shortened(command))
 
@@ -175,21 +197,36 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
                 raise self._refused(shown(), _words(errors), errors[0][0])
             self._note(errors)
             if len(answers) != 1 or re.fullmatch(answer, answers[0]) is None:
-                raise tcp.FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
+                raise tcp.FramingError(
+                    f"it answered {self._mask(shortened('; '.join(answers)))!r}"
+                )
             return answers[0]
 
         # The question for errors ends each answer.
         text = f"{command}{self._dialect.then}{self._dialect.errors}"
-        return await self._in_step(text, take, shown, changes=changes)
+        return await self._in_step(
+            text,
+            take,
+            shown,
+            changes=changes,
+        )
 
     def _framer(self) -> tcp.LineFramer:
         return tcp.LineFramer(protocol=self.protocol)
 
     async def _log_in(self) -> None:
-        session, text, take = self._session, self._dialect.errors, self._reported
+        session = self._session
+        text = self._dialect.errors
+        take = self._reported
         if self._dialect.login:
-            user, password = session.user, session.password
-            command = filled(self._dialect.login, quoted, user=user, password=password)
+            user = session.user
+            password = session.password
+            command = filled(
+                self._dialect.login,
+                quoted,
+                user=user,
+                password=password,
+            )
             text = f"{command}{self._dialect.then}{text}"
 
             # A banner may precede the first answer: only the errors are read.
@@ -208,11 +245,15 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
     async def _say_something(self) -> None:
         await self.ask(self._dialect.keep_alive, r".*")
 
-    def _told(self, command: str, lines: Sequence[str]) -> tuple[list[str], Errors] | None:
+    def _told(
+        self, command: str, lines: Sequence[str]
+    ) -> tuple[list[str], Errors] | None:
         """The answers up to the error queue's, and what that holds; ``None`` before it came."""
         answers: list[str] = []
         if sum(map(len, lines)) > tcp.BUFFER_LIMIT:
-            raise tcp.FramingError(f"the answer is longer than {tcp.BUFFER_LIMIT} bytes")
+            raise tcp.FramingError(
+                f"the answer is longer than {tcp.BUFFER_LIMIT} bytes"
+            )
         for line in lines:
             if line in (command, self._dialect.errors):
                 continue  # an echo
@@ -234,7 +275,12 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         at = 0
         while match := self._entry.match(text, at):
             if int(match["code"]) != 0:
-                entries.append((match["code"], self._mask(match["words"].replace('""', '"'))))
+                entries.append(
+                    (
+                        match["code"],
+                        self._mask(match["words"].replace('""', '"')),
+                    )
+                )
             at = match.end()
             if at == len(text):
                 return entries
@@ -263,13 +309,20 @@ class PolatisScpi(PolatisDriver):
     client_class = ScpiClient
     client: ScpiClient
     _dialect: PolatisScpiDialect
-    _understood: tuple[Numbering, Callable[[str], Mapping[CrossConnect, Row]]] | None = None
+    _understood: (
+        tuple[Numbering, Callable[[str], Mapping[CrossConnect, Row]]] | None
+    ) = None
 
     async def identify(self) -> contract.Identity:
         """From ``*IDN?``."""
-        answer = await self._ask(self._dialect.identity, self._dialect.identity_answer)
+        answer = await self._ask(
+            self._dialect.identity, self._dialect.identity_answer
+        )
         vendor = answer["vendor"].strip().strip('"') or self._dialect.vendor
-        rest = (answer[part].strip().strip('"') for part in ("model", "serial", "software"))
+        rest = (
+            answer[part].strip().strip('"')
+            for part in ("model", "serial", "software")
+        )
         return contract.Identity(vendor, *rest)
 
     async def _rows(self, numbering: Numbering) -> Mapping[CrossConnect, Row]:
@@ -279,52 +332,83 @@ class PolatisScpi(PolatisDriver):
             self._understood = numbering, self._understanding(numbering)
         return self._understood[1](answer)
 
-    def _understanding(self, numbering: Numbering) -> Callable[[str], Mapping[CrossConnect, Row]]:
+    def _understanding(
+        self, numbering: Numbering
+    ) -> Callable[[str], Mapping[CrossConnect, Row]]:
         """The table of an answer. A map is read several times per change, and few pairs are new."""
-        to_cross_connect = functools.lru_cache(_PAIRS_KEPT)(numbering.to_cross_connect)
+        to_cross_connect = functools.lru_cache(_PAIRS_KEPT)(
+            numbering.to_cross_connect
+        )
 
         def understand(answer: str) -> Mapping[CrossConnect, Row]:
             match = re.fullmatch(self._dialect.map_answer, answer)
             assert match is not None  # the client has matched it
             try:
-                pairs = list(zip(channels(match["ins"]), channels(match["outs"]), strict=True))
+                pairs = list(
+                    zip(
+                        channels(match["ins"]),
+                        channels(match["outs"]),
+                        strict=True,
+                    )
+                )
             except ValueError as error:
                 raise self._nonsense(self._dialect.read_map, answer) from error
             table = dict.fromkeys(starmap(to_cross_connect, pairs), UP)
             if None in table:
-                one, other = next(pair for pair in pairs if to_cross_connect(*pair) is None)
+                one, other = next(
+                    pair for pair in pairs if to_cross_connect(*pair) is None
+                )
                 raise self._nonsense(self._dialect.read_map, f"{one},{other}")
             return cast(Mapping[CrossConnect, Row], table)
 
         return functools.lru_cache(TABLES_KEPT)(understand)
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
-        await self.client.tell(await self._filled(self._dialect.connect, pairs))
+        await self.client.tell(
+            await self._filled(self._dialect.connect, pairs)
+        )
 
     async def _break(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
     ) -> None:
-        await self.client.tell(await self._filled(self._dialect.disconnect, pairs))
+        await self.client.tell(
+            await self._filled(self._dialect.disconnect, pairs)
+        )
 
     async def _size(self, model: str) -> tuple[int, int]:
         size = await self._ask(self._dialect.size, self._dialect.size_answer)
         return int(size["ins"]), int(size["outs"])
 
-    async def _monitored_sides(self, numbering: Numbering) -> list[contract.Side]:
+    async def _monitored_sides(
+        self, numbering: Numbering
+    ) -> list[contract.Side]:
         return [
-            side for side in contract.SIDES if await self._has_monitor(numbering.to_number(side, 1))
+            side
+            for side in contract.SIDES
+            if await self._has_monitor(numbering.to_number(side, 1))
         ]
 
     async def _states(self) -> dict[contract.DirectedPort, str]:
         dialect = self._dialect
-        asked, template = self._all_ports(), dialect.port_states
-        return await self._per_port(asked, template, dialect.states_answer, "states")
+        asked = self._all_ports()
+        template = dialect.port_states
+        return await self._per_port(
+            asked,
+            template,
+            dialect.states_answer,
+            "states",
+        )
 
     async def _powers(
         self, ports: Sequence[contract.DirectedPort]
     ) -> dict[contract.DirectedPort, str]:
         dialect = self._dialect
-        return await self._per_port(ports, dialect.power, dialect.power_answer, "powers")
+        return await self._per_port(
+            ports,
+            dialect.power,
+            dialect.power_answer,
+            "powers",
+        )
 
     async def _has_monitor(self, number: int) -> bool:
         command = filled(self._dialect.power, quoted, ports=number)
@@ -340,22 +424,35 @@ class PolatisScpi(PolatisDriver):
         return match
 
     async def _per_port(
-        self, ports: Sequence[contract.DirectedPort], template: str, answer: str, group: str
+        self,
+        ports: Sequence[contract.DirectedPort],
+        template: str,
+        answer: str,
+        group: str,
     ) -> dict[contract.DirectedPort, str]:
         """One value per port, queried in lists as long as the device accepts."""
         per_port: dict[contract.DirectedPort, str] = {}
-        numbering, limit = await self._numbering(), self._dialect.ask_limit
+        numbering = await self._numbering()
+        limit = self._dialect.ask_limit
         for start in range(0, len(ports), limit):
             chunk = ports[start : start + limit]
             numbers = ",".join(map(str, numbering.to_numbers(chunk)))
-            match = await self._ask(filled(template, quoted, ports=Bare(numbers)), answer)
+            match = await self._ask(
+                filled(template, quoted, ports=Bare(numbers)), answer
+            )
             values = [value.strip() for value in match[group].split(",")]
             if len(values) != len(chunk):
-                raise self._nonsense(template, f"{len(values)} values for {len(chunk)} ports")
+                raise self._nonsense(
+                    template, f"{len(values)} values for {len(chunk)} ports"
+                )
             per_port.update(zip(chunk, values, strict=True))
         return per_port
 
-    async def _filled(self, template: str, pairs: Sequence[CrossConnect]) -> str:
+    async def _filled(
+        self, template: str, pairs: Sequence[CrossConnect]
+    ) -> str:
         ins, outs = zip(*await self._numbers(pairs), strict=True)
         lists = (Bare(",".join(map(str, numbers))) for numbers in (ins, outs))
-        return filled(template, quoted, **dict(zip(("ins", "outs"), lists, strict=True)))
+        return filled(
+            template, quoted, **dict(zip(("ins", "outs"), lists, strict=True))
+        )

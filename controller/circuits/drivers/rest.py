@@ -11,7 +11,10 @@ from typing import Any
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.table import R
-from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect
+from patchlight.controller.circuits.protocols.http import (
+    HttpClient,
+    HttpDialect,
+)
 
 
 class RestDriver(SessionDriver[R]):
@@ -21,7 +24,12 @@ class RestDriver(SessionDriver[R]):
     client: HttpClient
     _dialect: HttpDialect
 
-    async def _tell(self, method: str, path: str, body: str = "") -> None:
+    async def _tell(
+        self,
+        method: str,
+        path: str,
+        body: str = "",
+    ) -> None:
         with self._telling():
             await self.client.change(method, path, body)
 
@@ -30,7 +38,9 @@ def json_rows(body: object) -> list[Mapping[str, Any]]:
     """A list of objects, or the only list in an object (RESTCONF names it)."""
     if isinstance(body, dict) and len(body) == 1:
         (body,) = body.values()
-    if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
+    if not isinstance(body, list) or not all(
+        isinstance(row, dict) for row in body
+    ):
         raise ValueError(f"expected a list of objects, got {json_short(body)}")
     return body
 
@@ -38,7 +48,9 @@ def json_rows(body: object) -> list[Mapping[str, Any]]:
 def json_object(body: object) -> Mapping[str, Any]:
     """An object, also as the only one in a list or an object; empty if missing."""
     while isinstance(body, (list, dict)) and len(body) == 1:
-        inner = body[0] if isinstance(body, list) else next(iter(body.values()))
+        inner = (
+            body[0] if isinstance(body, list) else next(iter(body.values()))
+        )
         if isinstance(body, dict) and not isinstance(inner, (list, dict)):
             break
         body = inner
@@ -65,7 +77,11 @@ def json_number(row: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def severity(alarm: str, critical: str, major: str) -> contract.Severity:
+def severity(
+    alarm: str,
+    critical: str,
+    major: str,
+) -> contract.Severity:
     """That of an alarm, given the patterns for two of them."""
     if re.fullmatch(critical, alarm):
         return "critical"
@@ -74,4 +90,9 @@ def severity(alarm: str, critical: str, major: str) -> contract.Severity:
 
 def json_short(body: object) -> str:
     """JSON for errors, and to identify alarms."""
-    return json.dumps(body, ensure_ascii=False, sort_keys=True, default=str)[:300]
+    return json.dumps(
+        body,
+        ensure_ascii=False,
+        sort_keys=True,
+        default=str,
+    )[:300]

@@ -13,11 +13,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import Bare, Pattern, Template, filled
+from patchlight.controller.circuits.dialect import (
+    Bare,
+    Pattern,
+    Template,
+    filled,
+)
 from patchlight.controller.circuits.drivers import rest
 from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.controller.circuits.drivers.table import Row, RowState
-from patchlight.controller.circuits.protocols.http import HttpDialect, in_json, in_url
+from patchlight.controller.circuits.protocols.http import (
+    HttpDialect,
+    in_json,
+    in_url,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 log = logging.getLogger("patchlight.ocs.sonic")
@@ -48,9 +57,13 @@ class SonicOcsDialect(HttpDialect):
     ports: str = "/data/sonic-ocs:sonic-ocs/OCS_PORT"
     states: str = "/data/sonic-ocs-states:sonic-ocs-states/OCS_CROSS_CONNECT"
     port_states: str = "/data/sonic-ocs-states:sonic-ocs-states/OCS_PORT"
-    losses: str = "/data/sonic-ocs-states:sonic-ocs-states/OCS_FACTORY_INSERTION_LOSS"
+    losses: str = (
+        "/data/sonic-ocs-states:sonic-ocs-states/OCS_FACTORY_INSERTION_LOSS"
+    )
     identity: str = "/data/sonic-device_metadata:sonic-device_metadata/DEVICE_METADATA/localhost"
-    row: Template = '{{"cross_connect_id":"{id}","a_side":"{inp}A","b_side":"{out}B"}}'
+    row: Template = (
+        '{{"cross_connect_id":"{id}","a_side":"{inp}A","b_side":"{out}B"}}'
+    )
     body: Template = '{{"sonic-ocs:OCS_CROSS_CONNECT":{{"OCS_CROSS_CONNECT_LIST":[{rows}]}}}}'
     delete: Template = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT/OCS_CROSS_CONNECT_LIST={id}"
     circuit_id: Template = "{inp}A-{out}B"
@@ -75,7 +88,10 @@ class SonicOcsDialect(HttpDialect):
 SONIC = SonicOcsDialect()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SonicRow(Row):
     """``configured``: it is in the configuration, not only in the hardware."""
 
@@ -92,9 +108,13 @@ class SonicOcs(rest.RestDriver[SonicRow]):
 
     async def open(self) -> None:
         """Connect to the device, and check that it has the lab's ports."""
-        counted = Counter(port.number for port in await self._per_port(self._dialect.ports))
+        counted = Counter(
+            port.number for port in await self._per_port(self._dialect.ports)
+        )
         both_sides = sum(count == 2 for count in counted.values())
-        Numbering.polatis(both_sides, both_sides).check_holds(self.name, self.ports)
+        Numbering.polatis(both_sides, both_sides).check_holds(
+            self.name, self.ports
+        )
 
     async def identify(self) -> contract.Identity:
         """From the device's metadata: its hardware and name."""
@@ -102,7 +122,11 @@ class SonicOcs(rest.RestDriver[SonicRow]):
         (metadata,) = await self._rows(dialect.identity) or [{}]
         model = rest.json_text(metadata, dialect.model_key) or "OCS"
         return contract.Identity(
-            dialect.vendor, model, "", "", rest.json_text(metadata, dialect.name_key)
+            dialect.vendor,
+            model,
+            "",
+            "",
+            rest.json_text(metadata, dialect.name_key),
         )
 
     async def port_states(self) -> contract.PortStates:
@@ -114,21 +138,30 @@ class SonicOcs(rest.RestDriver[SonicRow]):
         for port in self._all_ports():
             if port not in overrides and port not in now:
                 states[port] = contract.PortState("absent", "not listed")
-            elif not re.fullmatch(dialect.normal, override := overrides.get(port, "")):
+            elif not re.fullmatch(
+                dialect.normal, override := overrides.get(port, "")
+            ):
                 states[port] = contract.PortState("locked", override)
             else:
                 words = now.get(port, "")
                 failed = re.fullmatch(dialect.failed, words)
-                states[port] = contract.PortState("failed" if failed else "ready", words)
+                states[port] = contract.PortState(
+                    "failed" if failed else "ready", words
+                )
         return states
 
     async def alarms(self) -> tuple[contract.Alarm, ...]:
         """The ports that have failed, each as it appeared."""
         states = (await self.port_states()).items()
-        failed = [(port, state.words) for port, state in states if state.condition == "failed"]
+        failed = [
+            (port, state.words)
+            for port, state in states
+            if state.condition == "failed"
+        ]
         alarms = self.client.alarms
         alarms.stands(
-            contract.Standing("major", str(port), f"{port}: {words}") for port, words in failed
+            contract.Standing("major", str(port), f"{port}: {words}")
+            for port, words in failed
         )
         return alarms.all
 
@@ -143,30 +176,51 @@ class SonicOcs(rest.RestDriver[SonicRow]):
         if self._losses is None:
             try:
                 self._losses = await self._read_losses()
-            except (contract.DeviceUnreachable, contract.DeviceRefused) as error:
-                log.warning("%s: its factory losses are unknown: %s", self.name, error.message)
+            except (
+                contract.DeviceUnreachable,
+                contract.DeviceRefused,
+            ) as error:
+                log.warning(
+                    "%s: its factory losses are unknown: %s",
+                    self.name,
+                    error.message,
+                )
                 self._losses = {}
-        return {c: self._losses[c] for c in cross_connects if c in self._losses}
+        return {
+            c: self._losses[c] for c in cross_connects if c in self._losses
+        }
 
     async def _read_losses(self) -> Mapping[CrossConnect, float]:
         losses: dict[CrossConnect, float] = {}
         for row in await self._rows(self._dialect.losses):
             try:
-                c, loss_db = self._circuit(row), float(row[self._dialect.loss_key])
+                c = self._circuit(row)
+                loss_db = float(row[self._dialect.loss_key])
             except (KeyError, TypeError, ValueError) as error:
                 words = f"invalid loss {rest.json_short(row)}"
-                raise self.client.nonsense(self._dialect.losses, words) from error
+                raise self.client.nonsense(
+                    self._dialect.losses, words
+                ) from error
             losses[c] = max(loss_db, losses.get(c, loss_db))
         return losses
 
     async def _table(self) -> Mapping[CrossConnect, SonicRow]:
         dialect = self._dialect
-        configured = [self._circuit(row) for row in await self._rows(dialect.circuits)]
-        table = dict.fromkeys(configured, SonicRow("coming", "its state is not reported"))
+        configured = [
+            self._circuit(row) for row in await self._rows(dialect.circuits)
+        ]
+        table = dict.fromkeys(
+            configured, SonicRow("coming", "its state is not reported")
+        )
         for row in await self._rows(dialect.states):
             c = self._circuit(row)
-            words = ",".join(rest.json_text(row, key) for key in dialect.state_keys.split(","))
-            table[c] = SonicRow(self._state(words), words, configured=c in table)
+            words = ",".join(
+                rest.json_text(row, key)
+                for key in dialect.state_keys.split(",")
+            )
+            table[c] = SonicRow(
+                self._state(words), words, configured=c in table
+            )
         return table
 
     def _state(self, words: str) -> RowState:
@@ -174,42 +228,70 @@ class SonicOcs(rest.RestDriver[SonicRow]):
             return "up"
         if re.fullmatch(self._dialect.parked, words):
             return "entered"
-        return "failed" if re.fullmatch(self._dialect.failed, words) else "coming"
+        return (
+            "failed" if re.fullmatch(self._dialect.failed, words) else "coming"
+        )
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         dialect = self._dialect
         rows = ",".join(
-            filled(dialect.row, in_json, id=self._id(c), inp=c.inp, out=c.out) for c in pairs
+            filled(
+                dialect.row,
+                in_json,
+                id=self._id(c),
+                inp=c.inp,
+                out=c.out,
+            )
+            for c in pairs
         )
-        await self._tell("PATCH", dialect.circuits, filled(dialect.body, in_json, rows=Bare(rows)))
+        await self._tell(
+            "PATCH",
+            dialect.circuits,
+            filled(dialect.body, in_json, rows=Bare(rows)),
+        )
 
     async def _activate(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, SonicRow]
+        self,
+        pairs: Sequence[CrossConnect],
+        table: Mapping[CrossConnect, SonicRow],
     ) -> None:
         # An invalid entry stays invalid when it is entered again: delete it first.
         await self._break(pairs, table)
         await self._make(pairs)
 
     async def _break(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, SonicRow]
+        self,
+        pairs: Sequence[CrossConnect],
+        table: Mapping[CrossConnect, SonicRow],
     ) -> None:
         # What only the hardware has can be deleted once it is in the configuration.
-        if unknown := [c for c in pairs if c in table and not table[c].configured]:
+        if unknown := [
+            c for c in pairs if c in table and not table[c].configured
+        ]:
             await self._make(unknown)
         refused: list[str] = []
         async with self.client.series(len(pairs)):
             for c in pairs:
                 with self._noting(refused, done="404"):
-                    await self._tell("DELETE", filled(self._dialect.delete, in_url, id=self._id(c)))
+                    await self._tell(
+                        "DELETE",
+                        filled(self._dialect.delete, in_url, id=self._id(c)),
+                    )
         self._raise_if(refused)
 
-    async def _per_port(self, path: str, key: str = "") -> dict[contract.DirectedPort, str]:
+    async def _per_port(
+        self, path: str, key: str = ""
+    ) -> dict[contract.DirectedPort, str]:
         """The value at ``key`` of each port's row in a list."""
         found = {}
         for row in await self._rows(path):
-            match = re.fullmatch(self._dialect.port, rest.json_text(row, self._dialect.port_key))
+            match = re.fullmatch(
+                self._dialect.port, rest.json_text(row, self._dialect.port_key)
+            )
             if match is None:
-                raise self.client.nonsense(path, f"invalid port {rest.json_short(row)}")
+                raise self.client.nonsense(
+                    path, f"invalid port {rest.json_short(row)}"
+                )
             port = contract.DirectedPort(
                 "in" if match["side"] == "A" else "out", int(match["number"])
             )
@@ -221,14 +303,23 @@ class SonicOcs(rest.RestDriver[SonicRow]):
         return await self.client.read(path, _innermost, missing=[])
 
     def _circuit(self, row: Mapping[str, Any]) -> CrossConnect:
-        match = re.fullmatch(self._dialect.circuit, rest.json_text(row, self._dialect.id_key))
+        match = re.fullmatch(
+            self._dialect.circuit, rest.json_text(row, self._dialect.id_key)
+        )
         if match is None:
             words = f"invalid cross-connect {rest.json_short(row)}"
             raise self.client.nonsense(self._dialect.circuits, words)
         return CrossConnect(int(match["inp"]), int(match["out"]))
 
     def _id(self, c: CrossConnect) -> Bare:
-        return Bare(filled(self._dialect.circuit_id, str, inp=c.inp, out=c.out))
+        return Bare(
+            filled(
+                self._dialect.circuit_id,
+                str,
+                inp=c.inp,
+                out=c.out,
+            )
+        )
 
 
 def _innermost(body: object) -> list[Mapping[str, Any]]:

@@ -46,11 +46,14 @@ class JustRead(Generic[T]):
 
     async def read(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Read the table and keep it; if that fails, forget what was kept."""
-        asked_at, told, self._table = asyncio.get_running_loop().time(), self._told, None
+        asked_at = asyncio.get_running_loop().time()
+        told = self._told
+        self._table = None
         table = await ask()
         # A command may have been sent during this query.
         if told == self._told:
-            self._table, self._asked_at = table, asked_at
+            self._table = table
+            self._asked_at = asked_at
         return table
 
     @property
@@ -70,25 +73,38 @@ class JustRead(Generic[T]):
         self._table = None
 
 
-def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> contract.Outcome[C]:
+def outcome(
+    asked: tuple[C, ...],
+    refused: dict[C, str],
+    elapsed_s: float,
+) -> contract.Outcome[C]:
     """The result for ``asked``, given the reasons for refused ones."""
     return contract.Outcome(
         done=tuple(c for c in asked if c not in refused),
-        refused=tuple(contract.Refusal(c, refused[c]) for c in asked if c in refused),
+        refused=tuple(
+            contract.Refusal(c, refused[c]) for c in asked if c in refused
+        ),
         elapsed_s=elapsed_s,
     )
 
 
-_SETTLE_S = 10.0  # a circuit that is not up by then has failed (G2MPLS waits as long)
+_SETTLE_S = (
+    10.0  # a circuit that is not up by then has failed (G2MPLS waits as long)
+)
 _NOT_HELD = "the command was accepted, but the map lacks it"
 TABLES_KEPT = 2
 """The number of cached answers: most reads repeat one."""
-_FIRST_POLL_S, _POLL_GROWTH, _LAST_POLL_S = 0.001, 1.6, 1.0
+_FIRST_POLL_S = 0.001
+_POLL_GROWTH = 1.6
+_LAST_POLL_S = 1.0
 
 RowState = Literal["up", "coming", "failed", "entered"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Row:
     """The state of a cross-connect in the device's table; ``words`` are the device's.
 
@@ -118,12 +134,18 @@ class TableDriver(ABC, Generic[C, M, R]):
     _looks_at_once = True
 
     def __init__(self, switch: OpticalSwitch) -> None:
-        self._switch, self.name = switch, switch.name
+        self._switch = switch
+        self.name = switch.name
         if isinstance(switch, WavelengthSwitch):
-            ins, outs = switch.inputs, switch.outputs
+            ins = switch.inputs
+            outs = switch.outputs
         else:
             ins = outs = switch.ports
-        self._counts: dict[contract.Side, int] = {"in": ins, "out": outs}  # of ports
+        # Of ports.
+        self._counts: dict[contract.Side, int] = {
+            "in": ins,
+            "out": outs,
+        }
         self._told = False  # whether the present change has sent a command yet
         self._one_change = asyncio.Lock()
         self._just_read = JustRead[Mapping[C, R]]()
@@ -157,7 +179,9 @@ class TableDriver(ABC, Generic[C, M, R]):
     async def _break(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
         """Break the circuits of these on the device; raises ``DeviceRefused``."""
 
-    async def _activate(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
+    async def _activate(
+        self, pairs: Sequence[C], table: Mapping[C, R]
+    ) -> None:
         """Activate what is only entered, by the same command as before."""
         await self._make(pairs)
 
@@ -169,7 +193,9 @@ class TableDriver(ABC, Generic[C, M, R]):
         """The table for ``pairs``, or more of it."""
         return await self._table()
 
-    async def _left(self, pairs: Sequence[C], words: Mapping[C, str]) -> Mapping[C, object]:
+    async def _left(
+        self, pairs: Sequence[C], words: Mapping[C, str]
+    ) -> Mapping[C, object]:
         """What the table still has of ``pairs``; ``words`` for those it refused to break."""
         return await self._just_read.read(self._table)
 
@@ -178,20 +204,27 @@ class TableDriver(ABC, Generic[C, M, R]):
         table = await self._just_read.read(self._table)
         if self._last_map is None or self._last_map[0] is not table:
             try:
-                port_map = self._map_of([c for c, row in table.items() if row.state != "entered"])
+                port_map = self._map_of(
+                    [c for c, row in table.items() if row.state != "entered"]
+                )
             except BadInput as error:
-                raise self._nonsense("the query for its map", error.message) from error
+                raise self._nonsense(
+                    "the query for its map", error.message
+                ) from error
             self._last_map = table, port_map
         return self._last_map[1]
 
     async def connect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
         """In lists as long as the device accepts; failures of a list are retried one by one."""
         loop = asyncio.get_running_loop()
-        began, asked = loop.time(), self._checked(pairs)
+        began = loop.time()
+        asked = self._checked(pairs)
         async with self._change():
             table = await self._beside(asked)
             refused = self._busy(asked, table)
-            new, ours, failed = [], [], []
+            new = []
+            ours = []
+            failed = []
             for c in asked:
                 row = table.get(c)
                 if (row and row.state == "up") or (refused and c in refused):
@@ -199,12 +232,21 @@ class TableDriver(ABC, Generic[C, M, R]):
                 new.append(c)
                 if row is None:
                     ours.append(c)
-                elif row.state == "failed" and (not row.two_way or c.reverse in asked):
+                elif row.state == "failed" and (
+                    not row.two_way or c.reverse in asked
+                ):
                     ours.append(c)
                     failed.append(c)
-            await self._send(partial(self._break, table=table), _once(failed, table))
+            await self._send(
+                partial(self._break, table=table), _once(failed, table)
+            )
             words = await self._send(self._make, ours)
-            await self._settle(new, ours, words, refused)
+            await self._settle(
+                new,
+                ours,
+                words,
+                refused,
+            )
         return outcome(asked, refused, loop.time() - began)
 
     async def disconnect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
@@ -213,7 +255,8 @@ class TableDriver(ABC, Generic[C, M, R]):
         A two-way circuit breaks as a whole or not at all.
         """
         loop = asyncio.get_running_loop()
-        began, asked = loop.time(), self._checked(pairs)
+        began = loop.time()
+        asked = self._checked(pairs)
         async with self._change():
             table = self._just_read.table
             if table is None:
@@ -245,12 +288,16 @@ class TableDriver(ABC, Generic[C, M, R]):
                         refused[c.reverse] = refused[c]
         return outcome(asked, refused, loop.time() - began)
 
-    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
+    async def power(
+        self, ports: Iterable[contract.DirectedPort]
+    ) -> contract.Powers:
         """Empty unless a driver overrides it: there are no power monitors."""
         self._checked_ports(ports)
         return {}
 
-    def _checked_ports(self, ports: Iterable[contract.DirectedPort]) -> list[contract.DirectedPort]:
+    def _checked_ports(
+        self, ports: Iterable[contract.DirectedPort]
+    ) -> list[contract.DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""
         unique = sorted(set(ports))
         for port in unique:
@@ -261,7 +308,11 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     def _all_ports(self) -> list[contract.DirectedPort]:
         sides = self._counts.items()
-        return [contract.DirectedPort(side, n) for side, last in sides for n in range(1, last + 1)]
+        return [
+            contract.DirectedPort(side, n)
+            for side, last in sides
+            for n in range(1, last + 1)
+        ]
 
     def _nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         return contract.DeviceRefused(
@@ -302,7 +353,12 @@ class TableDriver(ABC, Generic[C, M, R]):
         self._told = True
 
     @contextlib.contextmanager
-    def _noting(self, refused: list[str], done: str = "", begin: str = "") -> Iterator[None]:
+    def _noting(
+        self,
+        refused: list[str],
+        done: str = "",
+        begin: str = "",
+    ) -> Iterator[None]:
         """Refusals in the block are added to ``refused``, unless their code means ``done``."""
         try:
             yield
@@ -324,7 +380,8 @@ class TableDriver(ABC, Generic[C, M, R]):
         most: int | None = None,
     ) -> dict[C, str]:
         """Send lists to the device; returns its reasons for the pairs of each refused list."""
-        limit, words = most or self._list_limit, dict[C, str]()
+        limit = most or self._list_limit
+        words = dict[C, str]()
         for start in range(0, len(pairs), limit):
             chunk = pairs[start : start + limit]
             self._just_read.forget()
@@ -339,23 +396,35 @@ class TableDriver(ABC, Generic[C, M, R]):
         return words
 
     async def _settle(
-        self, waiting: list[C], ours: Sequence[C], words: dict[C, str], refused: dict[C, str]
+        self,
+        waiting: list[C],
+        ours: Sequence[C],
+        words: dict[C, str],
+        refused: dict[C, str],
     ) -> None:
         """Poll until every circuit is up or has failed.
 
         Failed ones are removed if they are ``ours``; others existed before.
         """
-        loop, longest_s = asyncio.get_running_loop(), self._switch.switching_time_s + _SETTLE_S
-        deadline, step_s = loop.time() + longest_s, _FIRST_POLL_S
-        first_look_s = 0.0 if self._looks_at_once else self._switch.switching_time_s
+        loop = asyncio.get_running_loop()
+        longest_s = self._switch.switching_time_s + _SETTLE_S
+        deadline = loop.time() + longest_s
+        step_s = _FIRST_POLL_S
+        first_look_s = (
+            0.0 if self._looks_at_once else self._switch.switching_time_s
+        )
         pause_s = first_look_s if any(c not in words for c in ours) else 0.0
         singly = len(waiting) > 1 and self._list_limit > 1
-        asked, activated = waiting, set[C]()
+        asked = waiting
+        activated = set[C]()
         while waiting:
             await asyncio.sleep(pause_s)
-            pause_s, step_s = step_s, min(step_s * _POLL_GROWTH, _LAST_POLL_S)
+            pause_s = step_s
+            step_s = min(step_s * _POLL_GROWTH, _LAST_POLL_S)
             table = await self._about(waiting)
-            coming, missing, entered = [], [], []
+            coming = []
+            missing = []
+            entered = []
             for c in waiting:
                 row = table.get(c)
                 if row is None and singly:
@@ -363,11 +432,15 @@ class TableDriver(ABC, Generic[C, M, R]):
                 elif row is None:
                     refused[c] = words.get(c, _NOT_HELD)
                 elif row.state == "entered":
-                    if c not in activated and (not row.two_way or c.reverse in asked):
+                    if c not in activated and (
+                        not row.two_way or c.reverse in asked
+                    ):
                         entered.append(c)
                     else:
                         refused[c] = words.get(c, f"{_NOT_HELD} active")
-                elif row.state == "failed" or (row.state == "coming" and loop.time() > deadline):
+                elif row.state == "failed" or (
+                    row.state == "coming" and loop.time() > deadline
+                ):
                     refused[c] = f"{c} did not come up: {row.words}"
                 elif row.state == "coming":
                     coming.append(c)
@@ -379,10 +452,15 @@ class TableDriver(ABC, Generic[C, M, R]):
             words |= await self._send(activate, _once(entered, table), most=1)
             activated.update(entered)
             if missing or entered:
-                pause_s, deadline = first_look_s, loop.time() + longest_s
+                pause_s = first_look_s
+                deadline = loop.time() + longest_s
             if refused:
                 mine = set(ours)
-                failed = [c for c in waiting if c in refused and c in mine and c in table]
+                failed = [
+                    c
+                    for c in waiting
+                    if c in refused and c in mine and c in table
+                ]
                 await self._send(partial(self._break, table=table), failed)
             waiting = coming + missing + entered
 

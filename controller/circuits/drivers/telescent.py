@@ -12,9 +12,15 @@ from typing import ClassVar
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Pattern, Template, filled
-from patchlight.controller.circuits.drivers.base import SessionDriver, condition
+from patchlight.controller.circuits.drivers.base import (
+    SessionDriver,
+    condition,
+)
 from patchlight.controller.circuits.drivers.table import Row
-from patchlight.controller.circuits.protocols.ssh import ShellClient, ShellDialect
+from patchlight.controller.circuits.protocols.ssh import (
+    ShellClient,
+    ShellDialect,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -34,7 +40,8 @@ class TelescentDialect(ShellDialect):
     read_map: Template = "switchstate"
     # A lock must be released on both sides of a port: otherwise unallocate fails.
     connect: Template = (
-        "unlock --force -in {inp}\nunlock --force -out {out}\nconnect --force -in {inp} -out {out}"
+        "unlock --force -in {inp}\nunlock --force -out {out}\n"
+        "connect --force -in {inp} -out {out}"
     )
     disconnect: Template = (
         "unlock --force {inp}\nunlock --force {out}\n"
@@ -80,13 +87,25 @@ class TelescentSsh(SessionDriver[Row]):
     async def identify(self) -> contract.Identity:
         """Vendor and model from the dialect: no command reports more."""
         await self._cells()
-        return contract.Identity(self._dialect.vendor, self._dialect.model, "", "")
+        return contract.Identity(
+            self._dialect.vendor,
+            self._dialect.model,
+            "",
+            "",
+        )
 
     async def port_states(self) -> contract.PortStates:
         """From ``switchstate``, which lists outputs; an input is ready if its output is."""
-        cells, dialect = await self._cells(), self._dialect
-        patterns = f"(?:{dialect.joined})|(?:{dialect.free})", dialect.locked, dialect.absent
-        states = dict.fromkeys(self._all_ports(), contract.PortState("ready", "not told"))
+        cells = await self._cells()
+        dialect = self._dialect
+        patterns = (
+            f"(?:{dialect.joined})|(?:{dialect.free})",
+            dialect.locked,
+            dialect.absent,
+        )
+        states = dict.fromkeys(
+            self._all_ports(), contract.PortState("ready", "not told")
+        )
         for number in range(1, self.ports + 1):
             status = cells[number].status
             state = contract.PortState(condition(status, *patterns), status)
@@ -112,12 +131,25 @@ class TelescentSsh(SessionDriver[Row]):
     def _base(self) -> int:
         return 0 if self._dialect.zero_based else 1
 
-    async def _tell(self, template: str, pairs: Sequence[CrossConnect]) -> None:
-        timeout_s = self._dialect.move_timeout_s + 2 * self._switch.switching_time_s
+    async def _tell(
+        self, template: str, pairs: Sequence[CrossConnect]
+    ) -> None:
+        timeout_s = (
+            self._dialect.move_timeout_s + 2 * self._switch.switching_time_s
+        )
         for c in pairs:
-            numbers = {"inp": c.inp - 1 + self._base, "out": c.out - 1 + self._base}
-            for command in filled(template, shlex.quote, **numbers).splitlines():
-                await self.client.command(command, changes=True, timeout_s=timeout_s)
+            numbers = {
+                "inp": c.inp - 1 + self._base,
+                "out": c.out - 1 + self._base,
+            }
+            for command in filled(
+                template, shlex.quote, **numbers
+            ).splitlines():
+                await self.client.command(
+                    command,
+                    changes=True,
+                    timeout_s=timeout_s,
+                )
                 # If one of several commands is refused, the earlier ones are done.
                 self._told = True
 
@@ -125,18 +157,38 @@ class TelescentSsh(SessionDriver[Row]):
         """Every output by its canonical number."""
         outputs: dict[int, PortCell] = {}
         lines = await self.client.command(self._dialect.read_map)
-        rows = [row for line in lines if (row := re.fullmatch(self._dialect.row, line))]
+        rows = [
+            row
+            for line in lines
+            if (row := re.fullmatch(self._dialect.row, line))
+        ]
         for row in rows:
             cells = list(re.finditer(self._dialect.cell, row["cells"]))
             first = int(row["row"]) * len(cells)
             for column, cell in enumerate(cells, 1):
                 number = int(cell["inp"]) - self._base + 1
                 outputs[first + column] = PortCell(cell["status"], number)
-        if len({len(re.findall(self._dialect.cell, row["cells"])) for row in rows}) > 1:
-            raise self._nonsense(self._dialect.read_map, "rows of different length")
-        missing = [number for number in range(1, self.ports + 1) if number not in outputs]
+        if (
+            len(
+                {
+                    len(re.findall(self._dialect.cell, row["cells"]))
+                    for row in rows
+                }
+            )
+            > 1
+        ):
+            raise self._nonsense(
+                self._dialect.read_map, "rows of different length"
+            )
+        missing = [
+            number
+            for number in range(1, self.ports + 1)
+            if number not in outputs
+        ]
         if not outputs:
-            raise self._nonsense(self._dialect.read_map, "; ".join(lines)[:200] or "nothing")
+            raise self._nonsense(
+                self._dialect.read_map, "; ".join(lines)[:200] or "nothing"
+            )
         if missing:
             raise PatchlightError(
                 f"{self.name} reports {len(outputs)} ports, without port {missing[0]}",

@@ -20,7 +20,11 @@ from patchlight.controller.circuits.dialect import (
 )
 from patchlight.controller.circuits.drivers import base
 from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client, Tl1Reply
+from patchlight.controller.circuits.protocols.tl1 import (
+    SessionDialect,
+    Tl1Client,
+    Tl1Reply,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 
@@ -33,7 +37,11 @@ class ListDialect(SessionDialect, NumberedDialect):
     match the beginning of one quoted line of a reply each and name their groups as below.
     """
 
-    FIELDS: ClassVar[frozenset[str]] = SessionDialect.FIELDS | {"ins", "outs", "ports"}
+    FIELDS: ClassVar[frozenset[str]] = SessionDialect.FIELDS | {
+        "ins",
+        "outs",
+        "ports",
+    }
 
     enter: Template = "ENT-PATCH::{ins},{outs}:{ctag}:;"
     delete: Template = "DLT-PATCH::{ins}:{ctag}:;"
@@ -59,7 +67,8 @@ class PolatisTl1Dialect(ListDialect, PolatisDialect):
     ports: Template = "RTRV-PORT-SHUTTER::{ports}:{ctag}:;"
     power: Template = "RTRV-PORT-POWER::{ports}:{ctag}:;"
     identity_line: Pattern = (
-        r"(?P<vendor>[^,]*),(?P<model>[^,]*),(?P<type>[^,]*),(?P<software>[^,]*)"
+        r"(?P<vendor>[^,]*),"
+        r"(?P<model>[^,]*),(?P<type>[^,]*),(?P<software>[^,]*)"
     )
     serial_line: Pattern = r".*\bSN=(?P<serial>\w+)"
     any_to_any: Pattern = r"\d+xCC\b"
@@ -90,13 +99,16 @@ class GlimmerglassDialect(ListDialect):
         r"(?!.*OPORTID=)(?:(?!CONNSTATE=).)*CONNSTATE=(?P<state>[^,]*),(?!.*CONNSTATE=)"
         r"CONNCAUSE=(?P<cause>[^,]*),INPWR=(?P<inpwr>[^,]*),OUTPWR=(?P<outpwr>[^,]*)"
     )
-    size_line: Pattern = r".*LicensedPortMatrix=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
+    size_line: Pattern = (
+        r".*LicensedPortMatrix=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
+    )
     identity_item: Pattern = (
         r"[^:]*:(?:ChassisType=(?P<model>.*)|SerialNumber=(?P<serial>.*)"
         r"|SoftwareActiveVersion=(?P<software>.*))"
     )
     port_line: Pattern = (
-        r"(?s)[^:]*:PORTID=(?P<port>[0-9]{1,9}),.*?PORTHEALTH=(?P<state>\w+)(?!.*,PORTHEALTH=)"
+        r"(?s)[^:]*:PORTID=(?P<port>[0-9]{1,9}),"
+        r".*?PORTHEALTH=(?P<state>\w+)(?!.*,PORTHEALTH=)"
     )
     port_ready: Pattern = r"good"
     up: Pattern = r"steady,.*|fault,initial_connection_timer_expired"
@@ -124,7 +136,9 @@ class Tl1ListDriver(base.NumberedDriver, Generic[D]):
         """The state of the cross-connect in that line."""
         return UP
 
-    async def _rows(self, numbering: base.Numbering) -> Mapping[CrossConnect, Row]:
+    async def _rows(
+        self, numbering: base.Numbering
+    ) -> Mapping[CrossConnect, Row]:
         table = {}
         for line in await self._circuit_lines():
             numbers = int(line["in"]), int(line["out"])
@@ -136,12 +150,16 @@ class Tl1ListDriver(base.NumberedDriver, Generic[D]):
         return table
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
-        await self.client.command(self._dialect.enter, await self._lists(pairs), changes=True)
+        await self.client.command(
+            self._dialect.enter, await self._lists(pairs), changes=True
+        )
 
     async def _break(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
     ) -> None:
-        await self.client.command(self._dialect.delete, await self._lists(pairs), changes=True)
+        await self.client.command(
+            self._dialect.delete, await self._lists(pairs), changes=True
+        )
 
     async def _size(self, model: str = "") -> tuple[int, int]:
         """Inputs and outputs, from the reply with the size."""
@@ -172,7 +190,9 @@ class Tl1ListDriver(base.NumberedDriver, Generic[D]):
 
 def matching(pattern: str, reply: Tl1Reply) -> list[re.Match[str]]:
     """The lines of a reply that match the pattern at their start."""
-    return [match for line in reply.lines if (match := re.match(pattern, line))]
+    return [
+        match for line in reply.lines if (match := re.match(pattern, line))
+    ]
 
 
 def first(pattern: str, reply: Tl1Reply) -> re.Match[str] | None:
@@ -184,14 +204,21 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
     """A Glimmerglass OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = GLIMMERGLASS
-    capabilities = contract.Capabilities(power_in=True, power_out=True)
+    capabilities = contract.Capabilities(
+        power_in=True,
+        power_out=True,
+    )
 
     async def identify(self) -> contract.Identity:
         """From ``rtrv-system-info``, which has a line for each item."""
         reply = await self.client.command(self._dialect.identity, paged=True)
         items = {"model": "", "serial": "", "software": ""}
         for line in matching(self._dialect.identity_item, reply):
-            items.update((item, value) for item, value in line.groupdict().items() if value)
+            items.update(
+                (item, value)
+                for item, value in line.groupdict().items()
+                if value
+            )
         return contract.Identity(self._dialect.vendor, **items)
 
     async def port_states(self) -> contract.PortStates:
@@ -203,10 +230,14 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
             port = numbering.to_port(int(line["port"]))
             if port is not None and port.number <= self.ports:
                 well = re.fullmatch(self._dialect.port_ready, line["state"])
-                states[port] = contract.PortState("ready" if well else "failed", line["state"])
+                states[port] = contract.PortState(
+                    "ready" if well else "failed", line["state"]
+                )
         return states
 
-    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
+    async def power(
+        self, ports: Iterable[contract.DirectedPort]
+    ) -> contract.Powers:
         """From ``rtrv-crs-fiber``, which has the power at both ends of each circuit."""
         asked = self._checked_ports(ports)
         if not asked:
@@ -214,9 +245,14 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
         numbering = await self._numbering()
         powers: dict[contract.DirectedPort, float | None] = {}
         for line in await self._circuit_lines():
-            for number, power in ((line["in"], line["inpwr"]), (line["out"], line["outpwr"])):
+            for number, power in (
+                (line["in"], line["inpwr"]),
+                (line["out"], line["outpwr"]),
+            ):
                 if port := numbering.to_port(int(number)):
-                    powers[port] = base.power_dbm(power, self._dialect.dark_dbm)
+                    powers[port] = base.power_dbm(
+                        power, self._dialect.dark_dbm
+                    )
         # An output without a line is not connected and has no signal.
         return {port: powers.get(port) for port in asked}
 
@@ -225,10 +261,17 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
         words = f"CONNSTATE={line['state']},CONNCAUSE={line['cause']}"
         if re.fullmatch(self._dialect.up, state):
             return Row("up", words)
-        return Row("failed" if re.fullmatch(self._dialect.failed, state) else "coming", words)
+        return Row(
+            "failed"
+            if re.fullmatch(self._dialect.failed, state)
+            else "coming",
+            words,
+        )
 
     async def _learn(self) -> base.Numbering:
-        return base.Numbering(*await self._size(), self._dialect.in_base, self._dialect.out_base)
+        return base.Numbering(
+            *await self._size(), self._dialect.in_base, self._dialect.out_base
+        )
 
 
 _FEW = 16  # up to this many ports are listed, more are read as the range of them all
@@ -253,20 +296,34 @@ class PolatisTl1(Tl1ListDriver[PolatisTl1Dialect], base.PolatisDriver):
             line["software"].strip() if line else "",
         )
 
-    async def _monitored_sides(self, numbering: base.Numbering) -> list[contract.Side]:
+    async def _monitored_sides(
+        self, numbering: base.Numbering
+    ) -> list[contract.Side]:
         return [
-            side for side in contract.SIDES if await self._has_monitor(numbering.to_number(side, 1))
+            side
+            for side in contract.SIDES
+            if await self._has_monitor(numbering.to_number(side, 1))
         ]
 
     async def _states(self) -> dict[contract.DirectedPort, str]:
         dialect = self._dialect
-        return await self._per_port(self._all_ports(), dialect.ports, dialect.port_line, "state")
+        return await self._per_port(
+            self._all_ports(),
+            dialect.ports,
+            dialect.port_line,
+            "state",
+        )
 
     async def _powers(
         self, ports: Sequence[contract.DirectedPort]
     ) -> dict[contract.DirectedPort, str]:
         dialect = self._dialect
-        return await self._per_port(ports, dialect.power, dialect.power_line, "power")
+        return await self._per_port(
+            ports,
+            dialect.power,
+            dialect.power_line,
+            "power",
+        )
 
     async def _has_monitor(self, number: int) -> bool:
         try:
@@ -278,18 +335,27 @@ class PolatisTl1(Tl1ListDriver[PolatisTl1Dialect], base.PolatisDriver):
         return first(self._dialect.power_line, reply) is not None
 
     async def _per_port(
-        self, ports: Sequence[contract.DirectedPort], template: str, pattern: str, group: str
+        self,
+        ports: Sequence[contract.DirectedPort],
+        template: str,
+        pattern: str,
+        group: str,
     ) -> dict[contract.DirectedPort, str]:
         """One value for each port in the device's list."""
         if not ports:
             return {}
-        numbering, asked = await self._numbering(), set(ports)
+        numbering = await self._numbering()
+        asked = set(ports)
         numbers = sorted(numbering.to_numbers(ports))
         if len(numbers) <= _FEW:
             listed = self._joined(numbers)
         else:
-            listed = Bare(f"{numbers[0]}{self._dialect.range_separator}{numbers[-1]}")
-        reply = await self.client.command(template, {"ports": listed}, paged=True)
+            listed = Bare(
+                f"{numbers[0]}{self._dialect.range_separator}{numbers[-1]}"
+            )
+        reply = await self.client.command(
+            template, {"ports": listed}, paged=True
+        )
         values = {
             port: line[group].strip()
             for line in matching(pattern, reply)

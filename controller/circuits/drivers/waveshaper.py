@@ -20,15 +20,24 @@ from typing import Any, NamedTuple
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Pattern
 from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver
-from patchlight.controller.circuits.drivers.rest import json_number, json_object, json_text
+from patchlight.controller.circuits.drivers.rest import (
+    json_number,
+    json_object,
+    json_text,
+)
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
-from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect
+from patchlight.controller.circuits.protocols.http import (
+    HttpClient,
+    HttpDialect,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid
 
 BLOCKED_DB = 60.0
 _ANCHOR_GHZ = 193_100
-_QUARTERS = 25  # of a GHz, in a step of 6.25 GHz: what channels begin and end on
+_QUARTERS = (
+    25  # of a GHz, in a step of 6.25 GHz: what channels begin and end on
+)
 _BLOCKED = f"{BLOCKED_DB:.4f}\t0.0000\t0"
 
 
@@ -59,11 +68,14 @@ class Profile:
     @classmethod
     def parse(cls, text: str) -> Profile:
         """``ValueError`` for an invalid profile, or one whose steps are not 1 GHz."""
-        first_ghz, lines = 0, []
+        first_ghz = 0
+        lines = []
         for number, line in enumerate(text.strip().splitlines()):
             frequency, tab, rest = line.strip().partition("\t")
             if not tab:
-                raise ValueError(f"line {number + 1} is not a line of a profile: {line[:60]!r}")
+                raise ValueError(
+                    f"line {number + 1} is not a line of a profile: {line[:60]!r}"
+                )
             ghz = _ghz(frequency)
             first_ghz = first_ghz or ghz
             if ghz != first_ghz + number:
@@ -79,7 +91,10 @@ class Profile:
     @property
     def text(self) -> str:
         """The profile in the device's format."""
-        return "".join(f"{_thz(self.first_ghz + n)}\t{rest}\n" for n, rest in enumerate(self.lines))
+        return "".join(
+            f"{_thz(self.first_ghz + n)}\t{rest}\n"
+            for n, rest in enumerate(self.lines)
+        )
 
     def __str__(self) -> str:
         return f"{_thz(self.first_ghz)}–{_thz(self.first_ghz + len(self.lines) - 1)} THz"
@@ -92,24 +107,39 @@ class Profile:
         """
         return dict(self._pieces(grid))
 
-    def with_channel(self, channel: Channel, passing: Passing | None) -> Profile:
+    def with_channel(
+        self, channel: Channel, passing: Passing | None
+    ) -> Profile:
         """This profile with a channel opened like that, or blocked; all else unchanged.
 
         ``ValueError`` if the channel is not within the band.
         """
-        first, end = (math.ceil(_ANCHOR_GHZ + edge * _QUARTERS / 4) for edge in channel.edges)
-        first, end = first - self.first_ghz, end - self.first_ghz
+        first, end = (
+            math.ceil(_ANCHOR_GHZ + edge * _QUARTERS / 4)
+            for edge in channel.edges
+        )
+        first = first - self.first_ghz
+        end = end - self.first_ghz
         if first < 0 or end > len(self.lines):
-            raise ValueError(f"channel {channel} is outside the device's band {self}")
+            raise ValueError(
+                f"channel {channel} is outside the device's band {self}"
+            )
         line = _BLOCKED
         if passing is not None:
             line = f"{passing.attenuation_db:.4f}\t0.0000\t{passing.port}"
-        lines = (*self.lines[:first], *(line,) * (end - first), *self.lines[end:])
+        lines = (
+            *self.lines[:first],
+            *(line,) * (end - first),
+            *self.lines[end:],
+        )
         return Profile(self.first_ghz, lines)
 
     def _pieces(self, grid: Grid) -> Iterator[tuple[Channel, Passing]]:
-        apart = None if grid.spacing_ghz is None else int(grid.spacing_ghz / 6.25)
-        begun, before = 0, None
+        apart = (
+            None if grid.spacing_ghz is None else int(grid.spacing_ghz / 6.25)
+        )
+        begun = 0
+        before = None
         steps = sorted(self._steps)
         for step in (*steps, steps[-1] + 1 if steps else 0):
             passing = self._steps.get(step)
@@ -119,9 +149,12 @@ class Profile:
             if before is not None:
                 slots, odd = divmod(step - begun, 2)
                 if odd:
-                    raise ValueError(f"light passes from {_edge(begun)} to {_edge(step)} THz")
+                    raise ValueError(
+                        f"light passes from {_edge(begun)} to {_edge(step)} THz"
+                    )
                 yield Channel(begun + slots, slots), before
-            begun, before = step, passing
+            begun = step
+            before = passing
 
     @cached_property
     def _steps(self) -> Mapping[int, Passing | None]:
@@ -147,9 +180,13 @@ class Profile:
 def _passing(rest: str) -> Passing | None:
     columns = rest.split("\t")
     try:
-        attenuation_db, _, port = float(columns[0]), float(columns[1]), int(float(columns[2]))
+        attenuation_db = float(columns[0])
+        _ = float(columns[1])
+        port = int(float(columns[2]))
     except (ValueError, IndexError, OverflowError) as error:
-        raise ValueError(f"no attenuation, phase and port: {rest[:60]!r}") from error
+        raise ValueError(
+            f"no attenuation, phase and port: {rest[:60]!r}"
+        ) from error
     if len(columns) != 3 or not 0 <= attenuation_db < 1000 or port < 0:
         raise ValueError(f"no attenuation, phase and port: {rest[:60]!r}")
     if port == 0 or attenuation_db >= BLOCKED_DB:
@@ -164,7 +201,9 @@ def _ghz(text: str) -> int:
     except (ValueError, OverflowError) as error:
         raise ValueError(f"no frequency in THz: {text[:20]!r}") from error
     if abs(ghz - whole) > 0.05:
-        raise ValueError(f"{text[:20]} THz is not a whole number of GHz: expected steps of 1 GHz")
+        raise ValueError(
+            f"{text[:20]} THz is not a whole number of GHz: expected steps of 1 GHz"
+        )
     return whole
 
 
@@ -211,7 +250,8 @@ class WaveShaper(WavelengthSessionDriver[Row]):
     async def open(self) -> None:
         """Connect to the device, and check that it has the lab's ports."""
         about = await self._about_device()
-        count, ports = json_number(about, self._dialect.port_count_key), self._switch.ports
+        count = json_number(about, self._dialect.port_count_key)
+        ports = self._switch.ports
         if count < ports:
             raise PatchlightError(
                 f"{self.name} has {count} ports in addition to the common one, but the lab file "
@@ -221,14 +261,23 @@ class WaveShaper(WavelengthSessionDriver[Row]):
 
     async def identify(self) -> contract.Identity:
         """From ``devinfo``."""
-        about, dialect = await self._about_device(), self._dialect
+        about = await self._about_device()
+        dialect = self._dialect
         keys = (dialect.model_key, dialect.serial_key, dialect.software_key)
         model, serial, software = (json_text(about, key) for key in keys)
-        return contract.Identity(dialect.vendor, model, serial, software)
+        return contract.Identity(
+            dialect.vendor,
+            model,
+            serial,
+            software,
+        )
 
     async def port_states(self) -> contract.PortStates:
         """All ready: the device reports no states."""
-        return dict.fromkeys(self._all_ports(), contract.PortState("ready", "no states are told"))
+        return dict.fromkeys(
+            self._all_ports(),
+            contract.PortState("ready", "no states are told"),
+        )
 
     async def _table(self) -> Mapping[ChannelConnect, Row]:
         channels = self._channels(await self._profile())
@@ -240,18 +289,29 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         for way in pairs:
             if way.attenuation_db >= BLOCKED_DB:
                 raise self._will_not(f"{BLOCKED_DB:g} dB or more is no signal")
-            if other := next((c for c in held if c.overlaps(way.channel)), None):
+            if other := next(
+                (c for c in held if c.overlaps(way.channel)), None
+            ):
                 there = self._way(other, held[other])
-                raise self._will_not(f"its channel is in use on the device: {there}")
-            passing = Passing(way.out if self._spreads else way.inp, way.attenuation_db)
+                raise self._will_not(
+                    f"its channel is in use on the device: {there}"
+                )
+            passing = Passing(
+                way.out if self._spreads else way.inp, way.attenuation_db
+            )
             profile = self._with(profile, way.channel, passing)
         await self._load(profile)
 
     async def _break(
-        self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, Row]
+        self,
+        pairs: Sequence[ChannelConnect],
+        table: Mapping[ChannelConnect, Row],
     ) -> None:
         profile = await self._profile()
-        held = {self._way(c, passing) for c, passing in self._channels(profile).items()}
+        held = {
+            self._way(c, passing)
+            for c, passing in self._channels(profile).items()
+        }
         for way in pairs:
             # Do not block what another client has routed elsewhere meanwhile.
             if way in held:
@@ -264,8 +324,12 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         self._told = True
         result = reply.body if isinstance(reply.body, dict) else {}
         if (code := result.get(self._dialect.result_key, 0)) != 0:
-            words = json_text(result, self._dialect.words_key) or f"result {code}"
-            raise contract.DeviceRefused(f"{self.name} refused the profile: {words}", words=words)
+            words = (
+                json_text(result, self._dialect.words_key) or f"result {code}"
+            )
+            raise contract.DeviceRefused(
+                f"{self.name} refused the profile: {words}", words=words
+            )
 
     async def _about_device(self) -> Mapping[str, Any]:
         return await self.client.read(self._dialect.about, json_object)
@@ -275,7 +339,9 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         try:
             return _parsed(text)
         except ValueError as error:
-            raise self.client.nonsense(self._dialect.profile, str(error)) from error
+            raise self.client.nonsense(
+                self._dialect.profile, str(error)
+            ) from error
 
     def _channels(self, profile: Profile) -> Mapping[Channel, Passing]:
         try:
@@ -287,7 +353,12 @@ class WaveShaper(WavelengthSessionDriver[Row]):
                 hint="load a profile with channels only, or one that blocks everything",
             ) from error
 
-    def _with(self, profile: Profile, channel: Channel, passing: Passing | None) -> Profile:
+    def _with(
+        self,
+        profile: Profile,
+        channel: Channel,
+        passing: Passing | None,
+    ) -> Profile:
         try:
             return profile.with_channel(channel, passing)
         except ValueError as error:

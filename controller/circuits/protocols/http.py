@@ -50,7 +50,9 @@ def pins_file() -> Path:
     """The file of pins."""
     if named := os.environ.get(PINS_VARIABLE):
         return Path(named)
-    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "tls-pins"
+    return (
+        user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "tls-pins"
+    )
 
 
 def fingerprint(certificate: bytes) -> str:
@@ -61,11 +63,21 @@ def fingerprint(certificate: bytes) -> str:
 class Trust:
     """The rule for one device. ``refused`` says why the last certificate was rejected."""
 
-    def __init__(self, address: str, rule: str, *, old_tls: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        rule: str,
+        *,
+        old_tls: bool = False,
+    ) -> None:
         if rule not in RULES:
-            raise BadInput(f"verify cannot be {rule!r} in a dialect: one of {', '.join(RULES)}")
+            raise BadInput(
+                f"verify cannot be {rule!r} in a dialect: one of {', '.join(RULES)}"
+            )
         self.refused = ""
-        self._address, self._rule, self._old_tls = address, rule, old_tls
+        self._address = address
+        self._rule = rule
+        self._old_tls = old_tls
 
     def context(self) -> ssl.SSLContext:
         """The context of TLS connections."""
@@ -86,27 +98,46 @@ class Trust:
     def _check(self, certificate: bytes) -> None:
         """``ssl.SSLError`` ends the handshake before anything is sent."""
         self.refused = ""
-        shown, file = fingerprint(certificate), pins_file()
+        shown = fingerprint(certificate)
+        file = pins_file()
         try:
-            lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+            lines = (
+                file.read_text(encoding="utf-8").splitlines()
+                if file.exists()
+                else []
+            )
             pins = (words for line in lines if len(words := line.split()) >= 2)
             known = next(
-                (pin.lower() for address, pin, *_ in pins if address == self._address), None
+                (
+                    pin.lower()
+                    for address, pin, *_ in pins
+                    if address == self._address
+                ),
+                None,
             )
             if known is None and self._rule == "first-use":
                 append_line(file, f"{self._address} {shown}")
                 known = shown
-                log.warning("%s: pinned its certificate %s in %s", self._address, shown, file)
+                log.warning(
+                    "%s: pinned its certificate %s in %s",
+                    self._address,
+                    shown,
+                    file,
+                )
         except (OSError, UnicodeDecodeError) as error:
-            self.refused = f"the pins of certificates in {file}: {reason(error)}"
+            self.refused = (
+                f"the pins of certificates in {file}: {reason(error)}"
+            )
         else:
             if known is None:
                 self.refused = (
-                    f"{self._address} has the certificate {shown}, which is not pinned in {file}"
+                    f"{self._address} has the certificate {shown}, "
+                    f"which is not pinned in {file}"
                 )
             elif known != shown:
                 self.refused = (
-                    f"{self._address} has the certificate {shown}, but {file} has {known}"
+                    f"{self._address} has the certificate {shown}, "
+                    f"but {file} has {known}"
                 )
         if self.refused:
             raise ssl.SSLError(self.refused)
@@ -133,7 +164,10 @@ _TRANSPORT = (httpx.HTTPError, TimeoutError, OSError, ValueError)
 _GATEWAY = (502, 504)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class HttpReply:
     """An answer; ``body`` is its JSON, ``None`` if it is not JSON. ``etag`` can be sent back."""
 
@@ -173,7 +207,9 @@ class HttpDialect(Dialect):
     verify: str = "first-use"
     old_tls: bool = False
     keep_connection: bool = False
-    error_words: Pattern = r'"(?:error-)?message"\s*:\s*(?P<words>"(?:[^"\\]|\\.)*")'
+    error_words: Pattern = (
+        r'"(?:error-)?message"\s*:\s*(?P<words>"(?:[^"\\]|\\.)*")'
+    )
 
 
 class HttpClient:
@@ -183,11 +219,14 @@ class HttpClient:
     """
 
     def __init__(self, session: Session, dialect: HttpDialect) -> None:
-        self._session, self._dialect = session, dialect
+        self._session = session
+        self._dialect = dialect
         host = f"[{session.host}]" if ":" in session.host else session.host
         self._address = f"{host}:{session.port}"
         self._scheme = "https" if dialect.tls else "http"
-        self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
+        self._trust = Trust(
+            self._address, dialect.verify, old_tls=dialect.old_tls
+        )
         self._lock = asyncio.Lock()
         self.alarms = AlarmLog()
         self.links = DEFAULT_LINKS
@@ -201,7 +240,8 @@ class HttpClient:
     async def close(self) -> None:
         """Close the connection. Idempotent; the next exchange reconnects."""
         async with self._lock:
-            client, self._client = self._client, None
+            client = self._client
+            self._client = None
             if client is not None:
                 await client.aclose()
 
@@ -238,7 +278,13 @@ class HttpClient:
         """Read a body that is not JSON."""
         return (await self._exchange("GET", path, f"GET {path}")).text
 
-    async def read(self, path: str, reader: Callable[[Any], T], *, missing: Any = None) -> T:
+    async def read(
+        self,
+        path: str,
+        reader: Callable[[Any], T],
+        *,
+        missing: Any = None,
+    ) -> T:
         """The result of ``reader`` for an answer's JSON; ``DeviceRefused`` for its ``ValueError``.
 
         ``missing`` replaces the JSON of a path that the device does not have, if that is allowed.
@@ -255,11 +301,22 @@ class HttpClient:
             raise self.nonsense(path, str(error)) from error
 
     async def change(
-        self, method: str, path: str, body: str = "", headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
         """Change something; see the module for failures."""
         shown = shortened(f"{method} {path} {body}".rstrip())
-        return await self._exchange(method, path, shown, body, headers, changes=True)
+        return await self._exchange(
+            method,
+            path,
+            shown,
+            body,
+            headers,
+            changes=True,
+        )
 
     def nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         """The error for an invalid answer."""
@@ -280,7 +337,8 @@ class HttpClient:
         *,
         changes: bool = False,
     ) -> HttpReply:
-        name, retried = self._session.name, False
+        name = self._session.name
+        retried = False
         async with self._lock:
             while True:
                 log.debug("%s < %s", name, self._mask(shown))
@@ -288,15 +346,25 @@ class HttpClient:
                     client = self._kept if changes else None
                     if client is None:
                         keep = self._dialect.keep_connection
-                        client = self._client = self._client or self._new_client(keep=keep)
-                    reply = await self._once(client, method, path, body, dict(headers or {}))
+                        client = self._client = (
+                            self._client or self._new_client(keep=keep)
+                        )
+                    reply = await self._once(
+                        client,
+                        method,
+                        path,
+                        body,
+                        dict(headers or {}),
+                    )
                 except _NOTHING_SENT as error:
                     self.connections += 1
                     raise self._unreachable(error) from error
                 except _TRANSPORT as error:
                     self.connections += 1
                     reason = self._reason(error)
-                    is_late = isinstance(error, (TimeoutError, httpx.TimeoutException))
+                    is_late = isinstance(
+                        error, (TimeoutError, httpx.TimeoutException)
+                    )
                     if changes:
                         raise contract.outcome_unknown(
                             f"{name}: {shown} was sent, then {reason}: the result is unknown",
@@ -308,15 +376,28 @@ class HttpClient:
                         ) from error
                     retried = True
                 else:
-                    log.debug("%s > %d %s", name, reply.status, reply.reason)
+                    log.debug(
+                        "%s > %d %s",
+                        name,
+                        reply.status,
+                        reply.reason,
+                    )
                     self._check(reply, shown, changes=changes)
                     return reply
 
     async def _once(
-        self, client: httpx.AsyncClient, method: str, path: str, body: str, headers: dict[str, str]
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        body: str,
+        headers: dict[str, str],
     ) -> HttpReply:
         # The client's timeouts are between bytes; one byte per second must end as well.
-        longest_s = self._session.timeouts.answer_s + 2 * self._session.timeouts.connect_s
+        longest_s = (
+            self._session.timeouts.answer_s
+            + 2 * self._session.timeouts.connect_s
+        )
         if body:
             headers["Content-Type"] = self._dialect.media_type
         async with (
@@ -328,41 +409,75 @@ class HttpClient:
                 headers=headers,
             ) as response,
         ):
-            if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise ValueError("the answer is compressed, which was not requested")
+            if (
+                response.headers.get("Content-Encoding", "identity")
+                != "identity"
+            ):
+                raise ValueError(
+                    "the answer is compressed, which was not requested"
+                )
             data = bytearray()
             async for chunk in response.aiter_raw():
                 data += chunk
                 if len(data) > BUFFER_LIMIT:
-                    raise ValueError(f"the answer is longer than {BUFFER_LIMIT} bytes")
+                    raise ValueError(
+                        f"the answer is longer than {BUFFER_LIMIT} bytes"
+                    )
             text = data.decode("utf-8", "replace")
         content: Any = [] if response.status_code == 204 else None
         with contextlib.suppress(ValueError, RecursionError):
             content = json.loads(text)
-        etag, location = (response.headers.get(name, "") for name in ("ETag", "Location"))
+        etag, location = (
+            response.headers.get(name, "") for name in ("ETag", "Location")
+        )
         etag = etag if etag.isascii() and etag.isprintable() else ""
-        status, reason = response.status_code, response.reason_phrase
-        return HttpReply(status, reason, text, content, etag, location)
+        status = response.status_code
+        reason = response.reason_phrase
+        return HttpReply(
+            status,
+            reason,
+            text,
+            content,
+            etag,
+            location,
+        )
 
     def _new_client(self, *, keep: bool) -> httpx.AsyncClient:
-        headers = {"Accept": self._dialect.media_type, "Accept-Encoding": "identity"}
+        headers = {
+            "Accept": self._dialect.media_type,
+            "Accept-Encoding": "identity",
+        }
         session = self._session
         return httpx.AsyncClient(
             # Over plain HTTP anybody on the network could read it.
-            auth=httpx.BasicAuth(session.user, session.password) if self._dialect.tls else None,
+            auth=httpx.BasicAuth(session.user, session.password)
+            if self._dialect.tls
+            else None,
             verify=self._trust.context(),
             transport=self.links.http() if self.links.http else None,
             headers=headers if keep else {**headers, "Connection": "close"},
-            timeout=httpx.Timeout(session.timeouts.answer_s, connect=session.timeouts.connect_s),
-            limits=httpx.Limits(max_connections=1, max_keepalive_connections=int(keep)),
+            timeout=httpx.Timeout(
+                session.timeouts.answer_s, connect=session.timeouts.connect_s
+            ),
+            limits=httpx.Limits(
+                max_connections=1,
+                max_keepalive_connections=int(keep),
+            ),
             follow_redirects=False,
             trust_env=False,
         )
 
-    def _check(self, reply: HttpReply, shown: str, *, changes: bool) -> None:
+    def _check(
+        self,
+        reply: HttpReply,
+        shown: str,
+        *,
+        changes: bool,
+    ) -> None:
         if 200 <= reply.status < 300:
             return
-        name, words = self._session.name, self._words(reply)
+        name = self._session.name
+        words = self._words(reply)
         if reply.status == 401:
             raise contract.LoginRefused(
                 f"{name} did not let {self._session.user} in: {words}",
@@ -371,15 +486,21 @@ class HttpClient:
             )
         if changes and reply.status in _GATEWAY:
             raise contract.outcome_unknown(
-                f"{name}: {shown} was sent, then {words}: the result is unknown", is_late=True
+                f"{name}: {shown} was sent, then {words}: the result is unknown",
+                is_late=True,
             )
         hint = None
         if reply.status == 403:
-            hint = f"the user {self._session.user} may only read on that device"
+            hint = (
+                f"the user {self._session.user} may only read on that device"
+            )
         elif 300 <= reply.status < 400:
             hint = "it redirects to another address, where no password is sent: check its address"
         raise contract.DeviceRefused(
-            f"{name} refused {shown}: {words}", code=str(reply.status), words=words, hint=hint
+            f"{name} refused {shown}: {words}",
+            code=str(reply.status),
+            words=words,
+            hint=hint,
         )
 
     def _words(self, reply: HttpReply) -> str:
@@ -392,14 +513,18 @@ class HttpClient:
         return self._mask(f"{reply.status}: {text}"[:_WORDS_KEPT])
 
     def _unreachable(self, error: Exception) -> contract.DeviceUnreachable:
-        name, refused = self._session.name, self._trust.refused
+        name = self._session.name
+        refused = self._trust.refused
         if refused:
             return DeviceNotTrusted(
                 f"nothing was sent to {name}: {refused}",
                 hint="if the device has a new certificate, correct its line in that file "
                 f"({PINS_VARIABLE}); if not, check what answers there",
             )
-        reason = str(error) or f"no answer in {self._session.timeouts.connect_s:g} s"
+        reason = (
+            str(error)
+            or f"no answer in {self._session.timeouts.connect_s:g} s"
+        )
         return contract.DeviceUnreachable(
             f"connecting to {name} at {self._address}: {self._mask(reason)}",
             hint=f"check that the device is on and speaks {self._scheme.upper()} there, and its "

@@ -61,7 +61,9 @@ class NetconfFramer:
         if (held := self.buffered) > self._limit:
             self._buffer.clear()
             self._chunks.clear()
-            raise tcp.FramingError(f"{held} bytes came without the end of a message")
+            raise tcp.FramingError(
+                f"{held} bytes came without the end of a message"
+            )
         return messages
 
     def take_telnet_replies(self) -> bytes:
@@ -143,8 +145,18 @@ class NetconfClient(DeviceSession[str, Dialect]):
         return self._framing
 
     async def _connect(self) -> tcp.DeviceConnection[str]:
-        make = partial(tcp.DeviceConnection[str], self._framer(), self._unasked, b"")
-        connection = await connection_over(self._session, make, self.links, "netconf")
+        make = partial(
+            tcp.DeviceConnection[str],
+            self._framer(),
+            self._unasked,
+            b"",
+        )
+        connection = await connection_over(
+            self._session,
+            make,
+            self.links,
+            "netconf",
+        )
         connection.listen()
         return connection
 
@@ -154,7 +166,8 @@ class NetconfClient(DeviceSession[str, Dialect]):
         async with asyncio.timeout(self._session.timeouts.answer_s):
             hello, *_ = await connection.receive()
         offered = {
-            (leaf.text or "").strip() for leaf in _parsed(hello).iter(f"{{{BASE}}}capability")
+            (leaf.text or "").strip()
+            for leaf in _parsed(hello).iter(f"{{{BASE}}}capability")
         }
         if not offered:
             raise tcp.FramingError("its first message is not a hello")
@@ -165,32 +178,57 @@ class NetconfClient(DeviceSession[str, Dialect]):
         if {_NOTIFICATION, _INTERLEAVE} <= offered:
             try:
                 await self._exchange(
-                    connection, _SUBSCRIBE, "subscribe", self._session.timeouts.answer_s
+                    connection,
+                    _SUBSCRIBE,
+                    "subscribe",
+                    self._session.timeouts.answer_s,
                 )
             except DeviceRefused as refusal:
                 self.log.warning("%s", refusal.message)
 
     async def _log_out(self) -> None:
         with contextlib.suppress(DeviceRefused):
-            await self._exchange(self._connected(), "<close-session/>", "close", 2.0)
+            await self._exchange(
+                self._connected(),
+                "<close-session/>",
+                "close",
+                2.0,
+            )
 
     async def _say_something(self) -> None:
         # An empty filter selects nothing (RFC 6241, 6.4.2).
-        await self._ask('<get><filter type="subtree"/></get>', "get nothing", changes=False)
+        await self._ask(
+            '<get><filter type="subtree"/></get>', "get nothing", changes=False
+        )
 
-    async def _ask(self, operation: str, request: str, *, changes: bool) -> ET.Element:
+    async def _ask(
+        self,
+        operation: str,
+        request: str,
+        *,
+        changes: bool,
+    ) -> ET.Element:
         shown = shortened(" ".join(request.split()))
 
         def exchange(
             connection: tcp.DeviceConnection[str], timeout_s: float
         ) -> Awaitable[ET.Element]:
             self._sends(shown)
-            return self._exchange(connection, operation, shown, timeout_s)
+            return self._exchange(
+                connection,
+                operation,
+                shown,
+                timeout_s,
+            )
 
         return await self._run(exchange, lambda: shown, changes=changes)
 
     async def _exchange(
-        self, connection: tcp.DeviceConnection[str], operation: str, shown: str, timeout_s: float
+        self,
+        connection: tcp.DeviceConnection[str],
+        operation: str,
+        shown: str,
+        timeout_s: float,
     ) -> ET.Element:
         """Send an operation; returns the reply. ``DeviceRefused`` if it reports an error."""
         number = str(next(self._numbers))
@@ -199,12 +237,24 @@ class NetconfClient(DeviceSession[str, Dialect]):
             text = f"\n#{len(text.encode())}\n{text}\n##\n"
         else:
             text += _END.decode()
-        return await connection.exchange(text, partial(self._take, number, shown), timeout_s)
+        return await connection.exchange(
+            text, partial(self._take, number, shown), timeout_s
+        )
 
-    def _take(self, number: str, shown: str, messages: Sequence[str]) -> ET.Element | None:
+    def _take(
+        self,
+        number: str,
+        shown: str,
+        messages: Sequence[str],
+    ) -> ET.Element | None:
         for reply in map(_parsed, messages):
-            if _local(reply.tag) != "rpc-reply" or "message-id" not in reply.attrib:
-                raise tcp.FramingError(f"it answered with {_local(reply.tag)[:40]!r}")
+            if (
+                _local(reply.tag) != "rpc-reply"
+                or "message-id" not in reply.attrib
+            ):
+                raise tcp.FramingError(
+                    f"it answered with {_local(reply.tag)[:40]!r}"
+                )
             if reply.attrib["message-id"] != number:
                 continue  # the answer to an earlier request, once more
             errors = [
@@ -214,7 +264,9 @@ class NetconfClient(DeviceSession[str, Dialect]):
             ]
             if errors:
                 tag = _text(errors[0], "error-tag")
-                words = "; ".join(_text(error, "error-message") or tag for error in errors)
+                words = "; ".join(
+                    _text(error, "error-message") or tag for error in errors
+                )
                 raise self._refused(shown, shortened(self._mask(words)), tag)
             return reply
         return None
@@ -233,10 +285,17 @@ class NetconfClient(DeviceSession[str, Dialect]):
             kind = _local(event.tag)
             if kind == "eventTime":
                 continue
-            leaves = {_local(leaf.tag): (leaf.text or "").strip() for leaf in event.iter()}
+            leaves = {
+                _local(leaf.tag): (leaf.text or "").strip()
+                for leaf in event.iter()
+            }
             leaves.pop(kind, None)
-            values = ", ".join(f"{name}={value}" for name, value in leaves.items() if value)
-            self._alarm(_severity(kind), leaves.get("port-id", ""), f"{kind}: {values}")
+            values = ", ".join(
+                f"{name}={value}" for name, value in leaves.items() if value
+            )
+            self._alarm(
+                _severity(kind), leaves.get("port-id", ""), f"{kind}: {values}"
+            )
         return True
 
 

@@ -18,14 +18,23 @@ from dataclasses import replace
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import DEFAULT_LINKS, Dialect, Session, shortened
+from patchlight.controller.circuits.dialect import (
+    DEFAULT_LINKS,
+    Dialect,
+    Session,
+    shortened,
+)
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.testbed.errors import PatchlightError
 
-_ALARM_WORDS_KEPT = 500  # maximum characters of each, so that a flood of long ones is limited
+_ALARM_WORDS_KEPT = (
+    500  # maximum characters of each, so that a flood of long ones is limited
+)
 _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session retries
 _PAUSE_AFTER_FLOOD_S = 10.0  # before the next connection
-_LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
+_LOGIN_SETTLES_S = (
+    0.5  # some units answer "not logged in" for a moment after the login
+)
 
 
 class AnyConnection(Protocol):
@@ -61,12 +70,25 @@ class AlarmLog:
         """All of them; ``standing`` is set on those in the last read list."""
         stand = {id(alarm) for alarm in self._standing.values()}
         return tuple(
-            replace(alarm, standing=True) if id(alarm) in stand else alarm for alarm in self._log
+            replace(alarm, standing=True) if id(alarm) in stand else alarm
+            for alarm in self._log
         )
 
-    def note(self, severity: contract.Severity, subject: str, words: str) -> None:
+    def note(
+        self,
+        severity: contract.Severity,
+        subject: str,
+        words: str,
+    ) -> None:
         """The device reports something now."""
-        self._log.append(contract.Alarm(time.time(), severity, subject, words))
+        self._log.append(
+            contract.Alarm(
+                time.time(),
+                severity,
+                subject,
+                words,
+            )
+        )
 
     def stands(self, found: Iterable[contract.Standing]) -> None:
         """The list of active alarms; new ones count as reported now."""
@@ -96,7 +118,8 @@ class KeptSession(ABC, Generic[C, D]):
     log: ClassVar[logging.Logger]
 
     def __init__(self, session: Session, dialect: D) -> None:
-        self._session, self._dialect = session, dialect
+        self._session = session
+        self._dialect = dialect
         self.links = DEFAULT_LINKS
         self.connections = 0
         self._lock = asyncio.Lock()
@@ -138,11 +161,24 @@ class KeptSession(ABC, Generic[C, D]):
         """The same; a device without events is polled first."""
         return self.alarms
 
-    def _alarm(self, severity: contract.Severity, subject: str, words: str) -> None:
-        words, subject = (self._mask(text)[:_ALARM_WORDS_KEPT] for text in (words, subject))
+    def _alarm(
+        self,
+        severity: contract.Severity,
+        subject: str,
+        words: str,
+    ) -> None:
+        words, subject = (
+            self._mask(text)[:_ALARM_WORDS_KEPT] for text in (words, subject)
+        )
         self._alarms.note(severity, subject, words)
         level = logging.DEBUG if severity == "notice" else logging.INFO
-        self.log.log(level, "%s > %s %s", self._session.name, severity, words)
+        self.log.log(
+            level,
+            "%s > %s %s",
+            self._session.name,
+            severity,
+            words,
+        )
 
     async def open(self) -> None:
         """Connect and log in, and keep the session alive until ``close``."""
@@ -160,7 +196,9 @@ class KeptSession(ABC, Generic[C, D]):
             self._keep_alive_task = None
         async with self._lock:
             if self._connection is not None:
-                with contextlib.suppress(PatchlightError, tcp.ConnectionLost, TimeoutError):
+                with contextlib.suppress(
+                    PatchlightError, tcp.ConnectionLost, TimeoutError
+                ):
                     await self._log_out()
             await self._disconnect()
 
@@ -177,7 +215,9 @@ class KeptSession(ABC, Generic[C, D]):
         ``exchange`` is called with the connection and its timeout in seconds: the session's without
         ``timeout_s``. ``shown`` returns the command for errors.
         """
-        timeout_s = self._session.timeouts.answer_s if timeout_s is None else timeout_s
+        timeout_s = (
+            self._session.timeouts.answer_s if timeout_s is None else timeout_s
+        )
         async with self._turn():
             logged_in_again = retried = False
             while True:
@@ -185,7 +225,11 @@ class KeptSession(ABC, Generic[C, D]):
                 self._last_used = asyncio.get_running_loop().time()
                 try:
                     return await exchange(connection, timeout_s)
-                except (tcp.ConnectionLost, TimeoutError, tcp.FramingError) as error:
+                except (
+                    tcp.ConnectionLost,
+                    TimeoutError,
+                    tcp.FramingError,
+                ) as error:
                     reason = self._reason(error, timeout_s)
                     await self._disconnect()
                     if changes:
@@ -201,12 +245,20 @@ class KeptSession(ABC, Generic[C, D]):
                     retried = True
                 except contract.DeviceRefused as refusal:
                     level = logging.INFO if changes else logging.DEBUG
-                    self.log.log(level, "%s > %s", self._session.name, shortened(refusal.words))
+                    self.log.log(
+                        level,
+                        "%s > %s",
+                        self._session.name,
+                        shortened(refusal.words),
+                    )
                     if logged_in_again or not self._wants_login(refusal):
                         raise
                     # It was refused because the session is not logged in, so nothing was done.
                     logged_in_again = True
-                    if asyncio.get_running_loop().time() - self._logged_in_at < 1:
+                    if (
+                        asyncio.get_running_loop().time() - self._logged_in_at
+                        < 1
+                    ):
                         await asyncio.sleep(_LOGIN_SETTLES_S)
                     else:
                         await self._disconnect()
@@ -227,7 +279,8 @@ class KeptSession(ABC, Generic[C, D]):
         if self._connection is not None and not self._connection.trouble:
             return self._connection
         await self._disconnect()
-        host, port = self._session.host, self._session.port
+        host = self._session.host
+        port = self._session.port
         wait_s = self._session.timeouts.connect_s
         pause_s = self._quiet_until - asyncio.get_running_loop().time()
         if pause_s > 0:
@@ -267,7 +320,8 @@ class KeptSession(ABC, Generic[C, D]):
         return self._connection
 
     async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             if connection.flooded:
                 now = asyncio.get_running_loop().time()
@@ -288,7 +342,9 @@ class KeptSession(ABC, Generic[C, D]):
                 if isinstance(error, contract.LoginRefused):
                     # Some units lock an account after a few wrong passwords.
                     self._last_used += _PAUSE_AFTER_LOGIN_REFUSED_S
-                self.log.warning("%s: keep-alive: %s", self._session.name, error.message)
+                self.log.warning(
+                    "%s: keep-alive: %s", self._session.name, error.message
+                )
 
     def _mask(self, text: str) -> str:
         return self._session.masked(text)
@@ -297,9 +353,18 @@ class KeptSession(ABC, Generic[C, D]):
         """Log a command in its form for logs."""
         self.log.debug("%s < %s", self._session.name, shortened(shown))
 
-    def _refused(self, shown: str, words: str, code: str = "") -> contract.DeviceRefused:
+    def _refused(
+        self,
+        shown: str,
+        words: str,
+        code: str = "",
+    ) -> contract.DeviceRefused:
         message = f"{self._session.name} refused {shown}: {words}"
-        return contract.DeviceRefused(message, code=code, words=words)
+        return contract.DeviceRefused(
+            message,
+            code=code,
+            words=words,
+        )
 
     def _reason(self, error: Exception, timeout_s: float) -> str:
         if isinstance(error, TimeoutError):
@@ -336,13 +401,26 @@ class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
     ) -> R:
         """Send a command without a tag; what its answer says. For the rest see ``_run``."""
 
-        def exchange(connection: tcp.DeviceConnection[M], timeout_s: float) -> Awaitable[R]:
+        def exchange(
+            connection: tcp.DeviceConnection[M], timeout_s: float
+        ) -> Awaitable[R]:
             if self.log.isEnabledFor(logging.DEBUG):
                 self._sends(shown())
             return connection.exchange(text, take, timeout_s)
 
-        return await self._run(exchange, shown, timeout_s, changes=changes)
+        return await self._run(
+            exchange,
+            shown,
+            timeout_s,
+            changes=changes,
+        )
 
     async def _connect(self) -> tcp.DeviceConnection[M]:
-        host, port = self._session.host, self._session.port
-        return await tcp.DeviceConnection.open(host, port, self._framer(), self._unasked)
+        host = self._session.host
+        port = self._session.port
+        return await tcp.DeviceConnection.open(
+            host,
+            port,
+            self._framer(),
+            self._unasked,
+        )

@@ -28,7 +28,11 @@ from typing import ClassVar, TypeVar, cast
 import paramiko
 from paramiko.pkey import UnknownKeyType
 
-from patchlight.controller.circuits.contract import Alarm, LoginRefused, Severity
+from patchlight.controller.circuits.contract import (
+    Alarm,
+    LoginRefused,
+    Severity,
+)
 from patchlight.controller.circuits.dialect import (
     DEFAULT_LINKS,
     DeviceLinks,
@@ -69,14 +73,18 @@ class RetryWithExpectedKey(ConnectionError):
 
 
 def check_host_key(
-    session: Session, key: paramiko.PKey, connect: Callable[[], paramiko.Transport]
+    session: Session,
+    key: paramiko.PKey,
+    connect: Callable[[], paramiko.Transport],
 ) -> None:
     """``DeviceKeyRefused`` unless ``key`` is pinned, or the first, or has the fingerprint in the
     lab file; ``RetryWithExpectedKey`` if the device has that key, too: log in again to get it.
 
     Reads and writes a file and may ``connect``: call it in a thread.
     """
-    name, path, where = session.name, pins_path(), f"[{session.host}]:{session.port}"
+    name = session.name
+    path = pins_path()
+    where = f"[{session.host}]:{session.port}"
     if session.host_key is not None:
         if key.fingerprint == session.host_key:
             return
@@ -137,7 +145,13 @@ def check_host_key(
             hint=f"set {FILE_VARIABLE} to a writable file",
         ) from error
     shown = f"{key.get_name()} {key.fingerprint}"
-    log.warning("%s at %s: pinned its host key %s in %s", name, where, shown, path)
+    log.warning(
+        "%s at %s: pinned its host key %s in %s",
+        name,
+        where,
+        shown,
+        path,
+    )
 
 
 def _listed(keys: Sequence[paramiko.PKey]) -> str:
@@ -157,7 +171,9 @@ def _pins(session: Session) -> KnownHosts:
         ) from error
 
 
-def prepared(transport: paramiko.Transport, session: Session) -> paramiko.Transport:
+def prepared(
+    transport: paramiko.Transport, session: Session
+) -> paramiko.Transport:
     """A connection before its handshake, which prefers host keys of pinned types."""
     if session.legacy_ssh:
         allow_legacy(transport, session.name)
@@ -172,7 +188,9 @@ def prepared(transport: paramiko.Transport, session: Session) -> paramiko.Transp
 def connected(session: Session) -> paramiko.Transport:
     """A prepared connection; may raise ``OSError``."""
     wait_s = session.timeouts.connect_s
-    transport = paramiko.Transport(socket.create_connection((session.host, session.port), wait_s))
+    transport = paramiko.Transport(
+        socket.create_connection((session.host, session.port), wait_s)
+    )
     try:
         prepared(transport, session)
     except BaseException:
@@ -187,7 +205,11 @@ def pins_path() -> Path:
     """The file of pins."""
     if named := os.environ.get(FILE_VARIABLE):
         return Path(named)
-    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "known_hosts"
+    return (
+        user_folder("XDG_CONFIG_HOME", ".config")
+        / "patchlight"
+        / "known_hosts"
+    )
 
 
 _CHUNK = 65536
@@ -211,7 +233,9 @@ async def connection_over(
     """
     loop = asyncio.get_running_loop()
     if not links.ssh:
-        return (await loop.create_connection(make, session.host, session.port))[1]
+        return (
+            await loop.create_connection(make, session.host, session.port)
+        )[1]
     channel = await finished(
         functools.partial(_open_channel, session, subsystem),
         lambda late: late.get_transport().close(),
@@ -223,7 +247,9 @@ async def connection_over(
         raise
 
 
-async def finished(blocking: Callable[[], T], let_go: Callable[[T], object]) -> T:
+async def finished(
+    blocking: Callable[[], T], let_go: Callable[[T], object]
+) -> T:
     """The result of ``blocking``, run in a thread; if cancelled meanwhile, ``let_go`` gets it."""
     task = asyncio.ensure_future(asyncio.to_thread(blocking))
     try:
@@ -241,8 +267,16 @@ async def finished(blocking: Callable[[], T], let_go: Callable[[T], object]) -> 
 def joined(channel: paramiko.Channel) -> socket.socket:
     """The channel as a socket; closing it closes the channel and its transport."""
     ours, theirs = socket.socketpair()
-    threading.Thread(target=_from_channel, args=(channel, theirs), daemon=True).start()
-    threading.Thread(target=_to_channel, args=(channel, theirs), daemon=True).start()
+    threading.Thread(
+        target=_from_channel,
+        args=(channel, theirs),
+        daemon=True,
+    ).start()
+    threading.Thread(
+        target=_to_channel,
+        args=(channel, theirs),
+        daemon=True,
+    ).start()
     return ours
 
 
@@ -255,13 +289,19 @@ def _open_channel(session: Session, subsystem: str) -> paramiko.Channel:
         if subsystem:
             channel.invoke_subsystem(subsystem)
         else:
-            channel.get_pty("dumb", width=2000, height=200)
+            channel.get_pty(
+                "dumb",
+                width=2000,
+                height=200,
+            )
             channel.invoke_shell()
         channel.settimeout(None)
     except (paramiko.SSHException, EOFError) as error:
         transport.close()
         what = f"the subsystem {subsystem}" if subsystem else "shells"
-        raise ConnectionError(f"{reason(error)}: does it allow {what}?") from error
+        raise ConnectionError(
+            f"{reason(error)}: does it allow {what}?"
+        ) from error
     except BaseException:
         transport.close()
         raise
@@ -284,7 +324,11 @@ def _log_in(session: Session) -> paramiko.Transport:
     transport = connected(session)
     try:
         transport.start_client(timeout=session.timeouts.connect_s)
-        check_host_key(session, transport.get_remote_server_key(), partial(connected, session))
+        check_host_key(
+            session,
+            transport.get_remote_server_key(),
+            partial(connected, session),
+        )
         if session.identity is None:
             transport.auth_password(session.user, session.password)
         else:
@@ -306,7 +350,13 @@ def _private_key(session: Session) -> paramiko.PKey:
     assert session.identity is not None
     try:
         return paramiko.PKey.from_path(Path(session.identity).expanduser())
-    except (OSError, ValueError, TypeError, paramiko.SSHException, UnknownKeyType) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        paramiko.SSHException,
+        UnknownKeyType,
+    ) as error:
         raise session.login_refused(
             f"reading the key {session.identity}: {reason(error)}"
         ) from error
@@ -330,7 +380,9 @@ def _to_channel(channel: paramiko.Channel, source: socket.socket) -> None:
 
 
 _LOOK_BACK = 512  # characters: earlier text may be the start of a prompt
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
+)
 
 
 @dataclass(frozen=True)
@@ -347,7 +399,9 @@ class ShellDialect(Dialect):
     prompt: Pattern = r"[^\r\n]{0,60}[>#$%] ?"
     keep_alive: Template = "switchstate"
     error_line: Pattern = r"ERROR|Exception"
-    alarm_line: Pattern = r"(?P<severity>CRITICAL|MAJOR|MINOR|NOTICE): (?P<words>.*)"
+    alarm_line: Pattern = (
+        r"(?P<severity>CRITICAL|MAJOR|MINOR|NOTICE): (?P<words>.*)"
+    )
 
 
 class ShellFramer:
@@ -356,7 +410,8 @@ class ShellFramer:
     def __init__(self, prompt: str, limit: int = tcp.BUFFER_LIMIT) -> None:
         self._first = re.compile(rf"(?:^|\n)({prompt})$")
         self._next: re.Pattern[str] | None = None
-        self._text, self._limit = "", limit
+        self._text = ""
+        self._limit = limit
         # A character may arrive in two pieces.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -371,14 +426,21 @@ class ShellFramer:
         # Only the end of the buffer can combine with the new text.
         at = max(0, len(self._text) - _LOOK_BACK)
         at = at if (escape := self._text.find("\x1b", 0, at)) < 0 else escape
-        self._text = self._text[:at] + _ESCAPES.sub("", self._text[at:] + added)
-        if self._next is None and (prompt := self._first.search(self._text, at)):
-            self._next, at = re.compile(rf"(?:^|\n){re.escape(prompt[1])}"), 0
+        self._text = self._text[:at] + _ESCAPES.sub(
+            "", self._text[at:] + added
+        )
+        if self._next is None and (
+            prompt := self._first.search(self._text, at)
+        ):
+            self._next = re.compile(rf"(?:^|\n){re.escape(prompt[1])}")
+            at = 0
         whole: list[str] = []
         if self._next is not None and self._next.search(self._text, at):
             *whole, self._text = self._next.split(self._text)
         if len(self._text) > self._limit:
-            raise tcp.FramingError(f"{len(self._text)} bytes came without the end of a reply")
+            raise tcp.FramingError(
+                f"{len(self._text)} bytes came without the end of a reply"
+            )
         return whole
 
     def take_telnet_replies(self) -> bytes:
@@ -398,15 +460,26 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         self._alarm_line = re.compile(dialect.alarm_line)
 
     async def command(
-        self, command: str, *, changes: bool = False, timeout_s: float | None = None
+        self,
+        command: str,
+        *,
+        changes: bool = False,
+        timeout_s: float | None = None,
     ) -> list[str]:
         """Run a command; returns the lines of its reply.
 
         Raises ``DeviceRefused`` with the device's message if it reports an error. One that
         ``changes`` something and is not answered raises ``OutcomeUnknown``.
         """
-        take, shown = partial(self._take, command), partial(shortened, command)
-        return await self._in_step(command, take, shown, timeout_s, changes=changes)
+        take = partial(self._take, command)
+        shown = partial(shortened, command)
+        return await self._in_step(
+            command,
+            take,
+            shown,
+            timeout_s,
+            changes=changes,
+        )
 
     async def hear(self) -> tuple[Alarm, ...]:
         """Unsolicited lines, after a poll of its state so that they arrive."""
@@ -425,7 +498,12 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         return True
 
     async def _connect(self) -> tcp.DeviceConnection[str]:
-        make = partial(tcp.DeviceConnection[str], self._framer(), self._unasked, b"\n")
+        make = partial(
+            tcp.DeviceConnection[str],
+            self._framer(),
+            self._unasked,
+            b"\n",
+        )
         connection = await connection_over(self._session, make, self.links)
         # The login's text and the first prompt precede any command.
         connection.listen()
@@ -447,10 +525,18 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         lines = self._without_alarms(texts[0])
         if not lines or lines[0].strip() != command:
             echoed = self._mask(shortened(lines[0])) if lines else ""
-            raise tcp.FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
-        errors = [self._mask(line.strip()) for line in lines[1:] if self._error.search(line)]
+            raise tcp.FramingError(
+                f"it echoed {echoed!r} for {shortened(command)!r}"
+            )
+        errors = [
+            self._mask(line.strip())
+            for line in lines[1:]
+            if self._error.search(line)
+        ]
         if errors:
-            raise self._refused(shortened(command), shortened("; ".join(errors)))
+            raise self._refused(
+                shortened(command), shortened("; ".join(errors))
+            )
         return lines[1:]
 
     def _without_alarms(self, text: str) -> list[str]:

@@ -11,7 +11,10 @@ import paramiko
 
 from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols import ssh, tcp
-from patchlight.controller.circuits.protocols.session import AnyConnection, KeptSession
+from patchlight.controller.circuits.protocols.session import (
+    AnyConnection,
+    KeptSession,
+)
 from patchlight.testbed.errors import reason
 
 _MOST_OUTPUT = 16 << 20  # bytes; a table of 100,000 entries has some 12 MB
@@ -27,7 +30,12 @@ class CommandDialect(Dialect):
 class AnyCommandConnection(AnyConnection, Protocol):
     """A login, in which commands run one after the other; see ``CommandConnection``."""
 
-    async def run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
+    async def run(
+        self,
+        command: str,
+        text: str,
+        timeout_s: float,
+    ) -> tuple[int, str, str]:
         """The command's exit status, output and errors, with ``text`` as its input."""
 
 
@@ -57,15 +65,30 @@ class CommandConnection:
         """Close it."""
         await asyncio.to_thread(self._transport.close)
 
-    async def run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
+    async def run(
+        self,
+        command: str,
+        text: str,
+        timeout_s: float,
+    ) -> tuple[int, str, str]:
         """The command's exit status, output and errors, with ``text`` as its input.
 
         ``ConnectionLost`` if the connection ends before; ``TimeoutError``.
         """
-        work = functools.partial(self._run, command, text, timeout_s)
+        work = functools.partial(
+            self._run,
+            command,
+            text,
+            timeout_s,
+        )
         return await ssh.finished(work, lambda _: None)
 
-    def _run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
+    def _run(
+        self,
+        command: str,
+        text: str,
+        timeout_s: float,
+    ) -> tuple[int, str, str]:
         try:
             channel = self._transport.open_session(timeout=timeout_s)
             channel.settimeout(timeout_s)
@@ -82,7 +105,11 @@ class CommandConnection:
             raise tcp.ConnectionLost(reason(error)) from error
         if status < 0:
             raise tcp.ConnectionLost("the command ended without a status")
-        return status, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+        return (
+            status,
+            output.decode("utf-8", "replace"),
+            errors.decode("utf-8", "replace"),
+        )
 
 
 class CommandClient(KeptSession[AnyCommandConnection, CommandDialect]):
@@ -92,13 +119,21 @@ class CommandClient(KeptSession[AnyCommandConnection, CommandDialect]):
     log = logging.getLogger("patchlight.ssh")
 
     def __init__(
-        self, session: Session, dialect: CommandDialect, login: Login = CommandConnection.log_in
+        self,
+        session: Session,
+        dialect: CommandDialect,
+        login: Login = CommandConnection.log_in,
     ) -> None:
         super().__init__(session, dialect)
         self._login = login
 
     async def run(
-        self, command: str, text: str = "", *, changes: bool = False, timeout_s: float | None = None
+        self,
+        command: str,
+        text: str = "",
+        *,
+        changes: bool = False,
+        timeout_s: float | None = None,
     ) -> tuple[str, str]:
         """Output and errors of a command, with ``text`` as its input.
 
@@ -107,16 +142,29 @@ class CommandClient(KeptSession[AnyCommandConnection, CommandDialect]):
         """
         shown = functools.partial(shortened, command)
 
-        async def exchange(connection: AnyCommandConnection, timeout_s: float) -> tuple[str, str]:
+        async def exchange(
+            connection: AnyCommandConnection, timeout_s: float
+        ) -> tuple[str, str]:
             self._sends(command)
             async with asyncio.timeout(timeout_s):
-                status, output, errors = await connection.run(command, text, timeout_s)
+                status, output, errors = await connection.run(
+                    command, text, timeout_s
+                )
             if status:
-                lines = (errors.strip() or output.strip() or f"status {status}").splitlines()
-                raise self._refused(shown(), self._mask(lines[-1]), str(status))
+                lines = (
+                    errors.strip() or output.strip() or f"status {status}"
+                ).splitlines()
+                raise self._refused(
+                    shown(), self._mask(lines[-1]), str(status)
+                )
             return output, errors
 
-        return await self._run(exchange, shown, timeout_s, changes=changes)
+        return await self._run(
+            exchange,
+            shown,
+            timeout_s,
+            changes=changes,
+        )
 
     async def _connect(self) -> AnyCommandConnection:
         return await self._login(self._session)

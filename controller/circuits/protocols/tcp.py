@@ -24,7 +24,13 @@ A flooded connection takes a quarter more memory than that, at most 1 MiB; the t
 _UNASKED_PERIOD_S = 60.0
 
 # Telnet (RFC 854).
-_IAC, _DONT, _DO, _WONT, _WILL, _SB, _SE = 255, 254, 253, 252, 251, 250, 240
+_IAC = 255
+_DONT = 254
+_DO = 253
+_WONT = 252
+_WILL = 251
+_SB = 250
+_SE = 240
 M = TypeVar("M")
 R = TypeVar("R")
 Take = Callable[[Sequence[M]], R | None]
@@ -49,16 +55,20 @@ class Hearing:
     def begin(self) -> None:
         """From here on data may be an answer."""
         if not self.wanted:
-            self.wanted, self._before = True, self._bytes
+            self.wanted = True
+            self._before = self._bytes
 
     def end(self) -> None:
         """The exchange is over: its data does not count."""
-        self.wanted, self._bytes = False, min(self._bytes, self._before)
+        self.wanted = False
+        self._bytes = min(self._bytes, self._before)
 
     def take(self, count: int) -> None:
         """Count received bytes."""
         if (now := time.monotonic()) - self._since > _UNASKED_PERIOD_S:
-            self._since, self._bytes, self._before = now, 0, 0
+            self._since = now
+            self._bytes = 0
+            self._before = 0
         self._bytes += count
         if self._bytes > BUFFER_LIMIT * (1 + self.wanted):
             raise FramingError(
@@ -91,7 +101,8 @@ class TelnetFilter:
 
     def filter(self, data: bytes) -> bytes:
         """The bytes of ``data`` without telnet sequences."""
-        out, at = bytearray(), 0
+        out = bytearray()
+        at = 0
         while at < len(data):
             # Data without special bytes is passed as a whole.
             if self._state in ("data", "sub"):
@@ -112,14 +123,18 @@ class TelnetFilter:
         return replies
 
     def _take(self, byte: int, out: bytearray) -> None:
-        if self._state in ("data", "sub"):  # ``filter`` stops there at IAC alone
+        if self._state in (
+            "data",
+            "sub",
+        ):  # ``filter`` stops there at IAC alone
             self._state = "iac" if self._state == "data" else "sub-iac"
         elif self._state == "iac":
             self._state = "data"
             if byte == _IAC:
                 out.append(byte)
             elif byte in (_DO, _DONT, _WILL, _WONT):
-                self._state, self._verb = "option", byte
+                self._state = "option"
+                self._verb = byte
             elif byte == _SB:
                 self._state = "sub"
         elif self._state == "option":
@@ -153,7 +168,12 @@ class TelnetFramer:
         """The reply to a telnet server that tried to negotiate (refusing everything)."""
         return self._telnet.take_replies()
 
-    def _check_limit(self, held: int, protocol: str, unit: str) -> None:
+    def _check_limit(
+        self,
+        held: int,
+        protocol: str,
+        unit: str,
+    ) -> None:
         if held > self._limit:
             self._buffer.clear()
             raise FramingError(
@@ -170,7 +190,9 @@ class LineFramer(TelnetFramer):
     expected protocol in errors.
     """
 
-    def __init__(self, limit: int = BUFFER_LIMIT, protocol: str = "a protocol of lines") -> None:
+    def __init__(
+        self, limit: int = BUFFER_LIMIT, protocol: str = "a protocol of lines"
+    ) -> None:
         super().__init__(limit)
         self._protocol = protocol
 
@@ -179,7 +201,9 @@ class LineFramer(TelnetFramer):
         lines: list[str] = []
         # In slices, so that the limit holds for any amount.
         for start in range(0, len(data), 65536):
-            *whole, rest = self._telnet.filter(data[start : start + 65536]).split(b"\n")
+            *whole, rest = self._telnet.filter(
+                data[start : start + 65536]
+            ).split(b"\n")
             for piece in whole:
                 self._hold(piece)
                 text = self._buffer.decode("utf-8", "replace").strip()
@@ -190,7 +214,9 @@ class LineFramer(TelnetFramer):
         return lines
 
     def _hold(self, piece: bytes) -> None:
-        self._check_limit(len(self._buffer) + len(piece), self._protocol, "line")
+        self._check_limit(
+            len(self._buffer) + len(piece), self._protocol, "line"
+        )
         self._buffer += piece
 
 
@@ -207,10 +233,16 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
     """
 
     def __init__(
-        self, framer: Framer[M], unasked: Callable[[M], bool] | None, ending: bytes = b"\r\n"
+        self,
+        framer: Framer[M],
+        unasked: Callable[[M], bool] | None,
+        ending: bytes = b"\r\n",
     ) -> None:
-        self.trouble, self.flooded = "", False
-        self._framer, self._unasked, self._ending = framer, unasked, ending
+        self.trouble = ""
+        self.flooded = False
+        self._framer = framer
+        self._unasked = unasked
+        self._ending = ending
         self._inbox: list[M] = []
         self._hearing = Hearing()
         self._waiting: asyncio.Future[None] | None = None
@@ -219,11 +251,19 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
 
     @classmethod
     async def open(
-        cls, host: str, port: int, framer: Framer[M], unasked: Callable[[M], bool] | None = None
+        cls,
+        host: str,
+        port: int,
+        framer: Framer[M],
+        unasked: Callable[[M], bool] | None = None,
     ) -> DeviceConnection[M]:
         """Connect; raises ``OSError``. ``unasked`` returns whether a message was unsolicited."""
         loop = asyncio.get_running_loop()
-        return (await loop.create_connection(lambda: cls(framer, unasked), host, port))[1]
+        return (
+            await loop.create_connection(
+                lambda: cls(framer, unasked), host, port
+            )
+        )[1]
 
     @property
     def buffered(self) -> int:
@@ -249,10 +289,16 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
                 raise ConnectionLost
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        messages, self._inbox = self._inbox, []
+        messages = self._inbox
+        self._inbox = []
         return messages
 
-    async def exchange(self, text: str, take: Take[M, R], timeout_s: float) -> R:
+    async def exchange(
+        self,
+        text: str,
+        take: Take[M, R],
+        timeout_s: float,
+    ) -> R:
         """Send a command without a tag; returns the parsed answer.
 
         Anything else than an answer or a refusal ends the connection.
@@ -302,7 +348,11 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
             self._hearing.take(len(data))
             messages = self._framer.feed(data)
             if self._unasked is not None:
-                messages = [message for message in messages if not self._unasked(message)]
+                messages = [
+                    message
+                    for message in messages
+                    if not self._unasked(message)
+                ]
             if self._hearing.wanted:
                 self._inbox += messages
         except FramingError as error:

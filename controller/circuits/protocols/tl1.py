@@ -12,7 +12,11 @@ from functools import partial
 from itertools import chain
 from typing import ClassVar
 
-from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standing
+from patchlight.controller.circuits.contract import (
+    Alarm,
+    DeviceRefused,
+    Standing,
+)
 from patchlight.controller.circuits.dialect import (
     Bare,
     Dialect,
@@ -29,7 +33,9 @@ _LIST_EVERY_S = 2.0  # the minimum interval between reads of the alarm list
 _UNKNOWN_COMMAND = ("ICNV", "IICM", "IIAC", "PIUI")
 # Much longer than a line with names; the dialects' patterns are slow on longer ones.
 _LINE_LIMIT = 2048
-_ACKNOWLEDGED_LIMIT = 10  # acknowledgements extend a deadline to at most this multiple
+_ACKNOWLEDGED_LIMIT = (
+    10  # acknowledgements extend a deadline to at most this multiple
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ class SessionDialect(Dialect):
     not_logged_in: Pattern = r"login not active|\bPLNA\b"
     alarms: Template = "RTRV-ALM-ALL:::{ctag};"
     alarm_line: Pattern = (
-        r"(?P<subject>[^,:]*)(?:,[^:]*)?:(?P<severity>CR|MJ|MN|NA|NR)?,?(?P<condition>[^,:]*)"
+        r"(?P<subject>[^,:]*)(?:,[^:]*)?:"
+        r"(?P<severity>CR|MJ|MN|NA|NR)?,?(?P<condition>[^,:]*)"
     )
 
 
@@ -91,8 +98,15 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         repeat whole replies as pages. A denial raises ``DeviceRefused`` with the device's message.
         """
         values = values or {}
-        exchange = partial(self._exchange, template=template, values=values, paged=paged)
-        return await self._run(exchange, partial(self._shown, template, values), changes=changes)
+        exchange = partial(
+            self._exchange,
+            template=template,
+            values=values,
+            paged=paged,
+        )
+        return await self._run(
+            exchange, partial(self._shown, template, values), changes=changes
+        )
 
     async def hear(self) -> tuple[Alarm, ...]:
         """Its unsolicited messages, and the active alarms on its list (GR-833), if it has one."""
@@ -105,16 +119,23 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
                 # An unknown command stays unknown.
                 self._lists_alarms = refusal.code not in _UNKNOWN_COMMAND
             else:
-                self._alarms.stands(self._standing(line) for line in reply.lines)
+                self._alarms.stands(
+                    self._standing(line) for line in reply.lines
+                )
         return self.alarms
 
     def _standing(self, line: str) -> Standing:
         match = re.match(self._dialect.alarm_line, line)
         if match is None:
             return Standing("notice", "", self._mask(line))
-        severity = tl1_messages.NOTIFICATIONS.get(match["severity"] or "", "notice")
+        severity = tl1_messages.NOTIFICATIONS.get(
+            match["severity"] or "", "notice"
+        )
         return Standing(
-            severity, self._mask(match["subject"]), self._mask(line), match["condition"]
+            severity,
+            self._mask(match["subject"]),
+            self._mask(line),
+            match["condition"],
         )
 
     def _framer(self) -> tl1_messages.Tl1Framer:
@@ -127,20 +148,33 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         return False
 
     def _wants_login(self, refusal: DeviceRefused) -> bool:
-        return self._says(self._dialect.not_logged_in, f"{refusal.code} {refusal.words}")
+        return self._says(
+            self._dialect.not_logged_in, f"{refusal.code} {refusal.words}"
+        )
 
     async def _log_in(self) -> None:
         session = self._session
         values = {"password": session.password}
-        login, timeout = self._dialect.login, session.timeouts.answer_s
+        login = self._dialect.login
+        timeout = session.timeouts.answer_s
         try:
-            await self._exchange(self._connected(), timeout, login, values)
+            await self._exchange(
+                self._connected(),
+                timeout,
+                login,
+                values,
+            )
         except DeviceRefused as refusal:
             if not self._says(self._dialect.already_logged_in, refusal.words):
                 raise session.login_refused(refusal.words) from refusal
 
     async def _log_out(self) -> None:
-        await self._exchange(self._connected(), 1.0, self._dialect.logout, {})
+        await self._exchange(
+            self._connected(),
+            1.0,
+            self._dialect.logout,
+            {},
+        )
 
     async def _say_something(self) -> None:
         await self.command(self._dialect.keep_alive)
@@ -155,18 +189,37 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         paged: bool = False,
     ) -> Tl1Reply:
         try:
-            parts = await self._collect(connection, timeout, template, values, paged=paged)
+            parts = await self._collect(
+                connection,
+                timeout,
+                template,
+                values,
+                paged=paged,
+            )
         finally:
             connection.done()
-        code, body = parts[-1].code, parts[-1].body
+        code = parts[-1].code
+        body = parts[-1].body
         if code == "DENY":
             words = self._mask(body.words) or "it gave no reason"
-            raise self._refused(self._shown(template, values), words, body.bare.partition(" ")[0])
+            raise self._refused(
+                self._shown(template, values),
+                words,
+                body.bare.partition(" ")[0],
+            )
         lines = tuple(chain.from_iterable(part.body.quoted for part in parts))
         if max(map(len, lines), default=0) > _LINE_LIMIT:
-            raise tcp.FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
-        remarks = (words for part in parts for words in (part.body.bare, *part.body.comments))
-        return Tl1Reply(code, lines, self._mask("; ".join(filter(None, remarks))))
+            raise tcp.FramingError(
+                f"a line of its reply is longer than {_LINE_LIMIT} characters"
+            )
+        remarks = (
+            words
+            for part in parts
+            for words in (part.body.bare, *part.body.comments)
+        )
+        return Tl1Reply(
+            code, lines, self._mask("; ".join(filter(None, remarks)))
+        )
 
     async def _collect(
         self,
@@ -187,10 +240,18 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
             while True:
                 for message in await connection.receive():
                     if isinstance(message, tl1_messages.Acknowledgement):
-                        if message.code in ("NA", "NG") and message.ctag == ctag:
+                        if (
+                            message.code in ("NA", "NG")
+                            and message.ctag == ctag
+                        ):
                             shown = self._shown(template, values)
-                            raise self._refused(shown, "not accepted", message.code)
-                        if message.ctag in (ctag, last_ctag) and waited < _ACKNOWLEDGED_LIMIT:
+                            raise self._refused(
+                                shown, "not accepted", message.code
+                            )
+                        if (
+                            message.ctag in (ctag, last_ctag)
+                            and waited < _ACKNOWLEDGED_LIMIT
+                        ):
                             waited += 1
                             deadline.reschedule(now() + timeout)
                         continue
@@ -210,21 +271,33 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
                         if last_ctag == ctag:
                             # Pages look like whole replies, each ended with ";". The device works
                             # in order: when it answers the next command, all pages have arrived.
-                            last_ctag = self._send(connection, self._dialect.keep_alive, {})
+                            last_ctag = self._send(
+                                connection, self._dialect.keep_alive, {}
+                            )
                             deadline.reschedule(now() + timeout)
                             for part in parts:
                                 part.body.take_apart()  # meanwhile
                     elif message.ctag == last_ctag and not message.more:
                         return parts or untagged
-                    elif message.ctag == "0" and message.code == "DENY" and not waited:
+                    elif (
+                        message.ctag == "0"
+                        and message.code == "DENY"
+                        and not waited
+                    ):
                         # Devices answer unreadable commands with CTAG 0: possibly this one, or
                         # another client's. If the next command is answered first, it was this one.
                         untagged = [message]
                         if last_ctag == ctag:
-                            last_ctag = self._send(connection, self._dialect.keep_alive, {})
+                            last_ctag = self._send(
+                                connection, self._dialect.keep_alive, {}
+                            )
                             deadline.reschedule(now() + timeout)
                     else:
-                        self.log.debug("%s: stray reply to %s", self._session.name, message.ctag)
+                        self.log.debug(
+                            "%s: stray reply to %s",
+                            self._session.name,
+                            message.ctag,
+                        )
 
     def _send(
         self,
@@ -242,7 +315,9 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
     def _note(self, message: tl1_messages.Autonomous) -> None:
         subject, _, _ = (message.body.quoted or ("",))[0].partition(":")
         words = f"{message.verb}: {message.body.words}"
-        self._alarm(tl1_messages.SEVERITIES[message.alarm_code], subject, words)
+        self._alarm(
+            tl1_messages.SEVERITIES[message.alarm_code], subject, words
+        )
 
     def _shown(self, template: str, values: Mapping[str, str]) -> str:
         """The command for logs and errors: no password; long lists are shortened."""
@@ -250,7 +325,11 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         return shortened(self._filled(template, shown))
 
     def _filled(self, template: str, values: Mapping[str, str]) -> str:
-        return filled(template, tl1_messages.quote, **{"user": self._session.user, **values})
+        return filled(
+            template,
+            tl1_messages.quote,
+            **{"user": self._session.user, **values},
+        )
 
     @staticmethod
     def _says(pattern: str, words: str) -> bool:

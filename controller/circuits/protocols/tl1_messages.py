@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from patchlight.controller.circuits.contract import Severity
-from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT, TelnetFramer
+from patchlight.controller.circuits.protocols.tcp import (
+    BUFFER_LIMIT,
+    TelnetFramer,
+)
 from patchlight.testbed.errors import BadInput
 
 _BODY_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|/\*(.*?)\*/', re.DOTALL)
@@ -25,10 +28,13 @@ _LINE_LIMIT = 1024
 # A prompt may precede the start of a message, and rests of the terminator before it. The branches
 # exclude each other, so matching takes linear time.
 _LEAD = rb"^(?:[\w.@:~-]*[>#$<;]|\s)*"
-_ACK = re.compile(_LEAD + rb"(IP|PF|OK|NA|NG|RL)[ \t]+(\w{1,6})[ \t]*[<>]?[ \t]*$")
+_ACK = re.compile(
+    _LEAD + rb"(IP|PF|OK|NA|NG|RL)[ \t]+(\w{1,6})[ \t]*[<>]?[ \t]*$"
+)
 _HEADER = re.compile(rb"[ \t]\d{2,4}-\d\d-\d\d[ \t]+\d\d:\d\d:\d\d[ \t]*$")
 _RESPONSE = re.compile(
-    _LEAD + rb"M[ \t]+(\w{1,6})[ \t]+(COMPLD|DENY|PRTL|DELAY|DELY|RTRV)\b[ \t]*(.*)$"
+    _LEAD
+    + rb"M[ \t]+(\w{1,6})[ \t]+(COMPLD|DENY|PRTL|DELAY|DELY|RTRV)\b[ \t]*(.*)$"
 )
 _AUTONOMOUS = re.compile(
     _LEAD + rb"(\*C|\*\*|\*|A)[ \t]+(\d[\d.]*)[ \t]+([A-Z][A-Z0-9 -]*?)[ \t]*$"
@@ -45,15 +51,26 @@ _MARK = re.compile(rb'["\n;]|/\*')
 # Text that needs no second look: whole quoted lines, line ends before something other than a
 # prompt, and all else without a mark. Long tables pass here. (Not possessive: CPython 3.11 then
 # ends the match inside a failed branch.)
-_QUIET = re.compile(rb'(?:[^"\n;/]+|"[^"\\]*"|/(?=[^*])|\n[ \t\r]{0,15}(?=[^ \t\r>]))*')
+_QUIET = re.compile(
+    rb'(?:[^"\n;/]+|"[^"\\]*"|/(?=[^*])|\n[ \t\r]{0,15}(?=[^ \t\r>]))*'
+)
 _IN_QUOTES = re.compile(rb'["\\]')
 _INDENT_LIMIT = 16
 _AFTER_NEWLINE = re.compile(rb"[ \t\r]{0,%d}" % _INDENT_LIMIT)
 _PROMPT = re.compile(rb"\n[ \t\r]{0,%d}>" % _INDENT_LIMIT)
 
-SEVERITIES: dict[str, Severity] = {"*C": "critical", "**": "major", "*": "minor", "A": "notice"}
+SEVERITIES: dict[str, Severity] = {
+    "*C": "critical",
+    "**": "major",
+    "*": "minor",
+    "A": "notice",
+}
 """Alarm code of an autonomous message → severity."""
-NOTIFICATIONS: dict[str, Severity] = {"CR": "critical", "MJ": "major", "MN": "minor"}
+NOTIFICATIONS: dict[str, Severity] = {
+    "CR": "critical",
+    "MJ": "major",
+    "MN": "minor",
+}
 """Notification code in a list of alarms → severity; all others are notices."""
 
 
@@ -65,11 +82,16 @@ class Body:
 
     @cached_property
     def _parts(self) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        text, pieces = self.text, self.text.split('"')
+        text = self.text
+        pieces = self.text.split('"')
         comment = "/" in text and "/*" in text
         if len(pieces) % 2 and not comment and "\\" not in text:
             # Only quoted lines and bare words, as in every long table.
-            return tuple(pieces[1::2]), (), " ".join(" ".join(pieces[::2]).split())
+            return (
+                tuple(pieces[1::2]),
+                (),
+                " ".join(" ".join(pieces[::2]).split()),
+            )
         quoted: list[str] = []
         comments: list[str] = []
         bare: list[str] = []
@@ -78,7 +100,11 @@ class Body:
             bare.append(self.text[end : match.start()])
             end = match.end()
             if match[1] is not None:
-                quoted.append(_ESCAPED.sub(r"\1", match[1]) if "\\" in match[1] else match[1])
+                quoted.append(
+                    _ESCAPED.sub(r"\1", match[1])
+                    if "\\" in match[1]
+                    else match[1]
+                )
             else:
                 comments.append(match[2].strip())
         bare.append(self.text[end:])
@@ -106,7 +132,9 @@ class Body:
     @property
     def words(self) -> str:
         """All of it by importance: bare words, comments, quoted lines."""
-        return "; ".join(part for part in (self.bare, *self.comments, *self.quoted) if part)
+        return "; ".join(
+            part for part in (self.bare, *self.comments, *self.quoted) if part
+        )
 
 
 @dataclass(frozen=True)
@@ -171,7 +199,9 @@ class Tl1Framer(TelnetFramer):
         super().__init__(limit)
         self._scan = 0
         self._mode = "noise"  # noise | text | quotes | comment
-        self._begun: tuple[type[Tl1Response] | type[Autonomous], tuple[str, ...]] | None = None
+        self._begun: (
+            tuple[type[Tl1Response] | type[Autonomous], tuple[str, ...]] | None
+        ) = None
         self._sid = ""
 
     def feed(self, data: bytes) -> list[Message]:
@@ -196,7 +226,8 @@ class Tl1Framer(TelnetFramer):
             if end < 0:
                 self._scan = max(self._scan, len(self._buffer) - 1)
                 return False
-            self._mode, self._scan = "text", end + 2
+            self._mode = "text"
+            self._scan = end + 2
             return True
         return self._step_text(messages)
 
@@ -211,7 +242,8 @@ class Tl1Framer(TelnetFramer):
         if end is None:
             self._scan = len(self._buffer)
             return False
-        line, terminator = bytes(self._buffer[: end.start()]), end.group()
+        line = bytes(self._buffer[: end.start()])
+        terminator = end.group()
         del self._buffer[: end.end()]
         self._scan = 0
         if len(line) > _LINE_LIMIT or not line.strip():
@@ -219,17 +251,33 @@ class Tl1Framer(TelnetFramer):
         if match := _ACK.match(line):
             messages.append(Acknowledgement(_text(match[1]), _text(match[2])))
         elif match := _RESPONSE.match(line):
-            self._begin(Tl1Response, (_text(match[1]), _text(match[2])), match[3], terminator)
+            self._begin(
+                Tl1Response,
+                (_text(match[1]), _text(match[2])),
+                match[3],
+                terminator,
+            )
         elif match := _AUTONOMOUS.match(line):
             fields = (_text(match[1]), _text(match[2]), _text(match[3]))
-            self._begin(Autonomous, fields, b"", terminator)
+            self._begin(
+                Autonomous,
+                fields,
+                b"",
+                terminator,
+            )
         elif match := _HEADER.search(line):
             self._sid = _text(line[: match.start()].lstrip(b"<>; \t")).strip()
         return True
 
     def _begin_usual(self, usual: re.Match[bytes]) -> None:
-        self._sid, ctag, code, *reported = (_text(group or b"") for group in usual.groups())
-        self._begun = (Tl1Response, (ctag, code)) if ctag else (Autonomous, tuple(reported))
+        self._sid, ctag, code, *reported = (
+            _text(group or b"") for group in usual.groups()
+        )
+        self._begun = (
+            (Tl1Response, (ctag, code))
+            if ctag
+            else (Autonomous, tuple(reported))
+        )
         del self._buffer[: usual.end()]
         self._mode = "text"
 
@@ -243,7 +291,8 @@ class Tl1Framer(TelnetFramer):
         # The rest of the code's line belongs to the body: put it back, with its end.
         self._begun = (kind, fields)
         self._buffer[:0] = rest + terminator
-        self._mode, self._scan = "text", 0
+        self._mode = "text"
+        self._scan = 0
 
     def _step_quotes(self) -> bool:
         mark = _IN_QUOTES.search(self._buffer, self._scan)
@@ -251,7 +300,8 @@ class Tl1Framer(TelnetFramer):
             self._scan = len(self._buffer)
             return False
         if mark.group() == b'"':
-            self._mode, self._scan = "text", mark.end()
+            self._mode = "text"
+            self._scan = mark.end()
             return True
         # A backslash escapes the next byte: wait for it.
         self._scan = mark.start()
@@ -263,7 +313,12 @@ class Tl1Framer(TelnetFramer):
     def _step_text(self, messages: list[Message]) -> bool:
         # Once per message, so that it is never slow.
         if self._scan == 0 and (end := self._plain_end()):
-            self._finish(messages, end, end + 1, more=self._buffer[end : end + 1] == b">")
+            self._finish(
+                messages,
+                end,
+                end + 1,
+                more=self._buffer[end : end + 1] == b">",
+            )
             return True
         if quiet := _QUIET.match(self._buffer, self._scan):
             self._scan = quiet.end()
@@ -274,45 +329,97 @@ class Tl1Framer(TelnetFramer):
             return False
         what = mark.group()
         if what == b'"':
-            self._mode, self._scan = "quotes", mark.end()
+            self._mode = "quotes"
+            self._scan = mark.end()
         elif what == b"/*":
-            self._mode, self._scan = "comment", mark.end()
+            self._mode = "comment"
+            self._scan = mark.end()
         elif what == b";":
-            self._finish(messages, mark.start(), mark.end(), more=False)
+            self._finish(
+                messages,
+                mark.start(),
+                mark.end(),
+                more=False,
+            )
         else:
             blank = _AFTER_NEWLINE.match(self._buffer, mark.end())
             first = blank.end() if blank else mark.end()
-            if first == len(self._buffer) and first - mark.end() < _INDENT_LIMIT:
+            if (
+                first == len(self._buffer)
+                and first - mark.end() < _INDENT_LIMIT
+            ):
                 self._scan = mark.start()
                 return False
             self._scan = first
             if self._buffer[first : first + 1] == b">":
-                self._finish(messages, first, first + 1, more=True)
+                self._finish(
+                    messages,
+                    first,
+                    first + 1,
+                    more=True,
+                )
         return True
 
     def _plain_end(self) -> int:
         """The end of the message, if it is complete and consists only of quoted lines and bare
         words, as nearly all do. Else 0."""
         end = self._buffer.find(b";")
-        if prompt := _PROMPT.search(self._buffer, 0, len(self._buffer) if end < 0 else end):
+        if prompt := _PROMPT.search(
+            self._buffer, 0, len(self._buffer) if end < 0 else end
+        ):
             end = prompt.end() - 1
         if end < 0 or self._buffer.count(b'"', 0, end) % 2:
             return 0
         # Searching for one byte is much faster than for two.
-        comment = self._buffer.find(b"/", 0, end) >= 0 and self._buffer.find(b"/*", 0, end) >= 0
+        comment = (
+            self._buffer.find(b"/", 0, end) >= 0
+            and self._buffer.find(b"/*", 0, end) >= 0
+        )
         return 0 if comment or self._buffer.find(b"\\", 0, end) >= 0 else end
 
-    def _finish(self, messages: list[Message], end: int, past: int, *, more: bool) -> None:
-        body = Body(self._buffer[:end].decode("utf-8", "replace").replace("\r", "").strip())
+    def _finish(
+        self,
+        messages: list[Message],
+        end: int,
+        past: int,
+        *,
+        more: bool,
+    ) -> None:
+        body = Body(
+            self._buffer[:end]
+            .decode("utf-8", "replace")
+            .replace("\r", "")
+            .strip()
+        )
         del self._buffer[:past]
-        self._mode, self._scan = "noise", 0
+        self._mode = "noise"
+        self._scan = 0
         assert self._begun is not None
         kind, fields = self._begun
-        sid, self._sid, self._begun = self._sid, "", None
+        sid = self._sid
+        self._sid = ""
+        self._begun = None
         if kind is Tl1Response:
-            messages.append(Tl1Response(fields[0], fields[1], body, more, sid))
+            messages.append(
+                Tl1Response(
+                    fields[0],
+                    fields[1],
+                    body,
+                    more,
+                    sid,
+                )
+            )
         else:
-            messages.append(Autonomous(fields[0], fields[1], fields[2], body, more, sid))
+            messages.append(
+                Autonomous(
+                    fields[0],
+                    fields[1],
+                    fields[2],
+                    body,
+                    more,
+                    sid,
+                )
+            )
 
 
 def _text(data: bytes) -> str:

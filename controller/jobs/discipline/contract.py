@@ -30,17 +30,31 @@ class UserAccounts:
     """The accounts of one site. ``usage`` is what an earlier site stored; call ``took`` again for
     GPUs that are still held."""
 
-    def __init__(self, settings: Discipline, usage: Mapping[str, UserUsage] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Discipline,
+        usage: Mapping[str, UserUsage] | None = None,
+    ) -> None:
         self._settings = settings
         self._usage = dict(usage or {})
         self._held: dict[str, int] = {}
 
-    def took(self, user: str, gpus: int, now_s: float) -> None:
+    def took(
+        self,
+        user: str,
+        gpus: int,
+        now_s: float,
+    ) -> None:
         """A user's job takes that many GPUs."""
         self._usage[user] = self._until(user, now_s)
         self._held[user] = self._held.get(user, 0) + gpus
 
-    def gave_back(self, user: str, gpus: int, now_s: float) -> None:
+    def gave_back(
+        self,
+        user: str,
+        gpus: int,
+        now_s: float,
+    ) -> None:
         """A user's job gives back that many GPUs."""
         self.took(user, -gpus, now_s)
 
@@ -59,15 +73,30 @@ class UserAccounts:
 
     def shares(self, now_s: float) -> dict[str, float]:
         """Each user's GPU-seconds per share, decayed as in Slurm's multifactor priority."""
-        share = {user: self._settings.allowance(user).share or 1.0 for user in self._usage}
-        return {user: self._until(user, now_s).gpu_s / share[user] for user in share}
+        share = {
+            user: self._settings.allowance(user).share or 1.0
+            for user in self._usage
+        }
+        return {
+            user: self._until(user, now_s).gpu_s / share[user]
+            for user in share
+        }
 
-    def over_quota(self, user: str, gpus: int, now_s: float) -> Waiting | None:
+    def over_quota(
+        self,
+        user: str,
+        gpus: int,
+        now_s: float,
+    ) -> Waiting | None:
         """Why a user's job with that many GPUs may not start now; ``None`` if it may."""
         allowed = self._settings.allowance(user)
         if allowed.gpus is not None and self.held(user) + gpus > allowed.gpus:
             words = f"{_called(user)} has {self.held(user)} of {allowed.gpus} GPUs at once"
-            return Waiting(WaitReason.QUOTA, f"{words}, and it wants {gpus}", is_blocked=True)
+            return Waiting(
+                WaitReason.QUOTA,
+                f"{words}, and it wants {gpus}",
+                is_blocked=True,
+            )
         if allowed.gpu_hours is not None:
             had = self._until(user, now_s).window_gpu_s / 3600
             if had >= allowed.gpu_hours:
@@ -89,17 +118,29 @@ class UserAccounts:
         passed_s = now_s - known.at_s
         if passed_s <= 0:
             return known
-        held, half_life_s = self._held.get(user, 0), self._settings.half_life_s
+        held = self._held.get(user, 0)
+        half_life_s = self._settings.half_life_s
         left = 0.5 ** (passed_s / half_life_s)
         # The integral of held · 2^(−t/half-life) over the elapsed time.
-        gpu_s = known.gpu_s * left + held * half_life_s / math.log(2) * (1 - left)
+        gpu_s = known.gpu_s * left + held * half_life_s / math.log(2) * (
+            1 - left
+        )
         window_s = self._settings.quota_window_s
         begins_s = now_s // window_s * window_s
         before_gpu_s = known.window_gpu_s if known.at_s >= begins_s else 0.0
-        return UserUsage(gpu_s, now_s, before_gpu_s + held * (now_s - max(begins_s, known.at_s)))
+        return UserUsage(
+            gpu_s,
+            now_s,
+            before_gpu_s + held * (now_s - max(begins_s, known.at_s)),
+        )
 
 
-def admission(settings: Discipline, user: str, gpus: int, jobs: int) -> Waiting | None:
+def admission(
+    settings: Discipline,
+    user: str,
+    gpus: int,
+    jobs: int,
+) -> Waiting | None:
     """Why a job of ``gpus`` may not even wait, if so; the user has ``jobs`` unfinished ones."""
     allowed = settings.allowance(user)
     if allowed.gpus is not None and gpus > allowed.gpus:
@@ -250,7 +291,12 @@ class Site(Protocol[E, P]):
     def gpus_of(self, placement: P) -> int:
         """The GPUs of a placement, as a set."""
 
-    def can_start(self, entry: E, placement: P, without: Sequence[E]) -> bool:
+    def can_start(
+        self,
+        entry: E,
+        placement: P,
+        without: Sequence[E],
+    ) -> bool:
         """Whether an entry could start there once the entries ``without`` have lost their GPUs."""
 
     def start(self, entry: E, placement: P) -> bool:

@@ -12,8 +12,16 @@ from patchlight.controller.jobs.discipline.contract import (
     QueueEntry,
     Site,
 )
-from patchlight.controller.jobs.discipline.standings import Place, Victims, WaitingLine
-from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
+from patchlight.controller.jobs.discipline.standings import (
+    Place,
+    Victims,
+    WaitingLine,
+)
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    ElasticJob,
+    QueuedJob,
+)
 from patchlight.controller.prediction.completion import RingWork, units_s
 from patchlight.controller.prediction.network import LabNetwork, Load
 from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
@@ -34,15 +42,32 @@ class JobQueue(Generic[E, P]):
     """The waiting entries of one site, across passes; new ones are in the site's ``joined``. Other
     settings or another order policy need a new queue."""
 
-    def __init__(self, site: Site[E, P], settings: Discipline, order: OrderTraits) -> None:
+    def __init__(
+        self,
+        site: Site[E, P],
+        settings: Discipline,
+        order: OrderTraits,
+    ) -> None:
         if (settings.has_quotas or order.by_user) and site.accounts is None:
-            raise ValueError("a queue with quotas or an order by user needs the site's accounts")
-        self._site, self._settings = site, settings
+            raise ValueError(
+                "a queue with quotas or an order by user needs the site's accounts"
+            )
+        self._site = site
+        self._settings = settings
         self._quotas = site.accounts if settings.has_quotas else None
-        self._line: WaitingLine[E] = WaitingLine(site.rank, order, settings.has_quotas)
+        self._line: WaitingLine[E] = WaitingLine(
+            site.rank, order, settings.has_quotas
+        )
         rises_at = None if order.by_user else order.rises_at
-        self._victims = Victims(site, self._line.standing, settings.quantum_s, rises_at)
-        for entry in sorted(site.running.values(), key=lambda each: each.began_s):
+        self._victims = Victims(
+            site,
+            self._line.standing,
+            settings.quantum_s,
+            rises_at,
+        )
+        for entry in sorted(
+            site.running.values(), key=lambda each: each.began_s
+        ):
             self._victims.started(entry)
         # Entries outside the line, why, and the layout in which no placement was found.
         self._aside: dict[int, tuple[E, Waiting, int | None]] = {}
@@ -55,7 +80,9 @@ class JobQueue(Generic[E, P]):
     def decide(self) -> bool:
         """One pass: start all that can; returns whether the next entry waits despite enough
         GPUs."""
-        site, line, settings = self._site, self._line, self._settings
+        site = self._site
+        line = self._line
+        settings = self._settings
         if self._aside or line.changes:
             for entry, _, layout in list(self._aside.values()):
                 if layout != site.layout:
@@ -72,7 +99,9 @@ class JobQueue(Generic[E, P]):
                 line.remove(place)
             elif settings.preempt and self._make_room(place):
                 pass
-            elif (site.running or site.occupancy.broken) and head.index != self._hopeless:
+            elif (
+                site.running or site.occupancy.broken
+            ) and head.index != self._hopeless:
                 break
             else:
                 self._set_aside(place)
@@ -151,11 +180,16 @@ class JobQueue(Generic[E, P]):
             names = [name for name, found in fates.items() if found is fate]
             if names:
                 said = words.format(", ".join(names))
-                return Waiting(WaitReason.DEPENDENCY, said, is_blocked=fate is JobFate.FAILED)
+                return Waiting(
+                    WaitReason.DEPENDENCY,
+                    said,
+                    is_blocked=fate is JobFate.FAILED,
+                )
         return None
 
     def _over_quota(self, entry: E) -> bool:
-        accounts, site = self._quotas, self._site
+        accounts = self._quotas
+        site = self._site
         assert accounts is not None
         why = accounts.over_quota(entry.user, entry.workers, site.now_s)
         if why is None:
@@ -167,7 +201,8 @@ class JobQueue(Generic[E, P]):
 
     def _set_aside(self, place: Place[E]) -> None:
         """Let others overtake the next entry if it would not start in an empty cluster either."""
-        site, head = self._site, place[3]
+        site = self._site
+        head = place[3]
         why = self._why_first(head)._replace(is_blocked=True)
         self._line.remove(place)
         if not site.refuse(head, why):
@@ -175,7 +210,11 @@ class JobQueue(Generic[E, P]):
 
     def _why_first(self, head: E) -> Waiting:
         free = self._site.free_for(head)
-        if free < head.workers or self._failed is None or self._failed[0] != head.index:
+        if (
+            free < head.workers
+            or self._failed is None
+            or self._failed[0] != head.index
+        ):
             words = f"it wants {head.wants}, and {free} of them are free"
             return Waiting(WaitReason.NO_GPUS, words)
         return self._why_failed
@@ -184,16 +223,23 @@ class JobQueue(Generic[E, P]):
         site = self._site
         if site.occupancy.free < entry.workers:
             # An earlier result for other free GPUs or hosts does not count.
-            hopeless = site.occupancy.broken and site.out_of_reach(entry) is not None
+            hopeless = (
+                site.occupancy.broken and site.out_of_reach(entry) is not None
+            )
             self._hopeless = entry.index if hopeless else None
             return False
         released = site.released
-        if self._failed is not None and self._failed == (entry.index, released):
+        if self._failed is not None and self._failed == (
+            entry.index,
+            released,
+        ):
             return False  # No GPU has become free since the last try.
         placement = site.place(entry)
         if isinstance(placement, Waiting):
             self._why_failed = placement
-            self._hopeless = entry.index if placement.reason.is_passed else None
+            self._hopeless = (
+                entry.index if placement.reason.is_passed else None
+            )
         elif self._start(entry, placement):
             return True
         else:
@@ -211,16 +257,20 @@ class JobQueue(Generic[E, P]):
     def _backfill(self, head: E) -> None:
         """EASY: later entries start if that does not delay the first. It can start when enough GPUs
         are free, wherever they are; if that time is unknown, only spare GPUs are given."""
-        site, line = self._site, self._line
-        shadow_s, free = site.now_s, site.occupancy.free
+        site = self._site
+        line = self._line
+        shadow_s = site.now_s
+        free = site.occupancy.free
         for each in site.ends():
             if free >= head.workers:
                 break
-            shadow_s, free = each.ends_s, free + each.gpus.bit_count()
+            shadow_s = each.ends_s
+            free = free + each.gpus.bit_count()
         spare = free - head.workers
         latest_s = shadow_s + EPSILON_S if shadow_s < math.inf else -math.inf
         for place in line.some(self._settings.backfill_depth + 1)[1:]:
-            entry, available = place[3], site.occupancy.free
+            entry = place[3]
+            available = site.occupancy.free
             if not available:
                 return
             if entry.workers > available:
@@ -228,10 +278,14 @@ class JobQueue(Generic[E, P]):
             early = site.would_end_s(entry) <= latest_s
             if not early and entry.workers > spare:
                 continue
-            if self._quotas is not None and (line.is_shut(entry.user) or self._over_quota(entry)):
+            if self._quotas is not None and (
+                line.is_shut(entry.user) or self._over_quota(entry)
+            ):
                 continue
             placement = site.place(entry)
-            if isinstance(placement, Waiting) or not self._start(entry, placement):
+            if isinstance(placement, Waiting) or not self._start(
+                entry, placement
+            ):
                 continue
             line.remove(place)
             if not early:
@@ -239,11 +293,14 @@ class JobQueue(Generic[E, P]):
 
     def _make_room(self, place: Place[E]) -> bool:
         """Preempt entries behind the next one so that it can start; ``False`` if impossible."""
-        site, head = self._site, place[3]
+        site = self._site
+        head = place[3]
         attempt = (head.index, site.released)
         if attempt == self._in_vain and site.now_s < self._again_s:
             return False  # The ranks of running entries have hardly changed since.
-        freed, free, chosen = 0, site.occupancy.free, list[E]()
+        freed = 0
+        free = site.occupancy.free
+        chosen = list[E]()
         for entry in self._victims.behind(self._line.standing(head)):
             chosen.append(entry)
             freed |= entry.gpus
@@ -289,14 +346,18 @@ class ElasticSite(Site[E, P], Protocol[E, P]):
     def queued(self, entry: E) -> QueuedJob:
         """A waiting entry as the policy sees it."""
 
-    def ask(self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]) -> Mapping[str, int]:
+    def ask(
+        self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+    ) -> Mapping[str, int]:
         """The policy's answer for the present cluster."""
 
     def resize(self, entry: E, degree: int) -> None:
         """Give an entry that many GPUs, if the placement policy finds them. A lab does it later."""
 
 
-def resize_jobs(site: ElasticSite[E, Any], waiting: Iterable[tuple[E, Waiting]]) -> list[E]:
+def resize_jobs(
+    site: ElasticSite[E, Any], waiting: Iterable[tuple[E, Waiting]]
+) -> list[E]:
     """Call the elasticity policy after a pass and apply its answer, shrinking first; returns the
     changed entries. ``waiting`` has the next one first."""
     elastic = site.elastic()
@@ -304,22 +365,31 @@ def resize_jobs(site: ElasticSite[E, Any], waiting: Iterable[tuple[E, Waiting]])
         return []
     if not site.is_stable:
         site.wake_at(site.now_s + ASK_AGAIN_S)
-    queue, had_enough = list[QueuedJob](), set[str]()
+    queue = list[QueuedJob]()
+    had_enough = set[str]()
     for entry, why in waiting:  # only those that need nothing but GPUs
         if why.reason is WaitReason.QUOTA:
             had_enough.add(entry.user)
-        elif not (why.is_blocked or why.reason.is_passed or entry.user in had_enough):
+        elif not (
+            why.is_blocked or why.reason.is_passed or entry.user in had_enough
+        ):
             queue.append(site.queued(entry))
             if len(queue) == _MOST_QUEUED:
                 break
     wanted = site.ask([job for _, job in elastic], queue)
     changes = [
-        (wanted[job.name] - job.degree, entry, job) for entry, job in elastic if job.name in wanted
+        (wanted[job.name] - job.degree, entry, job)
+        for entry, job in elastic
+        if job.name in wanted
     ]
     changed: list[E] = []
     for more, entry, job in sorted(changes, key=lambda change: change[0]):
         accounts = site.accounts
-        if more > 0 and accounts and accounts.over_quota(entry.user, more, site.now_s):
+        if (
+            more > 0
+            and accounts
+            and accounts.over_quota(entry.user, more, site.now_s)
+        ):
             continue
         site.resize(entry, job.degree + more)
         changed.append(entry)
@@ -331,7 +401,13 @@ def is_stable(policy: object) -> bool:
     return bool(getattr(getattr(policy, "policy", policy), "stable", False))
 
 
-def room_for(view: ClusterView, name: str, gpus: int, *, grows: bool) -> ClusterView:
+def room_for(
+    view: ClusterView,
+    name: str,
+    gpus: int,
+    *,
+    grows: bool,
+) -> ClusterView:
     """The cluster for a job that is resized: its GPUs and, if it grows, the free ones."""
     taken = view.occupied if grows else view.shape.everything
     return view._replace(
@@ -348,9 +424,17 @@ def iteration_times(
     options: Mapping[int, tuple[Sequence[int], Load]],
 ) -> dict[int, float]:
     """Predicted seconds of an iteration by degree (if it has a route) while all others run."""
-    others = [RingWork(r.ring, r.load) for r in view.rings if r.load is not None and r.name != name]
+    others = [
+        RingWork(r.ring, r.load)
+        for r in view.rings
+        if r.load is not None and r.name != name
+    ]
     times = {
         degree: units_s(network, [*others, RingWork(ring, load)])[-1]
         for degree, (ring, load) in options.items()
     }
-    return {degree: seconds for degree, seconds in times.items() if seconds < float("inf")}
+    return {
+        degree: seconds
+        for degree, seconds in times.items()
+        if seconds < float("inf")
+    }

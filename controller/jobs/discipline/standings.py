@@ -8,7 +8,12 @@ from heapq import heappop, heappush, merge
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from patchlight.controller.jobs.discipline.contract import EPSILON_S, OrderTraits, QueueEntry, Site
+from patchlight.controller.jobs.discipline.contract import (
+    EPSILON_S,
+    OrderTraits,
+    QueueEntry,
+    Site,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import Waiting
 
@@ -30,13 +35,21 @@ class WaitingLine(Generic[E]):
     With ``changes`` each pass must ``begin``.
     """
 
-    def __init__(self, rank: Callable[[E], float], order: OrderTraits, apart: bool) -> None:
-        self._rank, self._by_user = rank, order.by_user
+    def __init__(
+        self,
+        rank: Callable[[E], float],
+        order: OrderTraits,
+        apart: bool,
+    ) -> None:
+        self._rank = rank
+        self._by_user = order.by_user
         self._apart = apart or order.by_user
         self._stable = order.stable or order.by_user
         self.changes = self._apart or not self._stable
         self._one: list[Place[E]] = []
-        self._lines: dict[str, list[Place[E]]] = {} if self._apart else {"": self._one}
+        self._lines: dict[str, list[Place[E]]] = (
+            {} if self._apart else {"": self._one}
+        )
         self._ranks: dict[str, float] = {}
         self._shut: dict[str, Waiting] = {}
 
@@ -57,7 +70,11 @@ class WaitingLine(Generic[E]):
         """The next entry of the open lines."""
         if not self._apart:
             return self._one[0] if self._one else None
-        return min((places[0] for places in self._open()), key=self._turn, default=None)
+        return min(
+            (places[0] for places in self._open()),
+            key=self._turn,
+            default=None,
+        )
 
     def some(self, count: int) -> list[Place[E]]:
         """The first entries of the open lines."""
@@ -67,7 +84,11 @@ class WaitingLine(Generic[E]):
 
     def add(self, entry: E) -> None:
         """Add a waiting entry."""
-        line = self._lines.setdefault(entry.user, []) if self._apart else self._one
+        line = (
+            self._lines.setdefault(entry.user, [])
+            if self._apart
+            else self._one
+        )
         insort(line, self._place(entry))
 
     def remove(self, place: Place[E]) -> None:
@@ -93,7 +114,11 @@ class WaitingLine(Generic[E]):
             yield place, self._shut[user] if is_first else None
 
     def _open(self) -> list[list[Place[E]]]:
-        return [places for user, places in self._lines.items() if user not in self._shut]
+        return [
+            places
+            for user, places in self._lines.items()
+            if user not in self._shut
+        ]
 
     def _place(self, entry: E) -> Place[E]:
         rank = 0.0 if self._by_user else self._rank(entry)
@@ -103,7 +128,9 @@ class WaitingLine(Generic[E]):
         minus_priority, rank, index, entry = place
         if self._by_user:
             user = entry.user
-            rank = self._ranks[user] if user in self._ranks else self._rank(entry)
+            rank = (
+                self._ranks[user] if user in self._ranks else self._rank(entry)
+            )
             self._ranks[user] = rank
         return minus_priority, rank, index
 
@@ -133,7 +160,9 @@ class Victims(Generic[E]):
         quantum_s: float,
         rises_at: Sequence[float] | None,
     ) -> None:
-        self._site, self._standing, self._quantum_s = site, standing, quantum_s
+        self._site = site
+        self._standing = standing
+        self._quantum_s = quantum_s
         try:
             self._rises_at = [float(amount) for amount in rises_at or ()]
         except (TypeError, ValueError):
@@ -158,7 +187,8 @@ class Victims(Generic[E]):
 
     def behind(self, standing: Standing) -> Iterator[E]:
         """The entries behind that standing that have run for the quantum, furthest behind first."""
-        now_s, bounds = self._site.now_s, self._bounds
+        now_s = self._site.now_s
+        bounds = self._bounds
         if self._asks_about_all:
             latest_s = now_s - self._quantum_s + EPSILON_S
             asked = [
@@ -166,7 +196,12 @@ class Victims(Generic[E]):
                 for entry in self._site.running.values()
                 if entry.began_s <= latest_s and entry.preemptible
             ]
-            yield from (each[2] for each in sorted(each for each in asked if each[0] < standing))
+            yield from (
+                each[2]
+                for each in sorted(
+                    each for each in asked if each[0] < standing
+                )
+            )
             return
         self._catch_up(now_s)
         while bounds and bounds[0].standing < standing:
@@ -200,18 +235,29 @@ class Victims(Generic[E]):
         entry = bound.entry
         if self._latest.get(entry.index) is not bound:
             return False
-        if entry.index in self._site.running and entry.began_s == bound.began_s:
+        if (
+            entry.index in self._site.running
+            and entry.began_s == bound.began_s
+        ):
             return True
         del self._latest[entry.index]
         return False
 
     def _ask(self, entry: E) -> None:
         now_s = self._site.now_s
-        bound = _Bound(self._standing(entry), -entry.index, now_s, entry.began_s, entry)
+        bound = _Bound(
+            self._standing(entry),
+            -entry.index,
+            now_s,
+            entry.began_s,
+            entry,
+        )
         self._latest[entry.index] = bound
         heappush(self._bounds, bound)
         attained_gpu_s = entry.progress(now_s, known=False).attained_gpu_s
         passed = bisect_right(self._rises_at, attained_gpu_s)
         if passed < len(self._rises_at):
             away_s = (self._rises_at[passed] - attained_gpu_s) / entry.workers
-            heappush(self._rising, (now_s + away_s - _EARLY_S, entry.index, bound))
+            heappush(
+                self._rising, (now_s + away_s - _EARLY_S, entry.index, bound)
+            )

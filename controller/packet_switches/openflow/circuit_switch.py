@@ -20,7 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import DEFAULT_LINKS, Dialect, corrected
+from patchlight.controller.circuits.dialect import (
+    DEFAULT_LINKS,
+    Dialect,
+    corrected,
+)
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.session import AlarmLog
@@ -35,7 +39,12 @@ from patchlight.controller.packet_switches.openflow.flowtable import (
     Message,
     SpeakerOptions,
 )
-from patchlight.testbed.errors import BadInput, NoReply, OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import (
+    BadInput,
+    NoReply,
+    OutcomeUnknown,
+    PatchlightError,
+)
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -70,12 +79,17 @@ class OpenFlowConnection:
     """
 
     def __init__(
-        self, switch: CircuitSwitch, dialect: OpenFlowDialect, on_event: Callable[[Message], None]
+        self,
+        switch: CircuitSwitch,
+        dialect: OpenFlowDialect,
+        on_event: Callable[[Message], None],
     ) -> None:
         assert switch.datapath_id is not None
-        self._name, self._address = switch.name, switch.address
+        self._name = switch.name
+        self._address = switch.address
         self._datapath_id = switch.datapath_id
-        self._dialect, self._listener = dialect, on_event
+        self._dialect = dialect
+        self._listener = on_event
         self.links = DEFAULT_LINKS
         self.speaker: Speaker | None = None
         self._folder: Path | None = None
@@ -118,7 +132,8 @@ class OpenFlowConnection:
         except SpeakerFailed as error:
             await self._end()
             raise contract.DeviceUnreachable(
-                f"listening for {self._name} at {self._address}: {error.message}", hint=error.hint
+                f"listening for {self._name} at {self._address}: {error.message}",
+                hint=error.hint,
             ) from error
         except BaseException:
             await self._end()
@@ -143,7 +158,9 @@ class OpenFlowConnection:
             except SpeakerRefused as refused:
                 if refused.kind not in _NO_ANSWER:
                     raise contract.DeviceRefused(
-                        f"{self._name}: {refused.message}", words=refused.message, hint=refused.hint
+                        f"{self._name}: {refused.message}",
+                        words=refused.message,
+                        hint=refused.hint,
                     ) from refused
                 if last or refused.kind == "DeadlinePassed":
                     raise self._unreachable(refused) from refused
@@ -163,21 +180,30 @@ class OpenFlowConnection:
             await self._request(operation, **fields)
         except SpeakerFailed as error:
             unreachable = f"{self._name}: {error.message}"
-            raise contract.DeviceUnreachable(unreachable, hint=error.hint) from error
+            raise contract.DeviceUnreachable(
+                unreachable, hint=error.hint
+            ) from error
         except OutcomeUnknown as error:
             raise contract.outcome_unknown(
                 f"{self._name} got a command, then: {error.message}",
                 is_late=isinstance(error, NoReply),
             ) from error
 
-    def _unreachable(self, error: PatchlightError) -> contract.DeviceUnreachable:
+    def _unreachable(
+        self, error: PatchlightError
+    ) -> contract.DeviceUnreachable:
         return contract.DeviceUnreachable(f"{self._name}: {error.message}")
 
     async def _request(self, operation: str, **fields: Any) -> Any:
         if self.speaker is None:
-            raise contract.DeviceUnreachable(f"{self._name}: the driver is not open, or was closed")
+            raise contract.DeviceUnreachable(
+                f"{self._name}: the driver is not open, or was closed"
+            )
         return await self.speaker.request(
-            operation, datapath_id=self._datapath_id, deadline_s=self._dialect.timeout_s, **fields
+            operation,
+            datapath_id=self._datapath_id,
+            deadline_s=self._dialect.timeout_s,
+            **fields,
         )
 
     async def _until_connected(self) -> None:
@@ -186,12 +212,19 @@ class OpenFlowConnection:
         deadline = loop.time() + self._dialect.connect_timeout_s
         while True:
             # The speaker itself may be restarting.
-            with contextlib.suppress(SpeakerFailed, OutcomeUnknown, SpeakerRefused):
+            with contextlib.suppress(
+                SpeakerFailed, OutcomeUnknown, SpeakerRefused
+            ):
                 switches = await self.speaker.request("switches")
-                if any(int(s["datapath_id"]) == self._datapath_id for s in switches):
+                if any(
+                    int(s["datapath_id"]) == self._datapath_id
+                    for s in switches
+                ):
                     return
             if self._closing:
-                raise contract.DeviceUnreachable(f"{self._name}: the driver is being closed")
+                raise contract.DeviceUnreachable(
+                    f"{self._name}: the driver is being closed"
+                )
             if loop.time() > deadline:
                 raise contract.DeviceUnreachable(
                     f"{self._name} did not connect to {self._address} within "
@@ -205,7 +238,9 @@ class OpenFlowConnection:
     def _who_did(self) -> str:
         if not self._strangers:
             return ""
-        ids = ", ".join(f"{datapath_id:#x}" for datapath_id in sorted(self._strangers))
+        ids = ", ".join(
+            f"{datapath_id:#x}" for datapath_id in sorted(self._strangers)
+        )
         return f"; what did is datapath id {ids}, not {self._datapath_id:#x}"
 
     def _on_event(self, event: Message) -> None:
@@ -214,9 +249,12 @@ class OpenFlowConnection:
         self._listener(event)
 
     async def _end(self) -> None:
-        speaker, self.speaker = self.speaker, None
-        folder, self._folder = self._folder, None
-        held, self._held = self._held, None
+        speaker = self.speaker
+        self.speaker = None
+        folder = self._folder
+        self._folder = None
+        held = self._held
+        self._held = None
         if speaker is not None:
             with contextlib.suppress(PatchlightError):
                 await speaker.close()
@@ -237,10 +275,15 @@ def sweep_folders(parent: Path) -> None:
     """Remove the files of killed processes, whose locks the kernel has released."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(
+                folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            )
             try:
                 status = os.fstat(descriptor)
-                if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _YOUNG_S:
+                if (
+                    status.st_uid == os.geteuid()
+                    and time.time() - status.st_mtime > _YOUNG_S
+                ):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
@@ -250,10 +293,16 @@ def sweep_folders(parent: Path) -> None:
 OFPP_IN_PORT = 0xFFFFFFF8
 """The input port: an output needs this constant, its number would be ignored."""
 
-_LOOK_EVERY_S = 2.0  # minimum interval between reads of flows and ports for alarms
+_LOOK_EVERY_S = (
+    2.0  # minimum interval between reads of flows and ports for alarms
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
 class FlowRow(Row):
     """A cross-connect and its flow entry."""
 
@@ -270,7 +319,10 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
     capabilities = contract.Capabilities()
 
     def __init__(
-        self, switch: CircuitSwitch, password: str = "", dialect: OpenFlowDialect | None = None
+        self,
+        switch: CircuitSwitch,
+        password: str = "",
+        dialect: OpenFlowDialect | None = None,
     ) -> None:
         if switch.datapath_id is None:
             raise BadInput(
@@ -298,7 +350,8 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         description = await self.client.ask("describe")
         return contract.Identity(
             description["vendor"] or self._dialect.vendor,
-            description["hardware"] or f"datapath {self._switch.datapath_id:#x}",
+            description["hardware"]
+            or f"datapath {self._switch.datapath_id:#x}",
             description["serial"],
             description["software"],
             description["name"],
@@ -306,10 +359,15 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
 
     async def port_states(self) -> contract.PortStates:
         """From the port descriptions: switched off, blocked, or missing."""
-        described = {int(port["port"]): port for port in await self.client.ask("ports")}
+        described = {
+            int(port["port"]): port for port in await self.client.ask("ports")
+        }
         base = {"in": self._dialect.in_base, "out": self._dialect.out_base}
         ports = self._all_ports()
-        return {port: _state(described.get(base[port.side] + port.number)) for port in ports}
+        return {
+            port: _state(described.get(base[port.side] + port.number))
+            for port in ports
+        }
 
     async def alarms(self) -> tuple[contract.Alarm, ...]:
         """Events of ports and the connection; flow entries of others and failed ports."""
@@ -318,11 +376,17 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             # Do not update the state used by a change: this answer may be older.
             _, foreign = await self._flows()
             now = [
-                contract.Standing("minor", "flow", f"a flow entry of another application: {entry}")
+                contract.Standing(
+                    "minor",
+                    "flow",
+                    f"a flow entry of another application: {entry}",
+                )
                 for entry in foreign
             ]
             now += [
-                contract.Standing("minor", str(port), f"{state.condition}: {state.words}")
+                contract.Standing(
+                    "minor", str(port), f"{state.condition}: {state.words}"
+                )
                 for port, state in (await self.port_states()).items()
                 if state.condition in ("locked", "failed")
             ]
@@ -333,7 +397,9 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         table, self._foreign = await self._flows()
         return table
 
-    async def _flows(self) -> tuple[dict[CrossConnect, FlowRow], tuple[FlowEntry, ...]]:
+    async def _flows(
+        self,
+    ) -> tuple[dict[CrossConnect, FlowRow], tuple[FlowEntry, ...]]:
         """Patchlight's entries, and those of others."""
         flows = (await self.client.ask("read_flows"))["flows"]
         table: dict[CrossConnect, FlowRow] = {}
@@ -347,27 +413,35 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         return table, tuple(foreign)
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
-        free, words = [], []
+        free = []
+        words = []
         for c in pairs:
             held = self._held_by_others(c)
             if held is None:
                 free.append(c)
             else:
-                words.append(f"{c} conflicts with a flow entry of another application: {held}")
+                words.append(
+                    f"{c} conflicts with a flow entry of another application: {held}"
+                )
         if free:
             words += await self._apply(adds=[self._entry(c) for c in free])
         if words:
             raise self._will_not(words[0])
 
     async def _break(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, FlowRow]
+        self,
+        pairs: Sequence[CrossConnect],
+        table: Mapping[CrossConnect, FlowRow],
     ) -> None:
         words = await self._apply(removes=[table[c].entry for c in pairs])
         if words:
             raise self._will_not(words[0])
 
     async def _apply(
-        self, *, removes: Sequence[FlowEntry] = (), adds: Sequence[FlowEntry] = ()
+        self,
+        *,
+        removes: Sequence[FlowEntry] = (),
+        adds: Sequence[FlowEntry] = (),
     ) -> list[str]:
         """Send a change, and wait for it; returns reasons for refused entries."""
         try:
@@ -383,24 +457,36 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         return []
 
     def _entry(self, c: CrossConnect) -> FlowEntry:
-        inp, out = self._dialect.in_base + c.inp, self._dialect.out_base + c.out
+        inp = self._dialect.in_base + c.inp
+        out = self._dialect.out_base + c.out
         back = OFPP_IN_PORT if inp == out else out
-        return FlowEntry.ours(Match(in_port=inp), (back,), priority=self._dialect.priority)
+        return FlowEntry.ours(
+            Match(in_port=inp), (back,), priority=self._dialect.priority
+        )
 
     def _cross_connect(self, entry: FlowEntry) -> CrossConnect | None:
         """The ports that an entry connects; ``None`` if they are not exactly two."""
         inp = entry.match.get("in_port")
-        if len(entry.match) != 1 or not isinstance(inp, int) or len(entry.outputs) != 1:
+        if (
+            len(entry.match) != 1
+            or not isinstance(inp, int)
+            or len(entry.outputs) != 1
+        ):
             return None
         out = inp if entry.outputs[0] == OFPP_IN_PORT else entry.outputs[0]
-        return CrossConnect(inp - self._dialect.in_base, out - self._dialect.out_base)
+        return CrossConnect(
+            inp - self._dialect.in_base, out - self._dialect.out_base
+        )
 
     def _held_by_others(self, c: CrossConnect) -> FlowEntry | None:
         """The entry of another application with this input or output."""
-        inp, out = self._dialect.in_base + c.inp, self._dialect.out_base + c.out
+        inp = self._dialect.in_base + c.inp
+        out = self._dialect.out_base + c.out
         for entry in self._foreign:
             from_input = entry.match.get("in_port") == inp
-            to_output = out in entry.outputs or (OFPP_IN_PORT in entry.outputs and inp == out)
+            to_output = out in entry.outputs or (
+                OFPP_IN_PORT in entry.outputs and inp == out
+            )
             if from_input or to_output:
                 return entry
         return None
@@ -408,10 +494,20 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
     def _heard(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         if kind == "port":
-            state = _state(event).words if event["change"] != "removed" else "removed"
-            self._alarms.note("minor", f"port {event['port']}", f"{event['change']}: {state}")
+            state = (
+                _state(event).words
+                if event["change"] != "removed"
+                else "removed"
+            )
+            self._alarms.note(
+                "minor", f"port {event['port']}", f"{event['change']}: {state}"
+            )
         elif kind == "unknown-switch":
-            self._alarms.note("minor", "switch", f"datapath id {event['datapath_id']:#x} connected")
+            self._alarms.note(
+                "minor",
+                "switch",
+                f"datapath id {event['datapath_id']:#x} connected",
+            )
         elif kind == "second-switch":
             words = (
                 f"another switch with its datapath id connected from {event['address']} and is "
@@ -419,9 +515,15 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             )
             self._alarms.note("major", "switch", words)
         elif kind == "switch-up":
-            self._alarms.note("notice", "switch", f"connected from {event['address']}")
+            self._alarms.note(
+                "notice", "switch", f"connected from {event['address']}"
+            )
         elif kind in ("switch-down", "speaker-down"):
-            self._alarms.note("major", "switch", str(event.get("error", "the connection ended")))
+            self._alarms.note(
+                "major",
+                "switch",
+                str(event.get("error", "the connection ended")),
+            )
 
 
 def _state(port: Mapping[str, Any] | None) -> contract.PortState:
@@ -430,7 +532,11 @@ def _state(port: Mapping[str, Any] | None) -> contract.PortState:
     condition: contract.Condition = "ready"
     words = "live" if port["up"] else "link down"
     if not port["enabled"]:
-        condition, words = "locked", "port down (administratively)"
+        condition = "locked"
+        words = "port down (administratively)"
     elif port["blocked"]:
-        condition, words = "failed", "blocked"
-    return contract.PortState(condition, f"{port['name']}: {words}" if port["name"] else words)
+        condition = "failed"
+        words = "blocked"
+    return contract.PortState(
+        condition, f"{port['name']}: {words}" if port["name"] else words
+    )

@@ -12,8 +12,17 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from patchlight.controller.packet_switches.openflow import flowtable
-from patchlight.controller.packet_switches.openflow.flowtable import Message, SpeakerOptions
-from patchlight.testbed.errors import NoReply, OutcomeUnknown, PatchlightError, in_words, reason
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    Message,
+    SpeakerOptions,
+)
+from patchlight.testbed.errors import (
+    NoReply,
+    OutcomeUnknown,
+    PatchlightError,
+    in_words,
+    reason,
+)
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
 LOG = logging.getLogger(__name__)
@@ -29,7 +38,8 @@ _QUIET_S = 30.0  # engines start slowly on a busy machine; one that does nothing
 _LOOK_EVERY_S = 0.5
 _STOPS_WITHIN_S = 5.0
 _LINES_KEPT = 20
-_TELL_EVERY_S, _LISTED = 60.0, 8  # of switches that are not in the lab file
+_TELL_EVERY_S = 60.0
+_LISTED = 8  # of switches that are not in the lab file
 
 Callback = Callable[[Message], None]
 
@@ -48,7 +58,9 @@ class SpeakerProcess:
         self._log = asyncio.create_task(self._read_log())
 
     @classmethod
-    async def start(cls, command: Sequence[str], quiet_s: float = _QUIET_S) -> SpeakerProcess:
+    async def start(
+        cls, command: Sequence[str], quiet_s: float = _QUIET_S
+    ) -> SpeakerProcess:
         """Start it and wait until it serves; ``SpeakerFailed`` with its last output otherwise.
 
         It is stopped if it used no CPU time and wrote nothing for ``quiet_s`` seconds.
@@ -73,7 +85,9 @@ class SpeakerProcess:
     async def _serves(self, quiet_s: float) -> bool:
         """Wait until it serves; false if it ended instead. ``SpeakerFailed`` if it is stuck."""
         assert self._process.stdout is not None
-        progress = ProgressWatch(lambda: (processor_ticks(self.pid), self._lines_read))
+        progress = ProgressWatch(
+            lambda: (processor_ticks(self.pid), self._lines_read)
+        )
         ready = asyncio.ensure_future(self._process.stdout.readline())
         try:
             while not (await asyncio.wait({ready}, timeout=_LOOK_EVERY_S))[0]:
@@ -84,7 +98,10 @@ class SpeakerProcess:
                         hint="\n".join(self._lines) or "it wrote nothing",
                     )
                 if (took_s := progress.to_tell()) is not None:
-                    SPEAKER_LOG.info("still starting the OpenFlow speaker after %.0f s", took_s)
+                    SPEAKER_LOG.info(
+                        "still starting the OpenFlow speaker after %.0f s",
+                        took_s,
+                    )
             return bool(ready.result())
         finally:
             ready.cancel()
@@ -104,7 +121,10 @@ class SpeakerProcess:
         status = await self._process.wait()
         await self._log
         words = [line.removeprefix("error: ") for line in self._lines]
-        what = "\n".join(words) or f"it wrote nothing, and ended with status {status}"
+        what = (
+            "\n".join(words)
+            or f"it wrote nothing, and ended with status {status}"
+        )
         error = SpeakerFailed(f"the OpenFlow speaker ended: {what}")
         # Bad input keeps its type, for the command's exit code.
         error.exit_code = status if status in (1, 2) else 1
@@ -156,7 +176,13 @@ Launch = Callable[[Sequence[str]], Awaitable[AnySpeakerProcess]]
 class SpeakerAnswer(Protocol):
     """Called at the end of each request."""
 
-    def __call__(self, operation: str, seconds: float, *, good: bool) -> None:
+    def __call__(
+        self,
+        operation: str,
+        seconds: float,
+        *,
+        good: bool,
+    ) -> None:
         """``good``: whether it succeeded."""
 
 
@@ -178,8 +204,11 @@ class Speaker:
     ``launch`` starts the process, which serves at the socket of the options.
     """
 
-    def __init__(self, options: SpeakerOptions, launch: Launch | None = None) -> None:
-        self.options, self._launch = options, launch or SpeakerProcess.start
+    def __init__(
+        self, options: SpeakerOptions, launch: Launch | None = None
+    ) -> None:
+        self.options = options
+        self._launch = launch or SpeakerProcess.start
         self.restarts = 0
         self.on_answer: list[SpeakerAnswer] = []
         self.info: Message = {}
@@ -199,7 +228,11 @@ class Speaker:
     @property
     def pid(self) -> int | None:
         """The speaker's process id, if it runs."""
-        return self._process.pid if self._process and self._process.running else None
+        return (
+            self._process.pid
+            if self._process and self._process.running
+            else None
+        )
 
     async def start(self) -> None:
         """Start the process and connect; ``SpeakerFailed`` with the reason if it cannot run."""
@@ -228,7 +261,11 @@ class Speaker:
         return lambda: self._subscribers.remove(callback)
 
     async def request(
-        self, operation: str, *, deadline_s: float = flowtable.DEFAULT_DEADLINE_S, **fields: Any
+        self,
+        operation: str,
+        *,
+        deadline_s: float = flowtable.DEFAULT_DEADLINE_S,
+        **fields: Any,
     ) -> Any:
         """The result of one operation of the protocol.
 
@@ -240,9 +277,18 @@ class Speaker:
                 f"{operation}: the OpenFlow speaker is not running",
                 hint="it is being restarted; its log says why it ended",
             )
-        number, began, good = next(self._numbers), time.monotonic(), False
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        head = {"v": flowtable.VERSION, "id": number, "op": operation, "deadline_s": deadline_s}
+        number = next(self._numbers)
+        began = time.monotonic()
+        good = False
+        answer = self._waiting[number] = (
+            asyncio.get_running_loop().create_future()
+        )
+        head = {
+            "v": flowtable.VERSION,
+            "id": number,
+            "op": operation,
+            "deadline_s": deadline_s,
+        }
         try:
             self._writer.write(flowtable.encode({**head, **fields}))
             async with asyncio.timeout(deadline_s + _GRACE_S):
@@ -250,7 +296,9 @@ class Speaker:
                 reply = await answer
                 good = bool(reply.get("ok"))
         except (TimeoutError, ConnectionError) as error:
-            kind = NoReply if isinstance(error, TimeoutError) else OutcomeUnknown
+            kind = (
+                NoReply if isinstance(error, TimeoutError) else OutcomeUnknown
+            )
             raise kind(
                 f"{operation}: the OpenFlow speaker did not answer within {deadline_s:g} s",
                 hint="read the switch's flows again",
@@ -261,8 +309,15 @@ class Speaker:
                 hear(operation, time.monotonic() - began, good=good)
         if reply.get("ok"):
             return reply.get("result")
-        if reply.get("kind") in ("DeadlinePassed", "SwitchGone") and operation == "apply":
-            kind = NoReply if reply["kind"] == "DeadlinePassed" else OutcomeUnknown
+        if (
+            reply.get("kind") in ("DeadlinePassed", "SwitchGone")
+            and operation == "apply"
+        ):
+            kind = (
+                NoReply
+                if reply["kind"] == "DeadlinePassed"
+                else OutcomeUnknown
+            )
             raise kind(str(reply.get("error")), hint=reply.get("hint"))
         raise SpeakerRefused(reply)
 
@@ -277,7 +332,9 @@ class Speaker:
             self._reading = asyncio.create_task(self._read(reader))
             self.info = await self.request("hello")
         except BaseException:
-            await self._end(SpeakerFailed("could not send to the OpenFlow speaker"))
+            await self._end(
+                SpeakerFailed("could not send to the OpenFlow speaker")
+            )
             await self._process.stop()
             raise
 
@@ -288,13 +345,16 @@ class Speaker:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        unknown = OutcomeUnknown(f"no answer: {why.message}", hint="read the switch's flows again")
+        unknown = OutcomeUnknown(
+            f"no answer: {why.message}", hint="read the switch's flows again"
+        )
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(unknown)
 
     async def _supervise(self) -> None:
-        attempts, begun = 0, time.monotonic()
+        attempts = 0
+        begun = time.monotonic()
         while True:
             why = await self._lost()
             if time.monotonic() - begun > _LONG_LIFE_S:
@@ -303,12 +363,19 @@ class Speaker:
             LOG.error("%s", why)
             self._tell({"event": "speaker-down", "error": str(why)})
             while not self.connected:
-                await asyncio.sleep(_BACK_OFF_S[min(attempts, len(_BACK_OFF_S) - 1)])
+                await asyncio.sleep(
+                    _BACK_OFF_S[min(attempts, len(_BACK_OFF_S) - 1)]
+                )
                 attempts += 1
                 try:
                     await self._begin()
-                except Exception as error:  # whatever it is, the next attempt may succeed
-                    LOG.error("the OpenFlow speaker cannot be restarted: %s", in_words(error))
+                except (
+                    Exception
+                ) as error:  # whatever it is, the next attempt may succeed
+                    LOG.error(
+                        "the OpenFlow speaker cannot be restarted: %s",
+                        in_words(error),
+                    )
             begun = time.monotonic()
             self.restarts += 1
             LOG.warning("the OpenFlow speaker runs again (pid %s)", self.pid)
@@ -333,17 +400,24 @@ class Speaker:
                 message = flowtable.decode(line)
                 if "event" in message:
                     self._tell(message)
-                elif (answer := self._waiting.get(message.get("id", 0))) and not answer.done():
+                elif (
+                    answer := self._waiting.get(message.get("id", 0))
+                ) and not answer.done():
                     answer.set_result(message)
         except (ConnectionError, flowtable.ProtocolError, ValueError) as error:
-            LOG.error("the connection to the OpenFlow speaker was lost: %s", reason(error))
+            LOG.error(
+                "the connection to the OpenFlow speaker was lost: %s",
+                reason(error),
+            )
 
     def _tell(self, event: Message) -> None:
         for callback in tuple(self._subscribers):
             try:
                 callback(event)
             except Exception:
-                LOG.exception("a subscriber failed on the event %s", event.get("event"))
+                LOG.exception(
+                    "a subscriber failed on the event %s", event.get("event")
+                )
 
 
 class UnknownSwitches:
@@ -359,7 +433,12 @@ class UnknownSwitches:
         self._untold_count = 0
         self._told_at = float("-inf")
 
-    def connected(self, datapath_id: int, address: str, now: float) -> dict[str, Any] | None:
+    def connected(
+        self,
+        datapath_id: int,
+        address: str,
+        now: float,
+    ) -> dict[str, Any] | None:
         """What to report of this connection and earlier unreported ones; ``None``: nothing yet."""
         self.connections += 1
         self._untold_count += 1
@@ -379,5 +458,6 @@ class UnknownSwitches:
             ],
         }
         self._untold.clear()
-        self._untold_count, self._told_at = 0, now
+        self._untold_count = 0
+        self._told_at = now
         return event

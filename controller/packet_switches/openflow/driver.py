@@ -15,7 +15,10 @@ from patchlight.controller.packet_switches.contract import (
 from patchlight.controller.packet_switches.openflow.client import Speaker
 from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync
 from patchlight.controller.packet_switches.openflow.flowtable import FlowTable
-from patchlight.controller.packet_switches.openflow.forwarding import TABLE_MISS, entries_of
+from patchlight.controller.packet_switches.openflow.forwarding import (
+    TABLE_MISS,
+    entries_of,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import PacketSwitch
 
@@ -25,8 +28,10 @@ class OpenFlowSwitch:
 
     def __init__(self, switch: PacketSwitch, speaker: Speaker) -> None:
         assert switch.datapath_id is not None
-        self._name, self._datapath_id = switch.name, switch.datapath_id
-        self._speaker, self._wish = speaker, Wish()
+        self._name = switch.name
+        self._datapath_id = switch.datapath_id
+        self._speaker = speaker
+        self._wish = Wish()
         self._flows = FlowSync(speaker)
 
     @property
@@ -47,19 +52,29 @@ class OpenFlowSwitch:
         self._wish = wish
         there = await self._ports()
         absent = {s: p for s, p in wish.places.items() if p not in there}
-        wanted = {s: entries_of(*s, p) for s, p in wish.places.items() if s not in absent}
+        wanted = {
+            s: entries_of(*s, p)
+            for s, p in wish.places.items()
+            if s not in absent
+        }
         entries = {entry for of_one in wanted.values() for entry in of_one}
         table = FlowTable.of({TABLE_MISS, *entries})
         applied = await self._flows.set_table(self._datapath_id, table)
         if applied.error is not None:
-            raise DeviceUnreachable(f"setting the flows of {self._name}: {applied.error}")
+            raise DeviceUnreachable(
+                f"setting the flows of {self._name}: {applied.error}"
+            )
         lacks = [Lack(s, f"no port {p}") for s, p in absent.items()]
         refused = {each.entry: each.reason for each in applied.failed}
-        refused |= dict.fromkeys(applied.held, "another application's entry is in the way")
+        refused |= dict.fromkeys(
+            applied.held, "another application's entry is in the way"
+        )
         for station, of_one in wanted.items():
             reasons = [refused[entry] for entry in of_one if entry in refused]
             lacks += [Lack(station, reasons[0])] if reasons else []
-        return Applied(applied.added + applied.removed, tuple(lacks), self._foreign())
+        return Applied(
+            applied.added + applied.removed, tuple(lacks), self._foreign()
+        )
 
     async def read(self) -> SwitchState:
         """Its flow entries and counters."""
@@ -67,7 +82,9 @@ class OpenFlowSwitch:
             table = await self._flows.read(self._datapath_id)
             counters = await self._speaker.request("counters")
         except PatchlightError as error:
-            raise DeviceUnreachable(f"reading {self._name}: {error.message}") from error
+            raise DeviceUnreachable(
+                f"reading {self._name}: {error.message}"
+            ) from error
         there = await self._ports()
         places = {}
         for station in self._wish.places:
@@ -75,7 +92,9 @@ class OpenFlowSwitch:
                 if table.entries.issuperset(entries_of(*station, port)):
                     places[station] = port
         ports = {
-            number: PortState(int(port["rx_bytes"]), int(port["tx_bytes"]), there[number])
+            number: PortState(
+                int(port["rx_bytes"]), int(port["tx_bytes"]), there[number]
+            )
             for each in counters
             if each["datapath_id"] == self._datapath_id
             for port in each["ports"]
@@ -91,10 +110,17 @@ class OpenFlowSwitch:
     async def _ports(self) -> dict[int, bool]:
         """The numbers of its ports, and whether each has a link."""
         try:
-            ports = await self._speaker.request("ports", datapath_id=self._datapath_id)
+            ports = await self._speaker.request(
+                "ports", datapath_id=self._datapath_id
+            )
         except PatchlightError as error:
-            raise DeviceUnreachable(f"reading {self._name}: {error.message}") from error
+            raise DeviceUnreachable(
+                f"reading {self._name}: {error.message}"
+            ) from error
         return {int(port["port"]): bool(port["up"]) for port in ports}
 
     def _foreign(self) -> tuple[str, ...]:
-        return tuple(str(entry) for entry in self._flows.above.get(self._datapath_id, ()))
+        return tuple(
+            str(entry)
+            for entry in self._flows.above.get(self._datapath_id, ())
+        )

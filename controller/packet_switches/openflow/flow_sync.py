@@ -20,16 +20,27 @@ from typing import Any, NamedTuple
 
 from patchlight.controller.packet_switches.keeping import RetryPauses
 from patchlight.controller.packet_switches.openflow import flowtable
-from patchlight.controller.packet_switches.openflow.client import Speaker, SpeakerRefused
-from patchlight.controller.packet_switches.openflow.flowtable import FlowEntry, FlowTable, Message
-from patchlight.controller.packet_switches.openflow.forwarding import PRIORITY_UNICAST, leads_to
+from patchlight.controller.packet_switches.openflow.client import (
+    Speaker,
+    SpeakerRefused,
+)
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    FlowEntry,
+    FlowTable,
+    Message,
+)
+from patchlight.controller.packet_switches.openflow.forwarding import (
+    PRIORITY_UNICAST,
+    leads_to,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.tasks import run_all
 
 LOG = logging.getLogger(__name__)
 
 # Entries of others are looked for as often as that takes a small share of the speaker's time.
-_LOOK_EVERY_S, _LOOK_PER_ENTRY_S = 10.0, 0.0025
+_LOOK_EVERY_S = 10.0
+_LOOK_PER_ENTRY_S = 0.0025
 _LOST = "accepted, but not in its table"
 
 
@@ -50,7 +61,10 @@ class RefusedEntry(NamedTuple):
         return leads_to(self.entry.match, mac, address)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Applied:
     """The result of setting one switch's table.
 
@@ -117,7 +131,10 @@ class FlowSync:
         return (await self.set_tables({datapath_id: table}))[datapath_id]
 
     async def set_tables(
-        self, tables: Mapping[int, FlowTable], *, deadline_s: float = flowtable.DEFAULT_DEADLINE_S
+        self,
+        tables: Mapping[int, FlowTable],
+        *,
+        deadline_s: float = flowtable.DEFAULT_DEADLINE_S,
     ) -> dict[int, Applied]:
         """Set several switches at once, independently; returns the results.
 
@@ -138,11 +155,23 @@ class FlowSync:
     # -- setting ------------------------------------------------------------------------------
 
     async def _set(
-        self, tables: Mapping[int, FlowTable], deadline_s: float, *, read_back: bool = False
+        self,
+        tables: Mapping[int, FlowTable],
+        deadline_s: float,
+        *,
+        read_back: bool = False,
     ) -> dict[int, Applied]:
         read = await _each(tables, lambda i: self._read(i, deadline_s))
-        applied = {i: Applied(error=str(e)) for i, e in read.items() if isinstance(e, Exception)}
-        have = {i: table for i, table in read.items() if isinstance(table, FlowTable)}
+        applied = {
+            i: Applied(error=str(e))
+            for i, e in read.items()
+            if isinstance(e, Exception)
+        }
+        have = {
+            i: table
+            for i, table in read.items()
+            if isinstance(table, FlowTable)
+        }
         tables = {
             i: table.on_fixed_paths if i in self.without_groups else table
             for i, table in tables.items()
@@ -150,12 +179,38 @@ class FlowSync:
         changes = {i: flowtable.diff(have[i], tables[i]) for i in have}
         first = flowtable.removals_first(have, changes)
 
-        removed = await _each(first, lambda i: self._apply(i, first[i], (), deadline_s))
+        removed = await _each(
+            first,
+            lambda i: self._apply(
+                i,
+                first[i],
+                (),
+                deadline_s,
+            ),
+        )
         # If removing failed, nothing is added.
-        bad = {i for i, step in removed.items() if not isinstance(step, Applied) or step.failed}
-        adds = {i: change.adds for i, change in changes.items() if change.adds and i not in bad}
-        added = await _each(adds, lambda i: self._apply(i, (), adds[i], deadline_s))
-        now = await _each(adds if read_back else (), lambda i: self._read(i, deadline_s))
+        bad = {
+            i
+            for i, step in removed.items()
+            if not isinstance(step, Applied) or step.failed
+        }
+        adds = {
+            i: change.adds
+            for i, change in changes.items()
+            if change.adds and i not in bad
+        }
+        added = await _each(
+            adds,
+            lambda i: self._apply(
+                i,
+                (),
+                adds[i],
+                deadline_s,
+            ),
+        )
+        now = await _each(
+            adds if read_back else (), lambda i: self._read(i, deadline_s)
+        )
         for i in have:
             done = Applied(held=changes[i].held)
             for step in (removed.get(i), added.get(i)):
@@ -163,34 +218,69 @@ class FlowSync:
                     done = done.plus(step)
                 elif step is not None:
                     done = replace(done, error=str(step))
-            if isinstance(table := now.get(i), FlowTable) and done.error is None:
-                there = {entry.cookie for entry in (*table, *(each.entry for each in done.failed))}
-                lost = tuple(RefusedEntry(e, _LOST) for e in adds[i] if e.cookie not in there)
-                done = done.plus(Applied(added=-len(lost), failed=lost))
+            if (
+                isinstance(table := now.get(i), FlowTable)
+                and done.error is None
+            ):
+                there = {
+                    entry.cookie
+                    for entry in (
+                        *table,
+                        *(each.entry for each in done.failed),
+                    )
+                }
+                lost = tuple(
+                    RefusedEntry(e, _LOST)
+                    for e in adds[i]
+                    if e.cookie not in there
+                )
+                done = done.plus(
+                    Applied(
+                        added=-len(lost),
+                        failed=lost,
+                    )
+                )
             applied[i] = done
         for i, result in applied.items():
-            lacking = {e.cookie for e in result.held} | {r.entry.cookie for r in result.failed}
+            lacking = {e.cookie for e in result.held} | {
+                r.entry.cookie for r in result.failed
+            }
             self._expected[i] = {entry.cookie for entry in tables[i]} - lacking
             if isinstance(table := now.get(i), FlowTable):
                 # Those that it should have replaced may still be there.
                 keys = {each.entry.key for each in result.failed}
-                self._expected[i] |= {e.cookie for e in table if e.is_ours and e.key in keys}
+                self._expected[i] |= {
+                    e.cookie for e in table if e.is_ours and e.key in keys
+                }
         failed = {i: result.failed for i, result in applied.items()}
-        self.refused = {i: f for i, f in {**self.refused, **failed}.items() if f}
+        self.refused = {
+            i: f for i, f in {**self.refused, **failed}.items() if f
+        }
         return applied
 
     async def _read(self, datapath_id: int, deadline_s: float) -> FlowTable:
-        spread = any(entry.spread for entry in self.wanted.get(datapath_id, ()))
+        spread = any(
+            entry.spread for entry in self.wanted.get(datapath_id, ())
+        )
         result = await self._speaker.request(
-            "read_flows", datapath_id=datapath_id, deadline_s=deadline_s, spread=spread
+            "read_flows",
+            datapath_id=datapath_id,
+            deadline_s=deadline_s,
+            spread=spread,
         )
         without = {datapath_id} if result["selects"] is False else set[int]()
         self.without_groups = self.without_groups - {datapath_id} | without
         entries = [FlowEntry.from_json(item) for item in result["flows"]]
         table = FlowTable(frozenset(entries))
         self._looked_at[datapath_id] = time.monotonic()
-        above = tuple(e for e in entries if not e.is_ours and e.priority > PRIORITY_UNICAST)
-        others = {i: entries for i, entries in self.above.items() if i != datapath_id}
+        above = tuple(
+            e
+            for e in entries
+            if not e.is_ours and e.priority > PRIORITY_UNICAST
+        )
+        others = {
+            i: entries for i, entries in self.above.items() if i != datapath_id
+        }
         self.above = {**others, datapath_id: above} if above else others
         return table
 
@@ -213,17 +303,22 @@ class FlowSync:
         except SpeakerRefused as refused:
             if not refused.failed:
                 raise
-            result, failed = refused.result, refused.failed
+            result = refused.result
+            failed = refused.failed
         return Applied(
             result["added"],
             result["removed"],
-            tuple(RefusedEntry(FlowEntry.from_json(f["entry"]), f["error"]) for f in failed),
+            tuple(
+                RefusedEntry(FlowEntry.from_json(f["entry"]), f["error"])
+                for f in failed
+            ),
         )
 
     # -- keeping ------------------------------------------------------------------------------
 
     def _on_event(self, event: Message) -> None:
-        kind, datapath_id = event["event"], event.get("datapath_id", -1)
+        kind = event["event"]
+        datapath_id = event.get("datapath_id", -1)
         if kind == "speaker-up":
             # Switches that connected earlier announced themselves to nobody.
             for known in self.wanted:
@@ -243,25 +338,39 @@ class FlowSync:
         """Whether a switch is to be read: it gets what it refused again, or others' entries are
         looked for."""
         now = time.monotonic()
-        period_s = max(_LOOK_EVERY_S, _LOOK_PER_ENTRY_S * len(self.wanted[datapath_id]))
+        period_s = max(
+            _LOOK_EVERY_S, _LOOK_PER_ENTRY_S * len(self.wanted[datapath_id])
+        )
         looked_at = self._looked_at.setdefault(datapath_id, now)
-        due = self._pauses[datapath_id].is_due(datapath_id in self.refused, now)
+        due = self._pauses[datapath_id].is_due(
+            datapath_id in self.refused, now
+        )
         return due or now - looked_at > period_s
 
     def _mend_soon(self, datapath_id: int) -> None:
         if datapath_id not in self._mending:
             task = asyncio.create_task(self._mend(datapath_id))
             self._mending[datapath_id] = task
-            task.add_done_callback(lambda _: self._mending.pop(datapath_id, None))
+            task.add_done_callback(
+                lambda _: self._mending.pop(datapath_id, None)
+            )
 
     async def _mend(self, datapath_id: int) -> None:
         async with self._locks[datapath_id]:
-            table, before = self.wanted[datapath_id], self.refused.get(datapath_id)
-            tables, limit_s = {datapath_id: table}, flowtable.DEFAULT_DEADLINE_S
-            applied = (await self._set(tables, limit_s, read_back=True))[datapath_id]
+            table = self.wanted[datapath_id]
+            before = self.refused.get(datapath_id)
+            tables = {datapath_id: table}
+            limit_s = flowtable.DEFAULT_DEADLINE_S
+            applied = (await self._set(tables, limit_s, read_back=True))[
+                datapath_id
+            ]
         if applied.error is not None:
             # Not connected: it is set at its next connection.
-            LOG.info("switch %#x is not repaired yet: %s", datapath_id, applied.error)
+            LOG.info(
+                "switch %#x is not repaired yet: %s",
+                datapath_id,
+                applied.error,
+            )
             return
         if applied.changed or (applied.failed and applied.failed != before):
             counts = (applied.added, applied.removed, len(applied.failed))
@@ -269,7 +378,9 @@ class FlowSync:
             LOG.warning(message, datapath_id, *counts)
 
 
-async def _each(datapath_ids: Iterable[int], work: Callable[[int], Any]) -> dict[int, Any]:
+async def _each(
+    datapath_ids: Iterable[int], work: Callable[[int], Any]
+) -> dict[int, Any]:
     async def one(datapath_id: int) -> Any:
         try:
             return await work(datapath_id)

@@ -30,7 +30,16 @@ VERSION = 1
 LONGEST_LINE = 64 * 2**20
 DEFAULT_DEADLINE_S = 10.0
 
-OPERATIONS = ("hello", "switches", "describe", "ports", "apply", "read_flows", "counters", "send")
+OPERATIONS = (
+    "hello",
+    "switches",
+    "describe",
+    "ports",
+    "apply",
+    "read_flows",
+    "counters",
+    "send",
+)
 
 Message = dict[str, Any]
 
@@ -50,7 +59,11 @@ class Match(Mapping[str, MatchValue]):
 
     __slots__ = ("_hash", "_items")
 
-    def __init__(self, fields: Mapping[str, MatchValue] | None = None, **more: MatchValue) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, MatchValue] | None = None,
+        **more: MatchValue,
+    ) -> None:
         self._items = tuple(sorted({**(fields or {}), **more}.items()))
         self._hash = hash(self._items)
 
@@ -70,10 +83,16 @@ class Match(Mapping[str, MatchValue]):
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self._items == other._items if isinstance(other, Match) else NotImplemented
+        return (
+            self._items == other._items
+            if isinstance(other, Match)
+            else NotImplemented
+        )
 
     def __repr__(self) -> str:
-        return ",".join(f"{key}={value}" for key, value in self._items) or "any"
+        return (
+            ",".join(f"{key}={value}" for key, value in self._items) or "any"
+        )
 
 
 class FlowKey(NamedTuple):
@@ -84,7 +103,10 @@ class FlowKey(NamedTuple):
     match: Match
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class FlowEntry:
     """One entry: matching packets leave by ``outputs`` (none: they are dropped).
 
@@ -101,26 +123,50 @@ class FlowEntry:
     idle_timeout_s: int = 0
     hard_timeout_s: int = 0
     spread: bool = False
-    fixed: int = field(default=0, compare=False)  # a switch does not report it
+    # A switch does not report it.
+    fixed: int = field(
+        default=0,
+        compare=False,
+    )
 
     @classmethod
     def ours(
-        cls, match: Match, outputs: Iterable[int], *, priority: int, table: int = 0, fixed: int = 0
+        cls,
+        match: Match,
+        outputs: Iterable[int],
+        *,
+        priority: int,
+        table: int = 0,
+        fixed: int = 0,
     ) -> FlowEntry:
         """An entry of Patchlight's, ``spread`` if it has a ``fixed`` port too. Its cookie is
         derived from its content."""
-        ports, spread = tuple(outputs), bool(fixed)
+        ports = tuple(outputs)
+        spread = bool(fixed)
         text = f"{table}|{priority}|{match!r}|{ports}{'|spread' if spread else ''}"
         digest = blake2b(text.encode(), digest_size=5).digest()
         cookie = COOKIE_MARK | int.from_bytes(digest, "big")
-        return cls(table, priority, match, ports, cookie, spread=spread, fixed=fixed)
+        return cls(
+            table,
+            priority,
+            match,
+            ports,
+            cookie,
+            spread=spread,
+            fixed=fixed,
+        )
 
     @property
     def on_fixed_path(self) -> FlowEntry:
         """The same for a switch without groups."""
         if not self.spread:
             return self
-        return self.ours(self.match, (self.fixed,), priority=self.priority, table=self.table)
+        return self.ours(
+            self.match,
+            (self.fixed,),
+            priority=self.priority,
+            table=self.table,
+        )
 
     @property
     def key(self) -> FlowKey:
@@ -134,22 +180,39 @@ class FlowEntry:
 
     def __str__(self) -> str:
         ports = ",".join(map(str, self.outputs))
-        action = f"output {'one of ' * self.spread}{ports}" if ports else "drop"
+        action = (
+            f"output {'one of ' * self.spread}{ports}" if ports else "drop"
+        )
         return f"table {self.table} priority {self.priority} {self.match!r} -> {action}"
 
     def to_json(self) -> dict[str, Any]:
         """The entry as plain JSON values."""
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return {**fields, "match": dict(self.match), "outputs": list(self.outputs)}
+        return {
+            **fields,
+            "match": dict(self.match),
+            "outputs": list(self.outputs),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FlowEntry:
         """The entry from ``to_json``; ``BadInput`` if the value is not one."""
         try:
-            match = {k: tuple(v) if isinstance(v, list) else v for k, v in value["match"].items()}
-            return cls(**{**value, "match": Match(match), "outputs": tuple(value["outputs"])})
+            match = {
+                k: tuple(v) if isinstance(v, list) else v
+                for k, v in value["match"].items()
+            }
+            return cls(
+                **{
+                    **value,
+                    "match": Match(match),
+                    "outputs": tuple(value["outputs"]),
+                }
+            )
         except (KeyError, TypeError, AttributeError) as error:
-            raise BadInput(f"{value!r} is not a flow entry: {error!r}") from error
+            raise BadInput(
+                f"{value!r} is not a flow entry: {error!r}"
+            ) from error
 
 
 class FlowChange(NamedTuple):
@@ -163,7 +226,10 @@ class FlowChange(NamedTuple):
     held: tuple[FlowEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class FlowTable:
     """Every flow entry of one switch, in no particular order."""
 
@@ -176,7 +242,9 @@ class FlowTable:
         for entry in entries:
             other = by_key.setdefault(entry.key, entry)
             if other != entry:
-                raise BadInput(f"two flow entries match the same packets: {other}; and {entry}")
+                raise BadInput(
+                    f"two flow entries match the same packets: {other}; and {entry}"
+                )
         return cls(frozenset(by_key.values()))
 
     def __iter__(self) -> Iterator[FlowEntry]:
@@ -188,7 +256,9 @@ class FlowTable:
     @property
     def on_fixed_paths(self) -> FlowTable:
         """The same for a switch without groups."""
-        return FlowTable(frozenset(entry.on_fixed_path for entry in self.entries))
+        return FlowTable(
+            frozenset(entry.on_fixed_path for entry in self.entries)
+        )
 
     def by_key(self) -> dict[FlowKey, FlowEntry]:
         """The entries by key."""
@@ -198,8 +268,11 @@ class FlowTable:
 def diff(have: FlowTable, want: FlowTable) -> FlowChange:
     """The smallest change from Patchlight's entries in ``have`` to ``want``, in the order of
     priorities and cookies; others stay."""
-    have_by_key, want_by_key = have.by_key(), want.by_key()
-    removes, adds, held = [], [], []
+    have_by_key = have.by_key()
+    want_by_key = want.by_key()
+    removes = []
+    adds = []
+    held = []
     for key, entry in have_by_key.items():
         if entry.is_ours and key not in want_by_key:
             removes.append(entry)
@@ -209,7 +282,9 @@ def diff(have: FlowTable, want: FlowTable) -> FlowChange:
             adds.append(entry)
         elif not old.is_ours:
             held.append(entry)
-    each = (tuple(sorted(entries, key=_rank)) for entries in (removes, adds, held))
+    each = (
+        tuple(sorted(entries, key=_rank)) for entries in (removes, adds, held)
+    )
     return FlowChange(*each)
 
 
@@ -227,19 +302,26 @@ def removals_first(
     """
     touched: Counter[Match] = Counter()
     for change in changes.values():
-        touched.update({entry.match for entry in (*change.removes, *change.adds)})
+        touched.update(
+            {entry.match for entry in (*change.removes, *change.adds)}
+        )
     first: dict[int, tuple[FlowEntry, ...]] = {}
     for i, change in changes.items():
         old = have[i].by_key()
         replaced = (
-            old[e.key] for e in change.adds if e.key in old and touched[e.match] > 1 and e.match
+            old[e.key]
+            for e in change.adds
+            if e.key in old and touched[e.match] > 1 and e.match
         )
         if entries := (*change.removes, *replaced):
             first[i] = entries
     return first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SwitchTls:
     """The folder of the controller's certificate; the lab's switches by id."""
 
@@ -248,7 +330,10 @@ class SwitchTls:
     switches: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SpeakerOptions:
     """How to start the speaker.
 
@@ -270,14 +355,21 @@ class SpeakerOptions:
     def command(self) -> list[str]:
         """The command line that starts the speaker; ``from_command`` reads its last argument."""
         program = "patchlight.controller.packet_switches.openflow.speaker"
-        return [sys.executable, "-m", program, json.dumps(asdict(self), default=str)]
+        return [
+            sys.executable,
+            "-m",
+            program,
+            json.dumps(asdict(self), default=str),
+        ]
 
     @classmethod
     def from_command(cls, text: str) -> SpeakerOptions:
         """The options in the last argument of a ``command``."""
         fields = json.loads(text)
         if tls := fields["tls"]:
-            fields["tls"] = SwitchTls(Path(tls["folder"]), tls["lab"], tuple(tls["switches"]))
+            fields["tls"] = SwitchTls(
+                Path(tls["folder"]), tls["lab"], tuple(tls["switches"])
+            )
         return cls(**{**fields, "socket": Path(fields["socket"])})
 
 
@@ -295,7 +387,11 @@ def decode(line: bytes) -> Message:
     try:
         message = json.loads(line)
     except ValueError as error:
-        raise ProtocolError(f"not a JSON message: {line[:80]!r} ({error})") from error
+        raise ProtocolError(
+            f"not a JSON message: {line[:80]!r} ({error})"
+        ) from error
     if not isinstance(message, dict):
-        raise ProtocolError(f"a message must be a JSON object, not {line[:80]!r}")
+        raise ProtocolError(
+            f"a message must be a JSON object, not {line[:80]!r}"
+        )
     return message

@@ -10,7 +10,14 @@ loops of switches are harmless.
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address
@@ -38,7 +45,8 @@ PRIORITY_MISS = 0
 
 TABLE_MISS = FlowEntry.ours(Match(), (), priority=PRIORITY_MISS)
 
-_MAC_BITS, _IPV4_BITS = 48, 32
+_MAC_BITS = 48
+_IPV4_BITS = 32
 # A block of MACs is within one maker (OUI): a wider one could include multicast addresses.
 _OUI_BITS = 24
 
@@ -56,7 +64,9 @@ Trunks = Mapping[str, list[Trunk]]
 
 
 def trunks_of(
-    names: Iterable[str], links: Links, down: Collection[Endpoint] = frozenset()
+    names: Iterable[str],
+    links: Links,
+    down: Collection[Endpoint] = frozenset(),
 ) -> Trunks:
     """The trunks of these packet switches with these links, without those at ``down`` ports and
     loops to the same switch."""
@@ -72,7 +82,8 @@ def trunks_of(
 
 def hops_to(trunks: Trunks, last: str) -> dict[str, int]:
     """The distance in links of each switch from ``last``."""
-    hops, waiting = {last: 0}, deque([last])
+    hops = {last: 0}
+    waiting = deque([last])
     while waiting:
         name = waiting.popleft()
         for _, neighbour in trunks[name]:
@@ -86,22 +97,28 @@ def nearer_ports(trunks: Trunks, last: str) -> dict[str, list[int]]:
     """For each other switch that reaches ``last``: its ports to switches one hop nearer."""
     hops = hops_to(trunks, last)
     return {
-        name: [port for port, neighbour in trunks[name] if hops[neighbour] < far]
+        name: [
+            port for port, neighbour in trunks[name] if hops[neighbour] < far
+        ]
         for name, far in hops.items()
         if far
     }
 
 
-def buckets_of(trunks: Trunks, nearer: Mapping[str, list[int]]) -> dict[str, tuple[int, ...]]:
+def buckets_of(
+    trunks: Trunks, nearer: Mapping[str, list[int]]
+) -> dict[str, tuple[int, ...]]:
     """For each switch with several equally near ports: the buckets of its select group.
 
     All Open vSwitches have the same hash, and bucket i of n gets those that are i modulo n: after a
     first switch with two ports, a second one would see even or odd hashes only, and use one of its
     two ports (polarisation). So each port there has two buckets in a row, and so on.
     """
-    times, found = dict.fromkeys(nearer, 1), dict[str, tuple[int, ...]]()
+    times = dict.fromkeys(nearer, 1)
+    found = dict[str, tuple[int, ...]]()
     for name in reversed([*nearer]):  # the most distant first
-        ports, before = nearer[name], times[name]
+        ports = nearer[name]
+        before = times[name]
         if len(ports) > 1:
             repeats = before if before * len(ports) <= _MOST_BUCKETS else 1
             found[name] = tuple(port for port in ports for _ in range(repeats))
@@ -111,7 +128,11 @@ def buckets_of(trunks: Trunks, nearer: Mapping[str, list[int]]) -> dict[str, tup
     return found
 
 
-def drawn_port(destination: str, switch: str, ports: list[int]) -> int:
+def drawn_port(
+    destination: str,
+    switch: str,
+    ports: list[int],
+) -> int:
     """The port to a destination among equally near ones.
 
     Highest-random-weight hashing (Thaler & Ravishankar, 1998): the highest hash wins, so a removed
@@ -121,7 +142,9 @@ def drawn_port(destination: str, switch: str, ports: list[int]) -> int:
         return ports[0]
 
     def draw(port: int) -> bytes:
-        return blake2b(f"{destination}|{switch}|{port}".encode(), digest_size=8).digest()
+        return blake2b(
+            f"{destination}|{switch}|{port}".encode(), digest_size=8
+        ).digest()
 
     return max(ports, key=draw)
 
@@ -134,33 +157,59 @@ def drawn_by(host: Host) -> str:
 class Ways:
     """The routes to the NICs of a lab with some links, as in the flow tables."""
 
-    def __init__(self, lab: Lab, links: Links, down: Collection[Endpoint] = frozenset()) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        links: Links,
+        down: Collection[Endpoint] = frozenset(),
+    ) -> None:
         self._lab = lab
-        self.trunks = trunks_of([switch.name for switch in lab.packet_switches], links, down)
+        self.trunks = trunks_of(
+            [switch.name for switch in lab.packet_switches], links, down
+        )
         """The links between packet switches that are up in both directions."""
         self._few = len(self.trunks) <= SWITCHES_WITH_DRAWS_FOR_NICS
-        self._neighbours = {name: dict(ports) for name, ports in self.trunks.items()}
+        self._neighbours = {
+            name: dict(ports) for name, ports in self.trunks.items()
+        }
         self._nearer: dict[str, dict[str, list[int]]] = {}
-        self._found: dict[tuple[str, str, str], tuple[Endpoint, ...] | None] = {}
+        self._found: dict[
+            tuple[str, str, str], tuple[Endpoint, ...] | None
+        ] = {}
 
-    def to_nic(self, start: str, host: Host, last: str) -> tuple[Endpoint, ...] | None:
+    def to_nic(
+        self,
+        start: str,
+        host: Host,
+        last: str,
+    ) -> tuple[Endpoint, ...] | None:
         """The switch ports on the route of frames for a host from ``start`` to ``last``, its
         switch.
 
         In order; empty if both are the same, ``None`` without a route.
         """
         name = drawn_by(host)
-        if not self._few and self._lab.fibre_ends[host.endpoint][0].device == last:
+        if (
+            not self._few
+            and self._lab.fibre_ends[host.endpoint][0].device == last
+        ):
             name = last  # It is plugged in there: use the route of its block.
         key = (start, last, name)
         if key not in self._found:
             self._found[key] = self._follow(start, last, name)
         return self._found[key]
 
-    def _follow(self, start: str, last: str, name: str) -> tuple[Endpoint, ...] | None:
+    def _follow(
+        self,
+        start: str,
+        last: str,
+        name: str,
+    ) -> tuple[Endpoint, ...] | None:
         if last not in self._nearer:
             self._nearer[last] = nearer_ports(self.trunks, last)
-        nearer, here, way = self._nearer[last], start, list[Endpoint]()
+        nearer = self._nearer[last]
+        here = start
+        way = list[Endpoint]()
         while here != last:
             if here not in nearer:
                 return None
@@ -179,7 +228,9 @@ class AddressBlock(NamedTuple, Generic[Owner]):
 
 
 def address_blocks(
-    owner_of: Mapping[int, Owner], width: int, shortest: int = 0
+    owner_of: Mapping[int, Owner],
+    width: int,
+    shortest: int = 0,
 ) -> Iterator[AddressBlock[Owner]]:
     """The fewest blocks that cover every address, each with addresses of one owner.
 
@@ -191,7 +242,8 @@ def address_blocks(
     waiting = [(0, len(addresses))] if addresses else []
     while waiting:
         begin, end = waiting.pop()
-        first, last = addresses[begin], addresses[end - 1]
+        first = addresses[begin]
+        last = addresses[end - 1]
         free = (first ^ last).bit_length()
         base = first >> free << free
         owner = owner_of[first]
@@ -199,7 +251,12 @@ def address_blocks(
         if alike and width - free >= shortest:
             yield AddressBlock(base, width - free, owner)
             continue
-        middle = bisect_left(addresses, base | 1 << (free - 1), begin, end)
+        middle = bisect_left(
+            addresses,
+            base | 1 << (free - 1),
+            begin,
+            end,
+        )
         waiting += [(middle, end), (begin, middle)]
 
 
@@ -222,8 +279,11 @@ class Forwarding:
     changes; a NIC that moves costs only its own entries.
     """
 
-    def __init__(self, lab: Lab, mac_of: Callable[[Host], str] = assumed_mac) -> None:
-        self._lab, self._mac_of = lab, mac_of
+    def __init__(
+        self, lab: Lab, mac_of: Callable[[Host], str] = assumed_mac
+    ) -> None:
+        self._lab = lab
+        self._mac_of = mac_of
         self._names = {switch.name for switch in lab.packet_switches}
         self._nics: dict[Endpoint, _Destination] = {}
         self._plugged: dict[str, list[Host]] = defaultdict(list)
@@ -242,27 +302,43 @@ class Forwarding:
             is_plugged = other in self._names
             owner = other if is_plugged else host.endpoint
             owner_of_mac[_number(mac)] = owner
-            if _number(group) not in owner_of_group:  # else another maker's MAC ends like it
+            if (
+                _number(group) not in owner_of_group
+            ):  # else another maker's MAC ends like it
                 owner_of_group[_number(group)] = owner
                 own.append(_to_mac(group))
-            self._nics[host.endpoint] = _Destination(drawn_by(host), tuple(own))
+            self._nics[host.endpoint] = _Destination(
+                drawn_by(host), tuple(own)
+            )
             owner_of_address[int(host.nic.address)] = owner
             (self._plugged[other] if is_plugged else self._loose).append(host)
-        matches: dict[str | Endpoint, list[tuple[int, Match]]] = defaultdict(list)
+        matches: dict[str | Endpoint, list[tuple[int, Match]]] = defaultdict(
+            list
+        )
         ignored = 0
         if len({mac >> _OUI_BITS for mac in owner_of_mac}) == 1:
             # The groups differ from the MACs in the same bits: without these, one block is both.
-            first, group_of_first = next(iter(owner_of_mac)), next(iter(owner_of_group))
-            ignored, owner_of_group = first ^ group_of_first, {}
+            first = next(iter(owner_of_mac))
+            group_of_first = next(iter(owner_of_group))
+            ignored = first ^ group_of_first
+            owner_of_group = {}
         for owner_of in (owner_of_mac, owner_of_group):
             for block in address_blocks(owner_of, _MAC_BITS, _OUI_BITS):
-                to_block = _to_mac(_masked(block.first, block.length, _MAC_BITS, ignored))
+                to_block = _to_mac(
+                    _masked(
+                        block.first,
+                        block.length,
+                        _MAC_BITS,
+                        ignored,
+                    )
+                )
                 matches[block.owner].append(to_block)
         for address in address_blocks(owner_of_address, _IPV4_BITS):
             asked = _masked(address.first, address.length, _IPV4_BITS)
             matches[address.owner].append(_asking_for(asked))
         self._blocks = {
-            switch: _Destination(switch, tuple(matches[switch])) for switch in self._plugged
+            switch: _Destination(switch, tuple(matches[switch]))
+            for switch in self._plugged
         }
         self.down: frozenset[Endpoint] = frozenset()
         """Ports without a link, though one is wired."""
@@ -285,7 +361,8 @@ class Forwarding:
         trunks = trunks_of(self._names, links, self.down)
         if trunks != self._trunks:
             self.equal.clear()
-            self._trunks, self._fixed = trunks, self._to_plugged(trunks)
+            self._trunks = trunks
+            self._fixed = self._to_plugged(trunks)
         entries = {name: list(fixed) for name, fixed in self._fixed.items()}
         lit: dict[str, list[tuple[Host, int]]] = defaultdict(list)
         for host in self._loose:
@@ -298,10 +375,17 @@ class Forwarding:
             for host, port_number in hosts:
                 destination = self._nics[host.endpoint]
                 entries[last] += _entries(destination, (port_number,))
-                _spread(destination, nearer, buckets, entries)
+                _spread(
+                    destination,
+                    nearer,
+                    buckets,
+                    entries,
+                )
         return {name: FlowTable.of(table) for name, table in entries.items()}
 
-    def places(self, links: Links, names: Collection[str]) -> dict[str, dict[Station, int]]:
+    def places(
+        self, links: Links, names: Collection[str]
+    ) -> dict[str, dict[Station, int]]:
         """Behind which port of each of these switches each NIC is, on the same routes as in
         ``tables``."""
         routes = Ways(self._lab, links, self.down)
@@ -328,7 +412,9 @@ class Forwarding:
 
     def _to_plugged(self, trunks: Trunks) -> dict[str, list[FlowEntry]]:
         """The entries for NICs that cannot move, and the last one of every table."""
-        entries: dict[str, list[FlowEntry]] = {name: [TABLE_MISS] for name in trunks}
+        entries: dict[str, list[FlowEntry]] = {
+            name: [TABLE_MISS] for name in trunks
+        }
         few = len(trunks) <= SWITCHES_WITH_DRAWS_FOR_NICS
         for last, hosts in self._plugged.items():
             nics = [self._nics[host.endpoint] for host in hosts]
@@ -339,7 +425,12 @@ class Forwarding:
             buckets = self._buckets(trunks, nearer)
             drawn = few and any(len(ports) > 1 for ports in nearer.values())
             for destination in nics if drawn else [self._blocks[last]]:
-                _spread(destination, nearer, buckets, entries)
+                _spread(
+                    destination,
+                    nearer,
+                    buckets,
+                    entries,
+                )
         return entries
 
 
@@ -353,7 +444,11 @@ def entry_to(mac: str, port: int) -> FlowEntry:
     return _entry(*_to_mac(mac.lower()), (port,))
 
 
-def entries_of(mac: str, address: IPv4Address, port: int) -> tuple[FlowEntry, FlowEntry]:
+def entries_of(
+    mac: str,
+    address: IPv4Address,
+    port: int,
+) -> tuple[FlowEntry, FlowEntry]:
     """The two entries of a NIC on its switch."""
     return entry_to(mac, port), _entry(*_asking_for(str(address)), (port,))
 
@@ -363,31 +458,61 @@ def solicited_group(mac: str) -> str:
     return f"33:33:ff{mac[8:]}"
 
 
-def leads_to(match: Match, mac: str, address: IPv4Address) -> bool:
+def leads_to(
+    match: Match,
+    mac: str,
+    address: IPv4Address,
+) -> bool:
     """Whether a frame for this NIC, or an ARP request for its address, matches."""
 
     for field, own in (("eth_dst", mac), ("arp_tpa", str(address))):
         if (wanted := match.get(field)) is not None:
-            value, mask = wanted if isinstance(wanted, tuple) else (wanted, None)
+            value, mask = (
+                wanted if isinstance(wanted, tuple) else (wanted, None)
+            )
             bits = -1 if mask is None else _number(mask)
             return _number(value) & bits == _number(own) & bits
     return False
 
 
 def _number(text: Any) -> int:
-    return int(text.replace(":", ""), 16) if ":" in text else int(IPv4Address(text))
+    return (
+        int(text.replace(":", ""), 16)
+        if ":" in text
+        else int(IPv4Address(text))
+    )
 
 
 @lru_cache(maxsize=1 << 16)
-def _entry(priority: int, match: Match, ports: tuple[int, ...], fixed: int = 0) -> FlowEntry:
+def _entry(
+    priority: int,
+    match: Match,
+    ports: tuple[int, ...],
+    fixed: int = 0,
+) -> FlowEntry:
     # Cached: leaves of a tree have equal entries, and cookies are slow to compute.
-    return FlowEntry.ours(match, ports, priority=priority, fixed=fixed)
+    return FlowEntry.ours(
+        match,
+        ports,
+        priority=priority,
+        fixed=fixed,
+    )
 
 
 def _entries(
-    destination: _Destination, ports: tuple[int, ...], fixed: int = 0
+    destination: _Destination,
+    ports: tuple[int, ...],
+    fixed: int = 0,
 ) -> Iterator[FlowEntry]:
-    return (_entry(priority, match, ports, fixed) for priority, match in destination.matches)
+    return (
+        _entry(
+            priority,
+            match,
+            ports,
+            fixed,
+        )
+        for priority, match in destination.matches
+    )
 
 
 def _to_mac(mac: MatchValue) -> tuple[int, Match]:
@@ -395,17 +520,28 @@ def _to_mac(mac: MatchValue) -> tuple[int, Match]:
 
 
 def _asking_for(address: MatchValue) -> tuple[int, Match]:
-    match = Match(eth_type=ETHERTYPE_ARP, arp_op=ARP_REQUEST, arp_tpa=address)
+    match = Match(
+        eth_type=ETHERTYPE_ARP,
+        arp_op=ARP_REQUEST,
+        arp_tpa=address,
+    )
     return PRIORITY_ARP, match
 
 
-def _masked(first: int, length: int, bits: int, ignored: int = 0) -> MatchValue:
+def _masked(
+    first: int,
+    length: int,
+    bits: int,
+    ignored: int = 0,
+) -> MatchValue:
     mask = ((1 << bits) - (1 << (bits - length))) & ~ignored
     numbers = first & mask, mask
     if bits == _IPV4_BITS:
         address, masked = (str(IPv4Address(number)) for number in numbers)
     else:
-        address, masked = (number.to_bytes(bits // 8, "big").hex(":") for number in numbers)
+        address, masked = (
+            number.to_bytes(bits // 8, "big").hex(":") for number in numbers
+        )
     return address if length == bits and not ignored else (address, masked)
 
 
@@ -416,5 +552,8 @@ def _spread(
     entries: Mapping[str, list[FlowEntry]],
 ) -> None:
     for switch, ports in nearer.items():
-        port, equal = drawn_port(destination.name, switch, ports), buckets.get(switch)
-        entries[switch] += _entries(destination, equal or (port,), port if equal else 0)
+        port = drawn_port(destination.name, switch, ports)
+        equal = buckets.get(switch)
+        entries[switch] += _entries(
+            destination, equal or (port,), port if equal else 0
+        )

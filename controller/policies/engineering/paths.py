@@ -15,7 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchlight.controller.policies.engineering.traffic import CircuitSite, Port, sites_of
+from patchlight.controller.policies.engineering.traffic import (
+    CircuitSite,
+    Port,
+    sites_of,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -26,14 +30,20 @@ MOST_OCS = 3
 """A light path goes through so many OCSs at most: each loses power."""
 
 # What the program minimises: circuits made, then circuits broken that nobody wished away, then dB.
-_CIRCUIT, _BROKEN, _DB = 1000.0, 10.0, 0.01
+_CIRCUIT = 1000.0
+_BROKEN = 10.0
+_DB = 0.01
 
 _HINT = (
-    "fewer or other hosts, or ports that are unlocked, would do; 'patchlight ocs lock' lists locks"
+    "fewer or other hosts, or ports that are unlocked, would do; "
+    "'patchlight ocs lock' lists locks"
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class OcsPath:
     """A duplex light path between two sites: its ports in order, two of each OCS.
 
@@ -58,7 +68,11 @@ class PresentLight:
     @cached_property
     def site_at(self) -> Mapping[Port, str]:
         """Whose port it is, of those that are a site's."""
-        return {port: site.name for site in self.sites.values() for port in site.ports}
+        return {
+            port: site.name
+            for site in self.sites.values()
+            for port in site.ports
+        }
 
     @cached_property
     def trunk_from(self) -> Mapping[Port, Port]:
@@ -85,25 +99,40 @@ class PresentLight:
     @cached_property
     def fixed(self) -> frozenset[Port]:
         """Locked ports, and what the circuits of these lead to."""
-        found = {(ocs, port) for ocs, ports in self.locked.items() for port in ports}
+        found = {
+            (ocs, port) for ocs, ports in self.locked.items() for port in ports
+        }
         for ocs, present in self.maps.items():
             ends = [((ocs, inp), (ocs, out)) for inp, out in present]
-            found |= {port for pair in ends if not found.isdisjoint(pair) for port in pair}
+            found |= {
+                port
+                for pair in ends
+                if not found.isdisjoint(pair)
+                for port in pair
+            }
         return frozenset(found)
 
     @cached_property
     def broken(self) -> frozenset[Port]:
         """The failed ports."""
-        return frozenset((ocs, port) for ocs, ports in self.failed.items() for port in ports)
+        return frozenset(
+            (ocs, port) for ocs, ports in self.failed.items() for port in ports
+        )
 
     def is_usable(self, port: Port) -> bool:
         """Whether a circuit can be made there."""
-        return port[0] in self.maps and port not in self.held and port not in self.broken
+        return (
+            port[0] in self.maps
+            and port not in self.held
+            and port not in self.broken
+        )
 
     @cached_property
     def held(self) -> frozenset[Port]:
         """What is fixed, and the rest of the light paths that pass there."""
-        return self.fixed.union(*(path.ports for path in self.paths if path.fixed))
+        return self.fixed.union(
+            *(path.ports for path in self.paths if path.fixed)
+        )
 
     @cached_property
     def usable(self) -> Mapping[tuple[str, str], tuple[Port, ...]]:
@@ -127,11 +156,14 @@ class PresentLight:
                 continue
             fixed = not self.fixed.isdisjoint(ports)
             if fixed or self.broken.isdisjoint(ports):
-                found.append(OcsPath((site, self.site_at[ports[-1]]), ports, fixed))
+                found.append(
+                    OcsPath((site, self.site_at[ports[-1]]), ports, fixed)
+                )
         return tuple(found)
 
     def _followed(self, start: Port) -> tuple[Port, ...]:
-        ports, at = list[Port](), start
+        ports = list[Port]()
+        at = start
         while (out := self.joined.get(at)) is not None:
             ports += [at, out]
             if out in self.site_at:
@@ -172,10 +204,15 @@ class PresentLight:
 
     def loss_db(self, way: Sequence[str]) -> float:
         """What light loses in these OCSs and the fibres between them."""
-        inside = sum(self.lab.circuit_switch(ocs).insertion_loss_db for ocs in way)
+        inside = sum(
+            self.lab.circuit_switch(ocs).insertion_loss_db for ocs in way
+        )
         fibres = self.lab.circuit_fibres
         between = sum(
-            min(fibres[here][port][1].loss_db for _, port in self.usable[here, there])
+            min(
+                fibres[here][port][1].loss_db
+                for _, port in self.usable[here, there]
+            )
             for here, there in pairwise(way)
         )
         return inside + between
@@ -206,8 +243,16 @@ class _New(NamedTuple):
     def bundles(self) -> list[tuple[str, str]]:
         """Of which ports it takes one each: (OCS, site or other OCS)."""
         steps = pairwise(self.way)
-        trunks = [bundle for here, there in steps for bundle in ((here, there), (there, here))]
-        return [(self.way[0], self.site), *trunks, (self.way[-1], self.partner)]
+        trunks = [
+            bundle
+            for here, there in steps
+            for bundle in ((here, there), (there, here))
+        ]
+        return [
+            (self.way[0], self.site),
+            *trunks,
+            (self.way[-1], self.partner),
+        ]
 
 
 class _Program:
@@ -221,11 +266,19 @@ class _Program:
         self.costs.append(cost)
         return len(self.costs) - 1
 
-    def row(self, entries: Mapping[int, float], least: float, most: float) -> None:
+    def row(
+        self,
+        entries: Mapping[int, float],
+        least: float,
+        most: float,
+    ) -> None:
         if not entries:
             self._impossible |= least > 0
             return
-        self._entries += [(len(self._bounds), column, value) for column, value in entries.items()]
+        self._entries += [
+            (len(self._bounds), column, value)
+            for column, value in entries.items()
+        ]
         self._bounds.append((least, most))
 
     def solved(self) -> list[bool] | None:
@@ -244,9 +297,15 @@ class _Program:
             np.asarray(self.costs),
             integrality=np.ones(len(self.costs), np.int64),
             bounds=Bounds(0, 1),
-            constraints=LinearConstraint(csr_array((values, (rows, columns)), shape), least, most),
+            constraints=LinearConstraint(
+                csr_array((values, (rows, columns)), shape), least, most
+            ),
         )
-        return None if found.x is None else [bool(value > 0.5) for value in found.x]
+        return (
+            None
+            if found.x is None
+            else [bool(value > 0.5) for value in found.x]
+        )
 
 
 def plan_paths(
@@ -265,11 +324,19 @@ def plan_paths(
     neither. ``sites``: others than ``sites_of``. ``NoLight`` where it cannot be.
     """
     known = sites_of(lab) if sites is None else sites
-    light = PresentLight(lab, maps, {site.name: site for site in known}, locked, failed)
+    light = PresentLight(
+        lab,
+        maps,
+        {site.name: site for site in known},
+        locked,
+        failed,
+    )
     return _maps(light, *_chosen(light, wishes))
 
 
-def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[OcsPath], list[_New]]:
+def _chosen(
+    light: PresentLight, wishes: Sequence[Wish]
+) -> tuple[list[OcsPath], list[_New]]:
     """The present paths that stay, and the new ones by OCSs."""
     program = _Program()
     kept_by: dict[OcsPath, list[int]] = {path: [] for path in light.paths}
@@ -300,7 +367,11 @@ def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[OcsPath],
                 key = wish.together, partner
                 if key not in together:
                     together[key] = program.column(0.0)
-                taken = {column: 1.0 for column, to in options.items() if to == partner}
+                taken = {
+                    column: 1.0
+                    for column, to in options.items()
+                    if to == partner
+                }
                 program.row({**taken, together[key]: -1.0}, 0, 0)
     stays: dict[int, OcsPath] = {}
     for path, columns in kept_by.items():
@@ -310,7 +381,9 @@ def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[OcsPath],
         program.row({**dict.fromkeys(columns, 1.0), column: -1.0}, -1, 0)
         for port in () if path.fixed else path.ports:
             site = light.site_at.get(port)
-            each = room.setdefault((port[0], site or light.trunk_from[port][0]), {})
+            each = room.setdefault(
+                (port[0], site or light.trunk_from[port][0]), {}
+            )
             each[column] = each.get(column, 0.0) + 1.0
     for bundle, entries in room.items():
         program.row(entries, 0, len(light.usable.get(bundle, ())))
@@ -328,7 +401,11 @@ def _why_not(light: PresentLight, wishes: Sequence[Wish]) -> str:
     if unknown:
         return f"no light path from {unknown[0]}: it is not plugged into a circuit switch"
     for wish in wishes:
-        ways = [way for partner in wish.partners for way in light.ways(wish.site, partner)]
+        ways = [
+            way
+            for partner in wish.partners
+            for way in light.ways(wish.site, partner)
+        ]
         kept = [path for path in light.paths if wish.site in path.ends]
         if not (ways or kept):
             partners = " or ".join(wish.partners)
@@ -339,20 +416,30 @@ def _why_not(light: PresentLight, wishes: Sequence[Wish]) -> str:
     )
 
 
-def _maps(light: PresentLight, kept: Sequence[OcsPath], new: Sequence[_New]) -> dict[str, PortMap]:
+def _maps(
+    light: PresentLight,
+    kept: Sequence[OcsPath],
+    new: Sequence[_New],
+) -> dict[str, PortMap]:
     """The maps that change, with a port picked for each step of the new paths."""
     taken = {port for path in kept for port in path.ports}
     dropped = [path for path in light.paths if path not in kept]
     made: dict[str, list[tuple[int, int]]] = {}
 
-    def pick(bundle: tuple[str, str], wanted: Port | None, onward: Collection[Port] = ()) -> Port:
+    def pick(
+        bundle: tuple[str, str],
+        wanted: Port | None,
+        onward: Collection[Port] = (),
+    ) -> Port:
         """A free port: the wanted one, one whose trunk has a circuit ``onward``, or a dark one."""
         free = [port for port in light.usable[bundle] if port not in taken]
         free = [p for p in free if light.trunk_from.get(p) not in taken]
 
         def is_of_less_use(port: Port) -> tuple[bool, bool, Port]:
             far_end = light.trunk_from.get(port)
-            leads_on = far_end is not None and light.joined.get(far_end) in onward
+            leads_on = (
+                far_end is not None and light.joined.get(far_end) in onward
+            )
             return not leads_on, port in light.joined, port
 
         port = wanted if wanted in free else min(free, key=is_of_less_use)
@@ -365,7 +452,9 @@ def _maps(light: PresentLight, kept: Sequence[OcsPath], new: Sequence[_New]) -> 
         at = pick(bundles[0], _leading(light, bundles[:2], taken))
         for step, ocs in enumerate(each.way):
             beyond = bundles[2 * step + 3 : 2 * step + 4]
-            onward = {port for bundle in beyond for port in light.usable[bundle]} - taken
+            onward = {
+                port for bundle in beyond for port in light.usable[bundle]
+            } - taken
             out = pick(bundles[2 * step + 1], light.joined.get(at), onward)
             made.setdefault(ocs, []).append((at[1], out[1]))
             if step + 1 < len(each.way):
@@ -373,8 +462,12 @@ def _maps(light: PresentLight, kept: Sequence[OcsPath], new: Sequence[_New]) -> 
                 taken.add(at)
     found = {}
     for ocs, present in light.maps.items():
-        gone = {port for path in dropped for port in path.ports if port[0] == ocs}
-        left = PortMap.of(c for c in present if not {(ocs, c.inp), (ocs, c.out)} & gone)
+        gone = {
+            port for path in dropped for port in path.ports if port[0] == ocs
+        }
+        left = PortMap.of(
+            c for c in present if not {(ocs, c.inp), (ocs, c.out)} & gone
+        )
         wanted = left.joined(PortMap.duplex(made.get(ocs, ())))
         if wanted != present:
             found[ocs] = wanted
@@ -382,8 +475,15 @@ def _maps(light: PresentLight, kept: Sequence[OcsPath], new: Sequence[_New]) -> 
 
 
 def _leading(
-    light: PresentLight, bundles: Sequence[tuple[str, str]], taken: Collection[Port]
+    light: PresentLight,
+    bundles: Sequence[tuple[str, str]],
+    taken: Collection[Port],
 ) -> Port | None:
     """A free port of the first bundle with a circuit to a free one of the second, if there is."""
-    first, second = (set(light.usable[bundle]).difference(taken) for bundle in bundles)
-    return min((port for port in first if light.joined.get(port) in second), default=None)
+    first, second = (
+        set(light.usable[bundle]).difference(taken) for bundle in bundles
+    )
+    return min(
+        (port for port in first if light.joined.get(port) in second),
+        default=None,
+    )

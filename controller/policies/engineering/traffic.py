@@ -30,9 +30,13 @@ def checked(matrix: ArrayLike) -> Matrix:
     """A square matrix of finite numbers of 0 or more as floats; ``BadInput`` for any other."""
     found = np.asarray(matrix, dtype=np.float64)
     if found.ndim != 2 or found.shape[0] != found.shape[1]:
-        raise BadInput(f"a traffic matrix of shape {found.shape}: expected as many rows as columns")
+        raise BadInput(
+            f"a traffic matrix of shape {found.shape}: expected as many rows as columns"
+        )
     if not np.isfinite(found).all() or (found < 0).any():
-        raise BadInput("a traffic matrix has invalid values: expected 0 or more")
+        raise BadInput(
+            "a traffic matrix has invalid values: expected 0 or more"
+        )
     return found
 
 
@@ -45,7 +49,11 @@ def of_cluster(cluster: ClusterView) -> Matrix:
     return found
 
 
-def fitted(guess: ArrayLike, sent: ArrayLike, received: ArrayLike) -> Matrix:
+def fitted(
+    guess: ArrayLike,
+    sent: ArrayLike,
+    received: ArrayLike,
+) -> Matrix:
     """The matrix nearest to a guess whose rows and columns sum up to what ports have counted.
 
     Kruithof's iteration (De Ingenieur, 1937), which minimises the relative entropy; with the
@@ -54,27 +62,43 @@ def fitted(guess: ArrayLike, sent: ArrayLike, received: ArrayLike) -> Matrix:
     so. ``BadInput`` where counters are not as many as rows.
     """
     found = checked(guess).copy()
-    rows, columns = np.asarray(sent, np.float64), np.asarray(received, np.float64)
+    rows = np.asarray(sent, np.float64)
+    columns = np.asarray(received, np.float64)
     if rows.shape != (len(found),) or columns.shape != (len(found),):
         raise BadInput(
             f"{rows.size} and {columns.size} counters of {len(found)} ports: expected one of "
             "what was sent and one of what was received for each"
         )
-    columns = columns * (rows.sum() / columns.sum()) if columns.sum() else columns
+    columns = (
+        columns * (rows.sum() / columns.sum()) if columns.sum() else columns
+    )
     for _ in range(_ROUNDS):
         before = found.copy()
         found *= _factors(rows, found.sum(axis=1))[:, None]
         found *= _factors(columns, found.sum(axis=0))
-        if np.allclose(found, before, rtol=1e-9, atol=0):
+        if np.allclose(
+            found,
+            before,
+            rtol=1e-9,
+            atol=0,
+        ):
             break
     return found
 
 
 def _factors(wanted: Matrix, present: Matrix) -> Matrix:
-    return np.divide(wanted, present, out=np.zeros_like(present), where=present > 0)
+    return np.divide(
+        wanted,
+        present,
+        out=np.zeros_like(present),
+        where=present > 0,
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class CircuitSite:
     """One end of light paths: its OCS ports, and the GPUs (by number) whose traffic goes there."""
 
@@ -93,14 +117,23 @@ def sites_of(lab: Lab) -> tuple[CircuitSite, ...]:
     for ocs, ends in lab.circuit_ends.items():
         for number, end in sorted(ends.items()):
             is_switch = isinstance(lab.device(end.device), PacketSwitch)
-            ports.setdefault(end.device if is_switch else str(end), []).append((ocs, number))
+            ports.setdefault(end.device if is_switch else str(end), []).append(
+                (ocs, number)
+            )
     gpus: dict[str, list[int]] = {}
-    for number, host in enumerate(host for host in lab.hosts if host.gpu is not None):
+    for number, host in enumerate(
+        host for host in lab.hosts if host.gpu is not None
+    ):
         if (fibre := lab.fibre_ends.get(host.endpoint)) is not None:
             device = fibre[0].device
             at_ocs = device in lab.circuit_ends
-            gpus.setdefault(str(host.endpoint) if at_ocs else device, []).append(number)
-    names = [*(str(host.endpoint) for host in lab.hosts), *(s.name for s in lab.packet_switches)]
+            gpus.setdefault(
+                str(host.endpoint) if at_ocs else device, []
+            ).append(number)
+    names = [
+        *(str(host.endpoint) for host in lab.hosts),
+        *(s.name for s in lab.packet_switches),
+    ]
     return tuple(
         CircuitSite(name, tuple(ports[name]), tuple(gpus.get(name, ())))
         for name in names
@@ -120,7 +153,9 @@ def between_sites(traffic: Matrix, sites: Sequence[CircuitSite]) -> Matrix:
 
 def order_of(ring: Sequence[int], sites: Sequence[CircuitSite]) -> list[int]:
     """The sites that a ring of GPUs visits, by number, in its order, each once."""
-    at = {gpu: number for number, site in enumerate(sites) for gpu in site.gpus}
+    at = {
+        gpu: number for number, site in enumerate(sites) for gpu in site.gpus
+    }
     return list(dict.fromkeys(at[gpu] for gpu in ring if gpu in at))
 
 
@@ -145,18 +180,33 @@ def pairs(weights: ArrayLike) -> list[tuple[int, int]]:
     graph: rustworkx.PyGraph[None, int] = rustworkx.PyGraph()
     graph.add_nodes_from([None] * len(both))
     rows, columns = np.nonzero(both)
-    whole = np.maximum(1, np.rint(both[rows, columns] / heaviest * _STEPS)).astype(np.int64)
-    edges = zip(rows.tolist(), columns.tolist(), whole.tolist(), strict=True)
+    whole = np.maximum(
+        1, np.rint(both[rows, columns] / heaviest * _STEPS)
+    ).astype(np.int64)
+    edges = zip(
+        rows.tolist(),
+        columns.tolist(),
+        whole.tolist(),
+        strict=True,
+    )
     graph.add_edges_from(list(edges))
     found = rustworkx.max_weight_matching(graph, weight_fn=int)
     return sorted((min(pair), max(pair)) for pair in found)
 
 
-def ring_of(order: Sequence[int], count: int, step: int = 1) -> Topology:
+def ring_of(
+    order: Sequence[int],
+    count: int,
+    step: int = 1,
+) -> Topology:
     """A job's ring closed through the OCS: each site of ``order`` joined to the ``step``-th after
     it; two sites by one circuit, one by none."""
     found = np.zeros((count, count), np.int64)
-    ends = zip(order, (order[(at + step) % len(order)] for at in range(len(order))), strict=True)
+    ends = zip(
+        order,
+        (order[(at + step) % len(order)] for at in range(len(order))),
+        strict=True,
+    )
     for a, b in {(min(pair), max(pair)) for pair in ends}:
         if a != b:
             found[a, b] = found[b, a] = 1
@@ -176,11 +226,15 @@ def degree_constrained(traffic: ArrayLike, degrees: Sequence[int]) -> Topology:
     np.fill_diagonal(demand, 0.0)
     left = np.asarray(degrees, np.int64).copy()
     if left.shape != (len(demand),) or (left < 0).any():
-        raise BadInput(f"{list(degrees)} ports of {len(demand)} sites: expected 0 or more for each")
+        raise BadInput(
+            f"{list(degrees)} ports of {len(demand)} sites: expected 0 or more for each"
+        )
     found = np.zeros(demand.shape, np.int64)
     while True:
         able = left > 0
-        joined = pairs(np.triu(np.where(np.outer(able, able), demand / (found + 1), 0.0)))
+        joined = pairs(
+            np.triu(np.where(np.outer(able, able), demand / (found + 1), 0.0))
+        )
         if not joined:
             return found
         for a, b in joined:
@@ -195,7 +249,9 @@ def totient_steps(sites: int) -> list[int]:
 
     TotientPerms of TopoOpt (Wang et al., NSDI 2023).
     """
-    return [step for step in range(1, sites // 2 + 1) if math.gcd(step, sites) == 1]
+    return [
+        step for step in range(1, sites // 2 + 1) if math.gcd(step, sites) == 1
+    ]
 
 
 def spread_steps(sites: int, rings: int) -> list[int]:
@@ -205,14 +261,19 @@ def spread_steps(sites: int, rings: int) -> list[int]:
     ratio = sites ** (1 / max(1, rings))
     found: list[int] = []
     for exponent in range(min(rings, len(left))):
-        nearest = min(left, key=lambda step: (abs(step - ratio**exponent), step))
+        nearest = min(
+            left, key=lambda step: (abs(step - ratio**exponent), step)
+        )
         left.remove(nearest)
         found.append(nearest)
     return found
 
 
 def totient(
-    order: Sequence[int], traffic: ArrayLike, degrees: Sequence[int], rings: int = 1
+    order: Sequence[int],
+    traffic: ArrayLike,
+    degrees: Sequence[int],
+    rings: int = 1,
 ) -> Topology:
     """TopoOpt's topology for a job on the sites of ``order``, in its ring's order.
 
@@ -220,7 +281,8 @@ def totient(
     ``degree_constrained`` for what of the ``traffic`` no ring joins directly. Two sites need one
     port each. ``BadInput`` where the ports do not do for one ring.
     """
-    count, members = len(degrees), list(order)
+    count = len(degrees)
+    members = list(order)
     found = np.zeros((count, count), np.int64)
     if len(members) > 1:
         needed = 1 if len(members) == 2 else 2
@@ -236,5 +298,7 @@ def totient(
     apart = np.where(found > 0, 0.0, checked(traffic))
     inside = np.zeros(count, bool)
     inside[members] = True
-    more = degree_constrained(np.where(np.outer(inside, inside), apart, 0.0), left.tolist())
+    more = degree_constrained(
+        np.where(np.outer(inside, inside), apart, 0.0), left.tolist()
+    )
     return found + more

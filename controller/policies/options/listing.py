@@ -10,9 +10,17 @@ from typing import Any
 
 from patchlight.controller.policies import contract, placement
 from patchlight.controller.policies.cheapest import Prices, jobs_to_light
-from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    JobView,
+    RingOfJob,
+)
 from patchlight.controller.policies.degrees import GiveAndTake, shrink_for
-from patchlight.controller.policies.options.outlook import Outlook, Prospect, Resizing
+from patchlight.controller.policies.options.outlook import (
+    Outlook,
+    Prospect,
+    Resizing,
+)
 from patchlight.controller.policies.sets import lowest, members, pack
 
 MOST_OPTIONS = 24
@@ -57,7 +65,12 @@ class Listing:
         self._regroup = placement.RegroupPlacement()
 
     def placements(
-        self, outlook: Outlook, job: JobView, workers: int, *, with_circuits: bool
+        self,
+        outlook: Outlook,
+        job: JobView,
+        workers: int,
+        *,
+        with_circuits: bool,
     ) -> list[Option]:
         """Where a job can go; empty if it must wait.
 
@@ -71,28 +84,62 @@ class Listing:
         found = []
         for ring, names in rings.values():
             prospect = outlook.of(outlook.load_of(job, ring), ring)
-            words, proposers = _named(cluster, ring), frozenset(names)
-            found.append(Option(ring, words, tuple(ring), prospect, len(ring), 0, proposers))
+            words = _named(cluster, ring)
+            proposers = frozenset(names)
+            found.append(
+                Option(
+                    ring,
+                    words,
+                    tuple(ring),
+                    prospect,
+                    len(ring),
+                    0,
+                    proposers,
+                )
+            )
         if with_circuits and workers > 1:
-            switches = () if cluster.lab is None else cluster.lab.circuit_switches
-            switching_s = max((ocs.switching_time_s for ocs in switches), default=0.0)
+            switches = (
+                () if cluster.lab is None else cluster.lab.circuit_switches
+            )
+            switching_s = max(
+                (ocs.switching_time_s for ocs in switches), default=0.0
+            )
             choices = {
                 (choice.rack, frozenset(choice.gpus)): choice
                 for each in (job, *_of_one_model(cluster, job))
-                for choice in sorted(self._regroup.choices(cluster, each, workers))
+                for choice in sorted(
+                    self._regroup.choices(cluster, each, workers)
+                )
                 if choice.moves
             }
             for choice in choices.values():
                 switch = cluster.shape.racks[choice.rack]
-                prospect = outlook.of(outlook.load_of(job, choice.gpus), choice.gpus, switching_s)
+                prospect = outlook.of(
+                    outlook.load_of(job, choice.gpus), choice.gpus, switching_s
+                )
                 words = f"{_named(cluster, choice.gpus)}, all connected to {switch}"
-                gpus, moves, proposers = choice.gpus, choice.moves, frozenset(["regroup"])
-                found.append(Option(gpus, words, tuple(gpus), prospect, workers, moves, proposers))
+                gpus = choice.gpus
+                moves = choice.moves
+                proposers = frozenset(["regroup"])
+                found.append(
+                    Option(
+                        gpus,
+                        words,
+                        tuple(gpus),
+                        prospect,
+                        workers,
+                        moves,
+                        proposers,
+                    )
+                )
         waits = list(_waits(outlook, job, workers)) if found else []
         return found[: MOST_OPTIONS - len(waits)] + waits
 
     def _rings(
-        self, cluster: ClusterView, job: JobView, workers: int
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        workers: int,
     ) -> Iterable[tuple[str, list[int]]]:
         """Rings with the built-in policy that would choose each, if any."""
         for name, policy in BUILT_IN.items():
@@ -100,16 +147,21 @@ class Listing:
             if ring is None:
                 return
             yield name, list(ring)
-        free, shape = cluster.free_for(job), cluster.shape
+        free = cluster.free_for(job)
+        shape = cluster.shape
         racks = [
-            (each.bit_count(), n, each) for n, r in enumerate(shape.rack_gpus) if (each := free & r)
+            (each.bit_count(), n, each)
+            for n, r in enumerate(shape.rack_gpus)
+            if (each := free & r)
         ]
         roomy = sorted(each for each in racks if each[0] >= workers)
         for _, _, gpus in roomy[:MOST_OPTIONS]:
             yield "", pack(_by_server(cluster, gpus), workers)
         if not roomy:
             for _, _, first in sorted(racks, reverse=True)[:_SPREAD]:
-                here = pack(_by_server(cluster, first), min(workers, first.bit_count()))
+                here = pack(
+                    _by_server(cluster, first), min(workers, first.bit_count())
+                )
                 others = [gpus & ~first for _, _, gpus in racks]
                 ring = here + pack(others, workers - len(here))
                 if len(ring) == workers:
@@ -119,7 +171,12 @@ class Listing:
             if of_model is not None:
                 yield "", list(of_model)
 
-    def degrees(self, outlook: Outlook, job: JobView, legal: Sequence[int]) -> list[Option]:
+    def degrees(
+        self,
+        outlook: Outlook,
+        job: JobView,
+        legal: Sequence[int],
+    ) -> list[Option]:
         """Into how many parts a job can be split now, in ascending order; without refusal.
 
         For a job with a deadline, those that meet it, if any do.
@@ -137,53 +194,118 @@ class Listing:
             sized = job._replace(workers=degree)
             prospect = outlook.of(outlook.load_of(sized, ring), ring)
             if math.isnan(prospect.lasts_s) and degree in job.expected_s:
-                prospect = Prospect(job.expected_s[degree], job.expected_s[degree])
+                prospect = Prospect(
+                    job.expected_s[degree], job.expected_s[degree]
+                )
             words = f"{degree} workers, on {_named(cluster, ring)}"
-            found.append(Option(degree, words, tuple(ring), prospect, degree))
-        in_time = [option for option in found if option.prospect.lasts_s <= job.limit_s]
+            found.append(
+                Option(
+                    degree,
+                    words,
+                    tuple(ring),
+                    prospect,
+                    degree,
+                )
+            )
+        in_time = [
+            option
+            for option in found
+            if option.prospect.lasts_s <= job.limit_s
+        ]
         return in_time or found
 
-    def turn(self, outlook: Outlook, job: JobView, progress: contract.Progress) -> Option:
+    def turn(
+        self,
+        outlook: Outlook,
+        job: JobView,
+        progress: contract.Progress,
+    ) -> Option:
         """A job as the next one, where the default placement would put it.
 
         Other jobs are delayed by the part of the cluster that it holds, times the duration.
         """
-        cluster, workers = outlook.cluster, max(1, job.workers)
+        cluster = outlook.cluster
+        workers = max(1, job.workers)
         ring = BUILT_IN["consolidated"].place(cluster, job, workers)
         left_s = progress.remaining_s
         if math.isnan(left_s) and ring is not None:
             left_s = outlook.of(outlook.load_of(job, ring), ring).lasts_s
         behind_s = left_s * workers / max(1, len(cluster.shape.gpus))
         prospect = Prospect(left_s, left_s, queue_s=behind_s)
-        return Option(None, job.name, tuple(ring or ()), prospect, workers)
+        return Option(
+            None,
+            job.name,
+            tuple(ring or ()),
+            prospect,
+            workers,
+        )
 
-    def circuits(self, outlook: Outlook, groups: contract.Groups) -> list[Option]:
+    def circuits(
+        self, outlook: Outlook, groups: contract.Groups
+    ) -> list[Option]:
         """Which circuits jobs can have: the present ones, or new ones under one switch each."""
-        cluster, lab = outlook.cluster, outlook.cluster.lab
+        cluster = outlook.cluster
+        lab = outlook.cluster.lab
         new = jobs_to_light(cluster, groups)
         gpus = tuple(gpu for job in new for gpu in job.ring)
-        keep = Option({}, "keep the circuits", gpus, _together(outlook, new, None))
-        spread = any(len({cluster.shape.gpus[gpu].rack for gpu in job.ring}) > 1 for job in new)
+        keep = Option(
+            {},
+            "keep the circuits",
+            gpus,
+            _together(outlook, new, None),
+        )
+        spread = any(
+            len({cluster.shape.gpus[gpu].rack for gpu in job.ring}) > 1
+            for job in new
+        )
         if lab is None or not lab.circuit_switches or not spread:
             return [keep]
-        prices = Prices(cluster, lab, cluster.rings, network=outlook.network)
+        prices = Prices(
+            cluster,
+            lab,
+            cluster.rings,
+            network=outlook.network,
+        )
         maps = prices.regrouped(new)
         if not maps:
             return [keep]
-        switching_s = sum(lab.circuit_switch(name).switching_time_s for name in maps)
-        moves = sum(len(cluster.circuits[name].diff(each).makes) for name, each in maps.items())
+        switching_s = sum(
+            lab.circuit_switch(name).switching_time_s for name in maps
+        )
+        moves = sum(
+            len(cluster.circuits[name].diff(each).makes)
+            for name, each in maps.items()
+        )
         lit = _together(outlook, new, switching_s)
         words = f"connect each job to one switch ({moves} cross-connects)"
-        return [keep, Option(maps, words, gpus, lit, 0, moves, frozenset(["regroup"]))]
+        return [
+            keep,
+            Option(
+                maps,
+                words,
+                gpus,
+                lit,
+                0,
+                moves,
+                frozenset(["regroup"]),
+            ),
+        ]
 
     @staticmethod
     def sizes(
-        outlook: Outlook, jobs: Sequence[contract.ElasticJob], queue: Sequence[contract.QueuedJob]
+        outlook: Outlook,
+        jobs: Sequence[contract.ElasticJob],
+        queue: Sequence[contract.QueuedJob],
     ) -> list[Option]:
         """How running jobs can be resized; the first option changes nothing."""
         cluster = outlook.cluster
         resizing = Resizing(cluster, jobs, queue)
-        keep = Option({}, "change nothing", (), Prospect(0.0, 0.0))
+        keep = Option(
+            {},
+            "change nothing",
+            (),
+            Prospect(0.0, 0.0),
+        )
         given = GiveAndTake().resize(cluster, jobs, queue)
         answers: list[Mapping[str, int]] = [given]
         for waits in queue[:_MADE_ROOM_FOR]:
@@ -191,22 +313,47 @@ class Listing:
             answers.append({step.job.name: step.degree for step in shrink})
         answers += resizing.single(MOST_OPTIONS)
         degrees = {job.name: job.degree for job in jobs}
-        gpus = {running.name: tuple(members(running.gpus)) for running in cluster.running}
+        gpus = {
+            running.name: tuple(members(running.gpus))
+            for running in cluster.running
+        }
         found: dict[frozenset[tuple[str, int]], Option] = {}
         for answer in filter(None, answers):
             key = frozenset(answer.items())
             if key not in found:
-                words = ", ".join(f"{name} on {degree}" for name, degree in answer.items())
-                touched = tuple(gpu for name in answer for gpu in gpus.get(name, ()))
-                taken = sum(degree - degrees[name] for name, degree in answer.items())
-                proposers = frozenset(["give-and-take"] if answer is given else [])
+                words = ", ".join(
+                    f"{name} on {degree}" for name, degree in answer.items()
+                )
+                touched = tuple(
+                    gpu for name in answer for gpu in gpus.get(name, ())
+                )
+                taken = sum(
+                    degree - degrees[name] for name, degree in answer.items()
+                )
+                proposers = frozenset(
+                    ["give-and-take"] if answer is given else []
+                )
                 prospect = resizing.of(answer)
-                found[key] = Option(answer, words, touched, prospect, taken, 0, proposers)
-        cheapest = sorted(found.values(), key=lambda option: option.prospect.cost_s)
+                found[key] = Option(
+                    answer,
+                    words,
+                    touched,
+                    prospect,
+                    taken,
+                    0,
+                    proposers,
+                )
+        cheapest = sorted(
+            found.values(), key=lambda option: option.prospect.cost_s
+        )
         return [keep, *cheapest[: MOST_OPTIONS - 1]]
 
 
-def _together(outlook: Outlook, jobs: Sequence[RingOfJob], dark_s: float | None) -> Prospect:
+def _together(
+    outlook: Outlook,
+    jobs: Sequence[RingOfJob],
+    dark_s: float | None,
+) -> Prospect:
     each = [outlook.of(job.load, job.ring, dark_s) for job in jobs]
     return Prospect(
         math.fsum(one.lasts_s for one in each),
@@ -226,26 +373,47 @@ def _of_one_model(cluster: ClusterView, job: JobView) -> Iterator[JobView]:
                 yield job._replace(gpu_models=frozenset([model]))
 
 
-def _waits(outlook: Outlook, job: JobView, workers: int) -> Iterator[Option]:
+def _waits(
+    outlook: Outlook,
+    job: JobView,
+    workers: int,
+) -> Iterator[Option]:
     """Waiting until enough GPUs of one model are free, for each model with too few now."""
     cluster = outlook.cluster
-    free, held_up = cluster.free.bit_count(), 0
+    free = cluster.free.bit_count()
+    held_up = 0
     for other in cluster.queue:
         if other.name != job.name and other.workers <= free:
-            free, held_up = free - other.workers, held_up + 1
+            free = free - other.workers
+            held_up = held_up + 1
     for each in _of_one_model(cluster, job):
         (model,) = each.gpu_models
         of_model = cluster.shape.model_gpus[model] & ~cluster.broken
-        missing, wait_s = workers - (cluster.free & of_model).bit_count(), 0.0
-        ends = [(outlook.left_by_job[one.name], one.gpus & of_model) for one in cluster.running]
+        missing = workers - (cluster.free & of_model).bit_count()
+        wait_s = 0.0
+        ends = [
+            (outlook.left_by_job[one.name], one.gpus & of_model)
+            for one in cluster.running
+        ]
         for left_s, gpus in sorted(ends) if missing > 0 else ():
-            missing, wait_s = missing - gpus.bit_count(), left_s
+            missing = missing - gpus.bit_count()
+            wait_s = left_s
             if missing <= 0:
                 break
         load = outlook.load_of(job, lowest(of_model, workers))
         if missing <= 0 and 0 < wait_s < math.inf and load is not None:
-            prospect = outlook.later(load, lowest(of_model, workers), wait_s, held_up)
-            yield Option(None, f"wait for GPUs of model {model}", (), prospect)
+            prospect = outlook.later(
+                load,
+                lowest(of_model, workers),
+                wait_s,
+                held_up,
+            )
+            yield Option(
+                None,
+                f"wait for GPUs of model {model}",
+                (),
+                prospect,
+            )
 
 
 def _some(degrees: Sequence[int]) -> Sequence[int]:
@@ -260,7 +428,9 @@ def _some(degrees: Sequence[int]) -> Sequence[int]:
 
 
 def _by_server(cluster: ClusterView, gpus: int) -> list[int]:
-    return [part for server in cluster.shape.server_gpus if (part := gpus & server)]
+    return [
+        part for server in cluster.shape.server_gpus if (part := gpus & server)
+    ]
 
 
 def _named(cluster: ClusterView, ring: Sequence[int]) -> str:
@@ -274,5 +444,9 @@ def _named(cluster: ClusterView, ring: Sequence[int]) -> str:
         for rack, count in under.items()
     ]
     few = len(ring) <= 4
-    named = ", ".join(shape.gpus[gpu].name for gpu in ring) if few else f"{len(ring)} GPUs"
+    named = (
+        ", ".join(shape.gpus[gpu].name for gpu in ring)
+        if few
+        else f"{len(ring)} GPUs"
+    )
     return f"{named} ({', '.join(words)})"

@@ -12,10 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.cheapest import HORIZON_S
-from patchlight.controller.policies.contract import KINDS, ClusterView, JobView, PolicyKind
-from patchlight.controller.policies.observation import SCALED, GraphArrays, depths
+from patchlight.controller.policies.contract import (
+    KINDS,
+    ClusterView,
+    JobView,
+    PolicyKind,
+)
+from patchlight.controller.policies.observation import (
+    SCALED,
+    GraphArrays,
+    depths,
+)
 from patchlight.controller.policies.options import cluster_graph
-from patchlight.controller.policies.options.cluster_graph import ClusterGraph, bits, squeezed
+from patchlight.controller.policies.options.cluster_graph import (
+    ClusterGraph,
+    bits,
+    squeezed,
+)
 from patchlight.controller.policies.options.listing import BUILT_IN, Option
 from patchlight.controller.policies.options.outlook import Networks, Outlook
 from patchlight.testbed.graphs.model import ComputationGraph
@@ -29,9 +42,13 @@ OPERATION_FEATURES = 6
 activations and parameters; their depth, and 1 (0 for a job without a graph)."""
 MOST_OPERATIONS = 64
 """Larger graphs are pooled to this many operations."""
-_NOTHING = np.zeros((1, OPERATION_FEATURES), np.float32), np.zeros((1, 2), np.int64)
+_NOTHING = (
+    np.zeros((1, OPERATION_FEATURES), np.float32),
+    np.zeros((1, 2), np.int64),
+)
 
-SCHEMA, VERSION = "patchlight.options", 3
+SCHEMA = "patchlight.options"
+VERSION = 3
 PROPOSERS = (*BUILT_IN, "regroup", "give-and-take")
 """Policies for which an option says whether they would choose it."""
 NOT_PROPOSERS = 17
@@ -66,7 +83,9 @@ Observation = dict[str, Array]
 _KEPT = 4
 
 
-def job_graph(graph: ComputationGraph, most: int = MOST_OPERATIONS) -> tuple[Floats, Ints]:
+def job_graph(
+    graph: ComputationGraph, most: int = MOST_OPERATIONS
+) -> tuple[Floats, Ints]:
     """Nodes (n × features), pooled to ``most``, and edges (m × 2, from, to), at least one."""
     count = len(graph.operations)
     depth = np.array(depths(graph))
@@ -77,12 +96,24 @@ def job_graph(graph: ComputationGraph, most: int = MOST_OPERATIONS) -> tuple[Flo
     group[in_turn] = np.arange(count) * groups // count
     nodes = np.zeros((groups, OPERATION_FEATURES), np.float32)
     for column, name in enumerate(SCALED):
-        values = np.array([float(getattr(each, name)) for each in graph.operations])
-        nodes[:, column] = np.bincount(group, values, groups) / max(float(values.sum()), 1e-30)
+        values = np.array(
+            [float(getattr(each, name)) for each in graph.operations]
+        )
+        nodes[:, column] = np.bincount(group, values, groups) / max(
+            float(values.sum()), 1e-30
+        )
     held = np.bincount(group, minlength=groups)
-    nodes[:, len(SCALED)] = np.bincount(group, depth, groups) / held / max(1.0, depth.max())
+    nodes[:, len(SCALED)] = (
+        np.bincount(group, depth, groups) / held / max(1.0, depth.max())
+    )
     nodes[:, len(SCALED) + 1] = 1.0
-    ends = sorted({(int(group[a]), int(group[b])) for a, b in graph.edges if group[a] != group[b]})
+    ends = sorted(
+        {
+            (int(group[a]), int(group[b]))
+            for a, b in graph.edges
+            if group[a] != group[b]
+        }
+    )
     return nodes, np.array(ends or [(0, 0)], np.int64)
 
 
@@ -92,7 +123,9 @@ class Observer:
     def __init__(self) -> None:
         self._networks = Networks()
         self._graphs: list[tuple[object, ClusterGraph]] = []
-        self._plugs: tuple[Lab, Sequence[str], cluster_graph.FixedFibres] | None = None
+        self._plugs: (
+            tuple[Lab, Sequence[str], cluster_graph.FixedFibres] | None
+        ) = None
         self._jobs = GraphArrays(job_graph)
 
     def outlook(self, cluster: ClusterView) -> Outlook:
@@ -100,7 +133,11 @@ class Observer:
         return Outlook(cluster, self._networks.of(cluster))
 
     def observe(
-        self, kind: PolicyKind, outlook: Outlook, job: JobView | None, options: Sequence[Option]
+        self,
+        kind: PolicyKind,
+        outlook: Outlook,
+        job: JobView | None,
+        options: Sequence[Option],
     ) -> Observation:
         """What a model sees of a decision; there is at least one of ``options``."""
         cluster = outlook.cluster
@@ -109,33 +146,57 @@ class Observer:
         unit_s = typical_s(cluster, () if kind == "order" else options)
         touched, amounts = _touched(graph, cluster, options)
         operations, flows = (
-            _NOTHING if job is None or job.graph is None else self._jobs.of(job.graph)
+            _NOTHING
+            if job is None or job.graph is None
+            else self._jobs.of(job.graph)
         )
         return {
             "nodes": graph.nodes(outlook, job, unit_s),
             "edges": graph.edges,
             "links": graph.links(outlook),
-            "options": _options(kind, graph, outlook, options, unit_s),
+            "options": _options(
+                kind,
+                graph,
+                outlook,
+                options,
+                unit_s,
+            ),
             "touched": touched,
             "amounts": amounts,
-            "state": _state(kind, cluster, job, unit_s),
+            "state": _state(
+                kind,
+                cluster,
+                job,
+                unit_s,
+            ),
             "operations": operations,
             "flows": flows,
         }
 
     def _graph(self, outlook: Outlook) -> ClusterGraph:
-        network, cluster = outlook.network, outlook.cluster
+        network = outlook.network
+        cluster = outlook.cluster
         key: object = cluster.shape if network is None else network
         for known, graph in self._graphs:
             if known is key:
                 return graph
-        plugs, racks = None, cluster.shape.racks
+        plugs = None
+        racks = cluster.shape.racks
         if network is not None:
             seen = self._plugs
             if seen is None or seen[0] is not network.lab or seen[1] != racks:
-                self._plugs = seen = network.lab, racks, cluster_graph.FixedFibres(network, racks)
+                self._plugs = seen = (
+                    network.lab,
+                    racks,
+                    cluster_graph.FixedFibres(network, racks),
+                )
             plugs = seen[2]
-        graph = ClusterGraph(cluster.shape, network, cluster.circuits, plugs)
+        graph = ClusterGraph(
+            cluster.shape,
+            network,
+            cluster.circuits,
+            plugs,
+        )
         self._graphs = [(key, graph), *self._graphs[: _KEPT - 1]]
         return graph
 
@@ -146,33 +207,48 @@ def typical_s(cluster: ClusterView, options: Sequence[Option]) -> float:
     known = [min((s for s in each if 0 < s < math.inf), default=math.nan)]
     for job in cluster.recent:
         is_split = job.training is None or job.training.split
-        known.append(job.sequential_s / (max(1, job.workers) if is_split else 1))
+        known.append(
+            job.sequential_s / (max(1, job.workers) if is_split else 1)
+        )
     found = [seconds for seconds in known if 0 < seconds < math.inf]
     return math.fsum(found) / len(found) if found else HORIZON_S
 
 
 def _touched(
-    graph: ClusterGraph, cluster: ClusterView, options: Sequence[Option]
+    graph: ClusterGraph,
+    cluster: ClusterView,
+    options: Sequence[Option],
 ) -> tuple[Array, Array]:
     """``touched`` and ``amounts``; options without GPUs touch the first node by nothing."""
     free = bits(cluster.free, graph.gpus)
     lengths = np.array([len(option.gpus) for option in options], np.int64)
     number = np.repeat(np.arange(len(options)), lengths)
-    gpus = np.array([gpu for option in options for gpu in option.gpus], np.int64)
+    gpus = np.array(
+        [gpu for option in options for gpu in option.gpus], np.int64
+    )
     nothing = np.flatnonzero(lengths == 0)
     part = 1 / np.maximum(lengths, 1)
     rows: list[tuple[Array, Array, Array, Array]] = [
         (nothing, np.zeros_like(nothing), 0.0 * nothing, 0.0 * nothing),
         (number, gpus, part[number], np.ones(len(gpus))),
     ]
-    for of, first in ((graph.server_of, graph.first_server), (graph.rack_of, graph.first_rack)):
+    for of, first in (
+        (graph.server_of, graph.first_server),
+        (graph.rack_of, graph.first_rack),
+    ):
         count = int(of.max(initial=0)) + 1
         free_in = np.maximum(np.bincount(of[of >= 0], free[of >= 0], count), 1)
         there = of[gpus] >= 0
-        keys, held = np.unique(number[there] * count + of[gpus][there], return_counts=True)
+        keys, held = np.unique(
+            number[there] * count + of[gpus][there], return_counts=True
+        )
         option, place = np.divmod(keys, count)
-        rows.append((option, first + place, held * part[option], held / free_in[place]))
-    options_of, nodes, parts, taken = (np.concatenate(column) for column in zip(*rows, strict=True))
+        rows.append(
+            (option, first + place, held * part[option], held / free_in[place])
+        )
+    options_of, nodes, parts, taken = (
+        np.concatenate(column) for column in zip(*rows, strict=True)
+    )
     touched = np.stack([options_of, nodes], 1).astype(np.int64)
     return touched, np.stack([parts, taken], 1).astype(np.float32)
 
@@ -184,16 +260,22 @@ def _options(
     options: Sequence[Option],
     unit_s: float,
 ) -> Array:
-    cluster, found = outlook.cluster, np.zeros((len(options), OPTION_FEATURES), np.float32)
+    cluster = outlook.cluster
+    found = np.zeros((len(options), OPTION_FEATURES), np.float32)
     racks = cluster.shape.rack_gpus
     largest = max(1, max((rack.bit_count() for rack in racks), default=1))
     is_order = kind == "order"
-    costs = [o.prospect.queue_s if is_order else o.prospect.cost_s for o in options]
-    best_s = 0.0 if is_order else min((s for s in costs if s == s), default=0.0)
+    costs = [
+        o.prospect.queue_s if is_order else o.prospect.cost_s for o in options
+    ]
+    best_s = (
+        0.0 if is_order else min((s for s in costs if s == s), default=0.0)
+    )
     free_now = cluster.free
     free_by_rack = [(free_now & rack).bit_count() for rack in racks]
     for row, (option, cost_s) in enumerate(zip(options, costs, strict=True)):
-        prospect, count = option.prospect, len(option.gpus)
+        prospect = option.prospect
+        count = len(option.gpus)
         known = cost_s == cost_s
         taken = 0
         for gpu in option.gpus if option.taken > 0 else ():
@@ -204,8 +286,11 @@ def _options(
         for rack in under:
             if rack >= 0 and taken:
                 after[rack] = (free_now & ~taken & racks[rack]).bit_count()
-        partly = sum(0 < n < r.bit_count() for n, r in zip(after, racks, strict=True))
-        lasts_s, alone_s = prospect.lasts_s, prospect.alone_s
+        partly = sum(
+            0 < n < r.bit_count() for n, r in zip(after, racks, strict=True)
+        )
+        lasts_s = prospect.lasts_s
+        alone_s = prospect.alone_s
         slowed = alone_s > 0 and lasts_s == lasts_s
         excess = squeezed(lasts_s / alone_s - 1, 1.0) if slowed else 0.0
         one = cluster.shape.gpus[option.gpus[0]].model if option.gpus else ""
@@ -233,8 +318,14 @@ def _options(
     return found
 
 
-def _state(kind: PolicyKind, cluster: ClusterView, job: JobView | None, unit_s: float) -> Array:
-    gpus, recent = max(1, len(cluster.shape.gpus)), cluster.recent
+def _state(
+    kind: PolicyKind,
+    cluster: ClusterView,
+    job: JobView | None,
+    unit_s: float,
+) -> Array:
+    gpus = max(1, len(cluster.shape.gpus))
+    recent = cluster.recent
     wanted = [each.workers for each in cluster.queue]
     sizes = [each.workers for each in recent]
     span_s = cluster.now_s - recent[0].arrived_s if recent else 0.0

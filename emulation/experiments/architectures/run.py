@@ -13,7 +13,11 @@ from matplotlib.figure import Figure
 from patchlight.controller.policies.contract import JobView
 from patchlight.controller.prediction.network import Training
 from patchlight.emulation.simulator import figures, results
-from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, simulate
+from patchlight.emulation.simulator.cluster import (
+    NetworkCluster,
+    QueueJob,
+    simulate,
+)
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.emulation.simulator.cluster.sweep import load_policies
@@ -28,7 +32,8 @@ MODELS = ("vgg19", "resnet50", "bert-large", "gpt2")
 MIXTURE = "mixture-of-experts"
 # A layer's tokens go to their experts and back, forward and backward, for each of 12 layers:
 # batch 8 of 1,024 tokens, 768 wide, 2 bytes each.
-_TOKENS_BYTES, _EXCHANGES = 8 * 1024 * 768 * 2, 4 * 12
+_TOKENS_BYTES = 8 * 1024 * 768 * 2
+_EXCHANGES = 4 * 12
 _SIZES = (2, 4, 8, 16, 32)
 _ITERATIONS = (200, 2000)
 _LOAD = 0.7
@@ -45,11 +50,20 @@ def _model(name: str) -> _Model:
     compute_s = (graph.forward_ms + graph.backward_ms) / 1e3
     gradient: tuple[str, float] = ("ring", float(graph.parameter_bytes))
     # One all-to-all of all exchanges' bytes: the same bits and edges in fewer rounds.
-    exchange = (("all-to-all", float(_TOKENS_BYTES * _EXCHANGES)),) if name == MIXTURE else ()
+    exchange = (
+        (("all-to-all", float(_TOKENS_BYTES * _EXCHANGES)),)
+        if name == MIXTURE
+        else ()
+    )
     return _Model(compute_s, graph.parameter_bytes, (*exchange, gradient))
 
 
-def mixed_jobs(count: int, nodes: int, seed: int, models: Sequence[str]) -> list[QueueJob]:
+def mixed_jobs(
+    count: int,
+    nodes: int,
+    seed: int,
+    models: Sequence[str],
+) -> list[QueueJob]:
     """Jobs of these models by turns; sizes, lengths and arrivals by chance, alike for each seed.
 
     Sizes are powers of two up to a quarter of the nodes; on a network that slows nothing down, 70 %
@@ -58,16 +72,32 @@ def mixed_jobs(count: int, nodes: int, seed: int, models: Sequence[str]) -> list
     rng = np.random.default_rng(seed)
     known = {name: _model(name) for name in models}
     sizes = [size for size in _SIZES if size <= max(2, nodes // 4)]
-    jobs, at_s = [], 0.0
+    jobs = []
+    at_s = 0.0
     for number in range(count):
         name = models[number % len(models)]
-        model, size = known[name], int(rng.choice(sizes))
+        model = known[name]
+        size = int(rng.choice(sizes))
         iterations = int(rng.integers(*_ITERATIONS))
-        training = Training(iterations, model.gradient_bytes, {"": model.compute_s})
-        view = JobView(f"{number}-{name}", size, arrived_s=at_s, user=name, training=training)
+        training = Training(
+            iterations, model.gradient_bytes, {"": model.compute_s}
+        )
+        view = JobView(
+            f"{number}-{name}",
+            size,
+            arrived_s=at_s,
+            user=name,
+            training=training,
+        )
         lasts_s = iterations * model.compute_s
         jobs.append(
-            QueueJob(view, lasts_s, training=training, collectives=model.collectives, cluster=name)
+            QueueJob(
+                view,
+                lasts_s,
+                training=training,
+                collectives=model.collectives,
+                cluster=name,
+            )
         )
         at_s += float(rng.exponential(lasts_s * size / (_LOAD * nodes)))
     return jobs
@@ -100,7 +130,9 @@ def read_prices(file: Path = BUILT_IN) -> dict[str, PartPrice]:
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"cannot read the price list {file}: {reason(error)}") from error
+        raise BadInput(
+            f"cannot read the price list {file}: {reason(error)}"
+        ) from error
     if not isinstance(given, dict):
         raise BadInput(
             f"{file} is not a price list: expected parts, each with usd, watts and source"
@@ -108,17 +140,28 @@ def read_prices(file: Path = BUILT_IN) -> dict[str, PartPrice]:
     found = {}
     for part, row in given.items():
         if not isinstance(row, dict) or set(row) != set(PartPrice._fields):
-            raise BadInput(f"{file}: {part}: expected usd, watts and source, and nothing else")
-        usd, watts = (_figure(f"{file}: {part}: {key}", row[key]) for key in ("usd", "watts"))
+            raise BadInput(
+                f"{file}: {part}: expected usd, watts and source, and nothing else"
+            )
+        usd, watts = (
+            _figure(f"{file}: {part}: {key}", row[key])
+            for key in ("usd", "watts")
+        )
         found[str(part)] = PartPrice(usd, watts, str(row["source"]))
     return found
 
 
 def _figure(place: str, value: Any) -> Range | str:
-    if isinstance(value, str) and value.startswith(_DASHES) and value.strip("–- "):
+    if (
+        isinstance(value, str)
+        and value.startswith(_DASHES)
+        and value.strip("–- ")
+    ):
         return value
     ends = value if isinstance(value, list) else [value, value]
-    numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in ends)
+    numbers = all(
+        isinstance(n, int | float) and not isinstance(n, bool) for n in ends
+    )
     if len(ends) != 2 or not numbers or not 0 <= ends[0] <= ends[1] < math.inf:
         raise BadInput(
             f"{place}: {value!r}: expected a number, 0 or more, two of them as a range, or a dash "
@@ -127,11 +170,14 @@ def _figure(place: str, value: Any) -> Range | str:
     return float(ends[0]), float(ends[1])
 
 
-def totals(parts: Mapping[str, float], prices: Mapping[str, PartPrice]) -> tuple[Total, Total]:
+def totals(
+    parts: Mapping[str, float], prices: Mapping[str, PartPrice]
+) -> tuple[Total, Total]:
     """US dollars and watts of so many parts; ``BadInput`` if the list lacks one."""
     if missing := sorted(set(parts) - set(prices)):
         raise BadInput(
-            f"the price list has no {', '.join(missing)}", hint="copy the built-in one, and add it"
+            f"the price list has no {', '.join(missing)}",
+            hint="copy the built-in one, and add it",
         )
     return (
         _total(parts, {part: prices[part].usd for part in parts}),
@@ -139,12 +185,23 @@ def totals(parts: Mapping[str, float], prices: Mapping[str, PartPrice]) -> tuple
     )
 
 
-def _total(parts: Mapping[str, float], figures: Mapping[str, Range | str]) -> Total:
-    unknown = {part: each for part, each in figures.items() if isinstance(each, str)}
-    known = [(parts[part], each) for part, each in figures.items() if not isinstance(each, str)]
+def _total(
+    parts: Mapping[str, float], figures: Mapping[str, Range | str]
+) -> Total:
+    unknown = {
+        part: each for part, each in figures.items() if isinstance(each, str)
+    }
+    known = [
+        (parts[part], each)
+        for part, each in figures.items()
+        if not isinstance(each, str)
+    ]
     if not known:
         return Total(None, unknown)
-    return Total((sum(n * e[0] for n, e in known), sum(n * e[1] for n, e in known)), unknown)
+    return Total(
+        (sum(n * e[0] for n, e in known), sum(n * e[1] for n, e in known)),
+        unknown,
+    )
 
 
 IDEAL = "ideal:nodes=128"
@@ -183,17 +240,42 @@ def run_experiment(
     """What ``result.json`` holds; ``tell`` gets (done, in all). ``BadInput`` for unlike sizes."""
     networks = [network_of(spec) for spec in options.networks]
     if len({network.nodes for network in networks}) > 1:
-        sizes = ", ".join(f"{network.spec}: {network.nodes}" for network in networks)
-        raise BadInput(f"networks of one size can be compared, not of several ({sizes})")
+        sizes = ", ".join(
+            f"{network.spec}: {network.nodes}" for network in networks
+        )
+        raise BadInput(
+            f"networks of one size can be compared, not of several ({sizes})"
+        )
     prices = read_prices(options.prices)
     nodes = networks[0].nodes
-    jobs = mixed_jobs(options.jobs, nodes, options.seed, options.models)
-    ideal = network_of(f"ideal:nodes={nodes},rate={max(n.nic_bps for n in networks) / 1e9:g}Gbps")
+    jobs = mixed_jobs(
+        options.jobs,
+        nodes,
+        options.seed,
+        options.models,
+    )
+    ideal = network_of(
+        f"ideal:nodes={nodes},rate={max(n.nic_bps for n in networks) / 1e9:g}Gbps"
+    )
     origin = provenance([options.seed], [options.prices])
-    measured = [_measure(ideal, jobs, options, prices)]
+    measured = [
+        _measure(
+            ideal,
+            jobs,
+            options,
+            prices,
+        )
+    ]
     best_s = measured[0]["iteration_s"]
     for number, network in enumerate(networks):
-        measured.append(_measure(network, jobs, options, prices))
+        measured.append(
+            _measure(
+                network,
+                jobs,
+                options,
+                prices,
+            )
+        )
         tell(number + 1, len(networks))
     for row in measured:
         ratios = [row["iteration_s"][name] / best_s[name] for name in best_s]
@@ -206,7 +288,8 @@ def run_experiment(
         "models": list(options.models),
         "placement": options.placement,
         "networks": {
-            network.spec: row for network, row in zip(networks, measured[1:], strict=True)
+            network.spec: row
+            for network, row in zip(networks, measured[1:], strict=True)
         },
         "prices": {part: price._asdict() for part, price in prices.items()},
         "provenance": origin,
@@ -224,17 +307,32 @@ def collectives_on(network: Network) -> dict[str, Any]:
     is a second iteration, which has the circuits that the first one left.
     """
     nodes = np.arange(network.nodes)
-    floor_s = (network.nodes - 1) / network.nodes * 8 * _BYTES / network.nic_bps
+    floor_s = (
+        (network.nodes - 1) / network.nodes * 8 * _BYTES / network.nic_bps
+    )
 
     def takes_s(rounds: Sequence[Round]) -> float:
-        jobs = [[PlacedJob(nodes, 0.0, rounds, iterations)] for iterations in (1, 2)]
-        first_s, both_s = (float(run_jobs(network, each).ends_s[0]) for each in jobs)
+        jobs = [
+            [
+                PlacedJob(
+                    nodes,
+                    0.0,
+                    rounds,
+                    iterations,
+                )
+            ]
+            for iterations in (1, 2)
+        ]
+        first_s, both_s = (
+            float(run_jobs(network, each).ends_s[0]) for each in jobs
+        )
         return both_s - first_s
 
     odd = network.nodes & (network.nodes - 1)
     names = [name for name in _REDUCE if name != "halving-doubling" or not odd]
     reduces = {
-        name: takes_s(network.collective(name, nodes, _BYTES)) / (2 * floor_s) for name in names
+        name: takes_s(network.collective(name, nodes, _BYTES)) / (2 * floor_s)
+        for name in names
     }
     exchange_s = takes_s(network.collective("all-to-all", nodes, _BYTES))
     return {
@@ -253,11 +351,18 @@ def _measure(
     usage = Usage(np.zeros(len(network.capacity_bps)))
     faults: list[str] = []
     policies = load_policies(
-        "fifo", options.placement, "keep", options.seed, lambda fault: faults.append(str(fault))
+        "fifo",
+        options.placement,
+        "keep",
+        options.seed,
+        lambda fault: faults.append(str(fault)),
     )
     result = simulate(NetworkCluster(network, usage), jobs, policies)
-    summary, table = summary_of(result), result.jobs
-    iterations = np.array([job.view.training.iterations for job in jobs if job.view.training])
+    summary = summary_of(result)
+    table = result.jobs
+    iterations = np.array(
+        [job.view.training.iterations for job in jobs if job.view.training]
+    )
     lasted_s = (table["ended_s"] - table["started_s"]) / iterations
     models = np.array([job.cluster for job in jobs])
     offered_bits = network.capacity_bps * summary["makespan_s"]
@@ -265,7 +370,8 @@ def _measure(
     return {
         "collectives": collectives_on(network),
         "iteration_s": {
-            name: float(lasted_s[models == name].mean()) for name in dict.fromkeys(models.tolist())
+            name: float(lasted_s[models == name].mean())
+            for name in dict.fromkeys(models.tolist())
         },
         "jct_mean_s": summary["jct_s"]["mean"],
         "jct_p99_s": summary["jct_s"]["p99"],
@@ -293,16 +399,29 @@ def architectures_figure(result: dict[str, Any]) -> Figure:
     """A row for each network; shorter bars are better. Power and cost only where all is known."""
     networks: dict[str, dict[str, Any]] = result["networks"]
     panels = {"iteration_to_ideal": ("iteration time / ideal switch", 1.0)}
-    for key, label in (("power_w", "power (kW)"), ("cost_usd", "cost (1,000 $)")):
+    for key, label in (
+        ("power_w", "power (kW)"),
+        ("cost_usd", "cost (1,000 $)"),
+    ):
         if any(complete(row, key) is not None for row in networks.values()):
             panels[key] = label, 1e3
     figure = figures.new(0.7 + 0.2 * len(networks))
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axis, (number, (key, (label, unit))) in zip(axes, enumerate(panels.items()), strict=True):
+    axes = figure.subplots(
+        1,
+        len(panels),
+        sharey=True,
+        squeeze=False,
+    )[0]
+    for axis, (number, (key, (label, unit))) in zip(
+        axes, enumerate(panels.items()), strict=True
+    ):
         values = [complete(row, key) for row in networks.values()]
         widths = [max(value or (0.0,)) / unit for value in values]
         bars = axis.barh(list(networks), widths, color=figures.COLOURS[number])
-        labels = ["unknown" if value is None else shown(value, unit) for value in values]
+        labels = [
+            "unknown" if value is None else shown(value, unit)
+            for value in values
+        ]
         axis.bar_label(bars, labels, padding=2)
         axis.set_xlabel(label)
         axis.margins(x=0.2)
@@ -311,7 +430,11 @@ def architectures_figure(result: dict[str, Any]) -> Figure:
     return figure
 
 
-def shown(value: Range, unit: float = 1e3, digits: str = ".2f") -> str:
+def shown(
+    value: Range,
+    unit: float = 1e3,
+    digits: str = ".2f",
+) -> str:
     """A range in its unit, or one number where it is none."""
     least, most = (f"{each / unit:{digits}}" for each in value)
     return least if least == most else f"{least}–{most}"

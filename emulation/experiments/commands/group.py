@@ -18,11 +18,18 @@ from patchlight.console.commands import Dashboard, require_root
 from patchlight.console.shared import LazyGroup, lab_option
 from patchlight.emulation.experiments.commands.oddl import oddl
 from patchlight.emulation.experiments.commands.pac_ml import pac_ml
-from patchlight.emulation.simulator.commands.run_options import only_some_finished, run_options
+from patchlight.emulation.simulator.commands.run_options import (
+    only_some_finished,
+    run_options,
+)
 from patchlight.testbed.jobs import JobStatus
 
 
-@click.group(cls=LazyGroup, prefix="experiment ", context_settings={"show_default": True})
+@click.group(
+    cls=LazyGroup,
+    prefix="experiment ",
+    context_settings={"show_default": True},
+)
 def experiment() -> None:
     """Run a paper's experiment on an emulated lab or in a simulator."""
 
@@ -51,10 +58,17 @@ def experiment() -> None:
     help="OpenFlow engine.  [default: ryu where it is importable]",
 )
 @lab_option("The lab: a lab file or a built-in lab.", "lab", default="ofc2022")
-@click.option("--name", help="Name of the emulated lab.  [default: the lab file's]")
-@click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
 @click.option(
-    "--cases", help="Parts to run, joined by commas.  [default: a,b,live; with --trainer torch a]"
+    "--name", help="Name of the emulated lab.  [default: the lab file's]"
+)
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Take down a lab of that name first.",
+)
+@click.option(
+    "--cases",
+    help="Parts to run, joined by commas.  [default: a,b,live; with --trainer torch a]",
 )
 @click.option(
     "--trainer",
@@ -83,10 +97,19 @@ def experiment() -> None:
     default="tcp",
     help="What carries the gradients; rdma (RoCE v2) needs --server-kind vm.",
 )
-@click.option("--dashboard", is_flag=True, help="Show the lab in a browser during the run.")
+@click.option(
+    "--dashboard",
+    is_flag=True,
+    help="Show the lab in a browser during the run.",
+)
 @run_options("--output")
 @out.wide_option
-def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: Any) -> None:
+def ofc2022(
+    output: Path | None,
+    cases: str | None,
+    dashboard: bool,
+    **chosen: Any,
+) -> None:
     """Compare a static network with one whose circuits move, for two training jobs on six GPUs.
 
     S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
@@ -95,30 +118,52 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     require_root("building a lab out of network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.deploy.docker import engine_with_image
-    from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
-    from patchlight.emulation.simulator.results import give_to_caller, results_folder
+    from patchlight.emulation.experiments.ofc2022.run import (
+        Ofc2022Options,
+        run_experiment,
+    )
+    from patchlight.emulation.simulator.results import (
+        give_to_caller,
+        results_folder,
+    )
 
     real = chosen["trainer"] == "torch"
     if cases is None:
         cases = "a" if real else "a,b,live"
     parts = [part.strip() for part in cases.split(",") if part.strip()]
     folder = results_folder(output, "ofc2022")
-    wishes = Ofc2022Options(output=folder, parts=parts, **chosen)
+    wishes = Ofc2022Options(
+        output=folder,
+        parts=parts,
+        **chosen,
+    )
     # Like Ctrl-C: an error that passes through the lab's with block, so that it is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     terminal = out.console()
-    bars, docker = _Bars(terminal), chosen["worker_kind"] == "docker"
-    engine = engine_with_image(bars.say, torch=real) if docker else nullcontext()
-    beside = partial(_running_dashboard, say=bars.say) if dashboard else nullcontext
+    bars = _Bars(terminal)
+    docker = chosen["worker_kind"] == "docker"
+    engine = (
+        engine_with_image(bars.say, torch=real) if docker else nullcontext()
+    )
+    beside = (
+        partial(_running_dashboard, say=bars.say) if dashboard else nullcontext
+    )
     with bars.shown(), engine:
-        outcome = run_experiment(wishes, bars.tell, bars.say, beside)
+        outcome = run_experiment(
+            wishes,
+            bars.tell,
+            bars.say,
+            beside,
+        )
     give_to_caller([folder, *outcome.files])
     print_ofc2022(outcome.result)
     out.say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
 
 
 @contextmanager
-def _running_dashboard(controller: str, say: Callable[[str], None]) -> Iterator[None]:
+def _running_dashboard(
+    controller: str, say: Callable[[str], None]
+) -> Iterator[None]:
     """A dashboard while the block runs, from when it answers on; ``say`` gets its address."""
     child = Dashboard(controller, stdout=subprocess.PIPE)
     assert child.process.stdout is not None
@@ -150,15 +195,25 @@ class _Bars:
         return self._progress if self._out.is_terminal else nullcontext()
 
     def say(self, step: str) -> None:
-        self._out.print(f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True)
+        self._out.print(
+            f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True
+        )
 
-    def tell(self, case: str, wiring: str, jobs: Sequence[JobStatus]) -> None:
+    def tell(
+        self,
+        case: str,
+        wiring: str,
+        jobs: Sequence[JobStatus],
+    ) -> None:
         for job in jobs:
             if job.id not in self._tasks:
                 self._tasks[job.id] = self._progress.add_task(
-                    f"({case}) {wiring}, {job.spec.workers} GPUs", total=job.spec.iterations
+                    f"({case}) {wiring}, {job.spec.workers} GPUs",
+                    total=job.spec.iterations,
                 )
-            self._progress.update(self._tasks[job.id], completed=job.iterations_done)
+            self._progress.update(
+                self._tasks[job.id], completed=job.iterations_done
+            )
 
 
 experiment.add_command(oddl)
@@ -167,7 +222,11 @@ experiment.add_command(pac_ml)
 
 def print_ofc2022(result: dict[str, Any]) -> None:
     """The paper's figures beside the measured ones."""
-    from patchlight.emulation.experiments.ofc2022.report import COLUMNS, rows_of, too_busy
+    from patchlight.emulation.experiments.ofc2022.report import (
+        COLUMNS,
+        rows_of,
+        too_busy,
+    )
 
     title = "OFC 2022: static network → rewired network"
     if percent := result["mismatch_percent"]:
@@ -175,7 +234,11 @@ def print_ofc2022(result: dict[str, Any]) -> None:
     case, job, paper, measured, difference = COLUMNS
     kept = (out.Column(name, whole=True) for name in (measured, difference))
     table = out.Table(
-        out.Column(case, whole=True), out.Column(job, whole=True), paper, *kept, title=title
+        out.Column(case, whole=True),
+        out.Column(job, whole=True),
+        paper,
+        *kept,
+        title=title,
     )
     previous = None
     for row in rows_of(result):
@@ -189,18 +252,38 @@ def print_ofc2022(result: dict[str, Any]) -> None:
         out.say(busy, meaning="caution")
 
 
-_QUICK_JOBS, _JOBS = 20, 100
+_QUICK_JOBS = 20
+_JOBS = 100
 
 
 @experiment.command()
-@click.option("--labs", type=click.IntRange(min=1), help="Labs to try.  [default: 50; quick: 3]")
-@click.option("--quick", is_flag=True, help="Three labs of up to 6 servers, in some minutes.")
 @click.option(
-    "--servers", type=click.IntRange(min=2), default=16, help="Servers of the largest lab."
+    "--labs",
+    type=click.IntRange(min=1),
+    help="Labs to try.  [default: 50; quick: 3]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the first lab.")
 @click.option(
-    "--scale", type=click.FloatRange(min=1), default=1000, help="Divide rates and bytes by this."
+    "--quick",
+    is_flag=True,
+    help="Three labs of up to 6 servers, in some minutes.",
+)
+@click.option(
+    "--servers",
+    type=click.IntRange(min=2),
+    default=16,
+    help="Servers of the largest lab.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Seed of the first lab.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=1),
+    default=1000,
+    help="Divide rates and bytes by this.",
 )
 @run_options("--output")
 @out.listing_options
@@ -221,17 +304,28 @@ def twin(
     require_root("building a lab out of network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.twin import run
-    from patchlight.emulation.simulator.results import give_to_caller, results_folder
+    from patchlight.emulation.simulator.results import (
+        give_to_caller,
+        results_folder,
+    )
 
     folder = results_folder(output, "twin")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     terminal = out.console(stderr=as_json)
 
     def say(step: str) -> None:
-        terminal.print(f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True)
+        terminal.print(
+            f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True
+        )
 
     most = min(servers, 6) if quick else servers
-    result = run.run_experiment(labs or (3 if quick else 50), seed, most, scale, say)
+    result = run.run_experiment(
+        labs or (3 if quick else 50),
+        seed,
+        most,
+        scale,
+        say,
+    )
     files = run.write_report(result, folder)
     give_to_caller([folder, *files])
     if as_json:
@@ -240,21 +334,44 @@ def twin(
         _print_twin(result)
         out.say_written(files, folder)
     if result["interrupted"]:
-        only_some_finished(len(result["labs"]), 2 * (labs or (3 if quick else 50)), "runs")
+        only_some_finished(
+            len(result["labs"]), 2 * (labs or (3 if quick else 50)), "runs"
+        )
 
 
 def _print_twin(result: dict[str, Any]) -> None:
-    table = out.Table("jobs", out.number("number"), "predicted ÷ measured − 1", "median", "95 %")
+    table = out.Table(
+        "jobs",
+        out.number("number"),
+        "predicted ÷ measured − 1",
+        "median",
+        "95 %",
+    )
     for which in ("quiet", "all"):
         found = result[which]
-        for name, words in (("runs", "at work"), ("iteration", "iteration"), ("jct", "completion")):
+        for name, words in (
+            ("runs", "at work"),
+            ("iteration", "iteration"),
+            ("jct", "completion"),
+        ):
             if found.get(name):
-                median, p95 = (f"± {100 * found[name][key]:.1f} %" for key in ("median", "p95"))
+                median, p95 = (
+                    f"± {100 * found[name][key]:.1f} %"
+                    for key in ("median", "p95")
+                )
                 shown = "machine quiet" if which == "quiet" else "all"
-                table.add_row(shown, str(found["jobs"]), words, median, p95)
+                table.add_row(
+                    shown,
+                    str(found["jobs"]),
+                    words,
+                    median,
+                    p95,
+                )
     table.print()
     found = result["all"]
-    parts = ", ".join(f"{name[:-2]} {s:.2f} s" for name, s in found["causes_s"].items())
+    parts = ", ".join(
+        f"{name[:-2]} {s:.2f} s" for name, s in found["causes_s"].items()
+    )
     out.say(f"Median error of each part of a completion time: {parts}.")
     out.say(
         f"Better policy predicted in {found['orders_right']} of {found['orders']} labs where they "
@@ -275,11 +392,27 @@ def _print_twin(result: dict[str, Any]) -> None:
     "[default: twelve networks of 128 nodes]",
 )
 @click.option(
-    "--jobs", type=click.IntRange(min=1), help="Number of jobs.  [default: 100; quick: 20]"
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Number of jobs.  [default: 100; quick: 20]",
 )
-@click.option("--quick", is_flag=True, help="Fewer jobs.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of sizes and arrivals.")
-@click.option("--placement", default="first-fit", metavar="POLICY", help="Placement policy.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Fewer jobs.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Seed of sizes and arrivals.",
+)
+@click.option(
+    "--placement",
+    default="first-fit",
+    metavar="POLICY",
+    help="Placement policy.",
+)
 @click.option(
     "--prices",
     type=click.Path(path_type=Path),
@@ -310,7 +443,11 @@ def architectures(
     if prices is not None:
         given["prices"] = prices
     count = jobs or (_QUICK_JOBS if quick else _JOBS)
-    options = run.ArchitectureOptions(jobs=count, **given, **chosen)
+    options = run.ArchitectureOptions(
+        jobs=count,
+        **given,
+        **chosen,
+    )
     folder = results_folder(output, "architectures")
     with out.progress_bar("networks", out.console(stderr=as_json)) as tell:
         result = run.run_experiment(options, tell)
@@ -321,11 +458,15 @@ def architectures(
     _print_architectures(result)
     for what, key in (("power", "power_unknown"), ("cost", "cost_unknown")):
         unknown = {
-            part: why for row in result["networks"].values() for part, why in row[key].items()
+            part: why
+            for row in result["networks"].values()
+            for part, why in row[key].items()
         }
         if unknown:
             said = "; ".join(f"{part} {why}" for part, why in unknown.items())
-            out.say(f"No public figure, so no {what}: {said}. Add your own with --prices.")
+            out.say(
+                f"No public figure, so no {what}: {said}. Add your own with --prices."
+            )
     out.say_written(files, folder)
 
 

@@ -12,13 +12,24 @@ import click
 
 from patchlight.console import rendering as out
 from patchlight.console.commands import require_root
-from patchlight.emulation.simulator.commands.run_options import engine_of, run_options
+from patchlight.emulation.simulator.commands.run_options import (
+    engine_of,
+    run_options,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, format_time, parse_time
 
 _COUNT = click.IntRange(min=1)
 _OF_PACKETS = ("iterations", "scale", "slowdown", "replace")
-_OF_FLOWS = ("nodes", "trace", "placement", "draws", "seed", "control_delay", "processes")
+_OF_FLOWS = (
+    "nodes",
+    "trace",
+    "placement",
+    "draws",
+    "seed",
+    "control_delay",
+    "processes",
+)
 _TUNING_IN_FLOWS_S = 100e-9
 
 
@@ -31,15 +42,27 @@ def _whole(text: str) -> int:
 def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
     """What reads an option's values that are joined by commas, without spaces and empty ones."""
 
-    def split(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-        parts = None if value is None else (part.strip() for part in value.split(","))
+    def split(
+        context: click.Context,
+        parameter: click.Parameter,
+        value: str | None,
+    ) -> Any:
+        parts = (
+            None
+            if value is None
+            else (part.strip() for part in value.split(","))
+        )
         return parts and tuple(read(part) for part in parts if part)
 
     return split
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--flows", is_flag=True, help="Simulate flows, instead of emulating with packets.")
+@click.option(
+    "--flows",
+    is_flag=True,
+    help="Simulate flows, instead of emulating with packets.",
+)
 @click.option(
     "--quick",
     is_flag=True,
@@ -71,7 +94,11 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
     default=4,
     help="Packets: multiply the times of computing, transfers and tuning by this.",
 )
-@click.option("--replace", is_flag=True, help="Packets: take down labs of these names first.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Packets: take down labs of these names first.",
+)
 @click.option(
     "--nodes",
     callback=by_commas(_whole),
@@ -84,11 +111,23 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
     help="Flows: a trace of the other jobs, like Philly's.  [default: random jobs with that "
     "trace's statistics]",
 )
-@click.option("--placement", default="first-fit", metavar="POLICY", help="Flows: placement policy.")
 @click.option(
-    "--draws", type=_COUNT, help="Flows: average over N sets of other jobs.  [default: 3; quick: 1]"
+    "--placement",
+    default="first-fit",
+    metavar="POLICY",
+    help="Flows: placement policy.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Flows: seed of the first set.")
+@click.option(
+    "--draws",
+    type=_COUNT,
+    help="Flows: average over N sets of other jobs.  [default: 3; quick: 1]",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Flows: seed of the first set.",
+)
 @click.option(
     "--control-delay",
     metavar="TIME",
@@ -129,12 +168,28 @@ def oddl(
     Writes plots and result.json (see docs/results/oddl.md).
     """
     for name in _OF_PACKETS if flows else _OF_FLOWS:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            form = "with packets: leave out --flows" if flows else "in flows: say --flows"
-            raise BadInput(f"--{name.replace('_', '-')} is for the experiment {form}")
+        if (
+            context.get_parameter_source(name)
+            is click.core.ParameterSource.COMMANDLINE
+        ):
+            form = (
+                "with packets: leave out --flows"
+                if flows
+                else "in flows: say --flows"
+            )
+            raise BadInput(
+                f"--{name.replace('_', '-')} is for the experiment {form}"
+            )
     of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
     if not flows:
-        run_with_packets(output, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
+        run_with_packets(
+            output,
+            models,
+            tuning_times_s,
+            quick=quick,
+            as_json=as_json,
+            **of_packets,
+        )
         return
     if tuning_times_s is not None and len(tuning_times_s) != 1:
         raise BadInput("expected one --tuning-time with --flows")
@@ -154,7 +209,11 @@ def oddl(
     if control_delay is not None:
         light = light._replace(control_s=parse_time(control_delay))
     given["light"] = light
-    options = run.FlowOptions(engine=engine_of(processes), **given, **chosen)
+    options = run.FlowOptions(
+        engine=engine_of(processes),
+        **given,
+        **chosen,
+    )
     folder = results_folder(output, "oddl")
     with out.progress_bar("parts", out.console(stderr=as_json)) as tell:
         result = run.run_flows(options, tell)
@@ -194,7 +253,11 @@ def _print_speedups(result: dict[str, Any]) -> None:
                 model,
                 nodes,
                 _times(row["fat_tree"]),
-                _times(result["speedups_limited"]["96"][model][nodes]["fat_tree"][0]),
+                _times(
+                    result["speedups_limited"]["96"][model][nodes]["fat_tree"][
+                        0
+                    ]
+                ),
                 _times(paper.get("fat_tree")),
                 _times(row["fat_tree_2_1"]),
                 _times(row["sip_ring"]),
@@ -247,10 +310,15 @@ def run_with_packets(
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures
     from patchlight.emulation.experiments.oddl.packets import run
-    from patchlight.emulation.simulator.results import give_to_caller, results_folder
+    from patchlight.emulation.simulator.results import (
+        give_to_caller,
+        results_folder,
+    )
 
     if len(models) > 1:
-        raise BadInput("expected one --model: with packets, a single job is trained")
+        raise BadInput(
+            "expected one --model: with packets, a single job is trained"
+        )
     if models:
         chosen["model"] = models[0]
     if quick:
@@ -265,7 +333,9 @@ def run_with_packets(
     terminal = out.console(stderr=as_json)
 
     def tell(step: str) -> None:
-        terminal.print(f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True)
+        terminal.print(
+            f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True
+        )
 
     result = run.run_packets(options, tell)
     files = figures.write_packets_report(result, folder)
@@ -292,7 +362,9 @@ def _print_sweep(result: dict[str, Any]) -> None:
         title=f"{result['model']}, {result['nodes']} nodes: training time over an ideal switch's",
     )
     for row in result["sweep"]:
-        ratios = (f"{row[name]:.4f}" for name in ("kept", "turned", "tuning_alone"))
+        ratios = (
+            f"{row[name]:.4f}" for name in ("kept", "turned", "tuning_alone")
+        )
         table.add_row(format_time(row["tuning_time_s"]), *ratios)
     table.print()
 
@@ -310,7 +382,9 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
         for arm in arms:
             found = result["stages"][arm].get(stage)
             shown = ("median_s", "longest_s")
-            cells += [f"{1e3 * found[name]:.2f}" if found else "" for name in shown]
+            cells += [
+                f"{1e3 * found[name]:.2f}" if found else "" for name in shown
+            ]
         table.add_row(words, *cells)
     table.print()
 
@@ -325,10 +399,17 @@ def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
         title="A job that floods on all channels, and its neighbour",
     )
     for way, words in labels.items():
-        row, change = found[way], ["", ""]
+        row = found[way]
+        change = ["", ""]
         if "iteration_change" in row:
             ends = [100 * end for end in row["iteration_change_interval"]]
-            change = [f"{100 * row['iteration_change']:+.2f} %", "{:+.2f} to {:+.2f}".format(*ends)]
-        cells = (f"{row[name]:,}" for name in ("frames_flooded", "frames_at_neighbour"))
+            change = [
+                f"{100 * row['iteration_change']:+.2f} %",
+                "{:+.2f} to {:+.2f}".format(*ends),
+            ]
+        cells = (
+            f"{row[name]:,}"
+            for name in ("frames_flooded", "frames_at_neighbour")
+        )
         table.add_row(words, *cells, *change)
     table.print()

@@ -33,17 +33,32 @@ profiles_option = click.option(
 _WHOLE = click.IntRange(min=0)
 
 
-def names_option(name: str, about: str, **settings: Any) -> Callable[[Command], Command]:
+def names_option(
+    name: str,
+    about: str,
+    **settings: Any,
+) -> Callable[[Command], Command]:
     """An option for several names joined by commas."""
-    return click.option(name, callback=by_commas(str), metavar="NAMES", help=about, **settings)
+    return click.option(
+        name,
+        callback=by_commas(str),
+        metavar="NAMES",
+        help=about,
+        **settings,
+    )
 
 
 @click.command("pac-ml", context_settings={"show_default": True})
 @click.option(
-    "--seeds", type=click.IntRange(min=1), help="Episodes of each kind.  [default: 10; quick: 3]"
+    "--seeds",
+    type=click.IntRange(min=1),
+    help="Episodes of each kind.  [default: 10; quick: 3]",
 )
 @click.option(
-    "--first-seed", type=_WHOLE, default=0, help="Seed of the first episode; the next count up."
+    "--first-seed",
+    type=_WHOLE,
+    default=0,
+    help="Seed of the first episode; the next count up.",
 )
 @click.option(
     "--salt",
@@ -51,7 +66,11 @@ def names_option(name: str, about: str, **settings: Any) -> Callable[[Command], 
     help="Repeat a run with your own policies: the salt in its result.json.  [default: a secret "
     "one with policies of yours, so that they cannot draw the jobs to come; else 0]",
 )
-@click.option("--quick", is_flag=True, help="Fewer seeds and laws, a shorter roll-out.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Fewer seeds and laws, a shorter roll-out.",
+)
 @names_option(
     "--policies",
     "'all' (built-in and shipped ones), names, FILE.py:CLASS, FILE.onnx; a name may have "
@@ -76,7 +95,11 @@ def names_option(name: str, about: str, **settings: Any) -> Callable[[Command], 
     "How operations are placed: as in the paper, or in whole blocks.",
     default="ramp-first-fit,ramp-block",
 )
-@click.option("--ramp", metavar="GxRxS", help="Groups × racks × servers.  [default: 4x4x2]")
+@click.option(
+    "--ramp",
+    metavar="GxRxS",
+    help="Groups × racks × servers.  [default: 4x4x2]",
+)
 @click.option(
     "--arrivals",
     metavar="PROCESS:SECONDS",
@@ -149,7 +172,9 @@ def pac_ml(
         rules,
         policies,
         engine_of(processes, ray),
-        variation=replace(Variation.parse(**varied), law_instance=law_instance),
+        variation=replace(
+            Variation.parse(**varied), law_instance=law_instance
+        ),
         salt=salt,
     )
     # Before a folder is made: wrong input leaves nothing.
@@ -164,12 +189,25 @@ def pac_ml(
             print_first_look(cells)
 
     with out.progress_bar("%", out.console(stderr=as_json)) as tell:
-        result = run.run_experiment(options, say, tell, look)
+        result = run.run_experiment(
+            options,
+            say,
+            tell,
+            look,
+        )
     files = results.write_report(result, folder)
     for words in results.faults_of(result):
-        out.say(words, err=True, meaning="caution")
+        out.say(
+            words,
+            err=True,
+            meaning="caution",
+        )
     for name, lines in result["outside_training"].items():
-        out.say(f"warning: {name} was {'; '.join(lines)}", err=True, meaning="caution")
+        out.say(
+            f"warning: {name} was {'; '.join(lines)}",
+            err=True,
+            meaning="caution",
+        )
     if as_json:
         out.print_json(result)
     else:
@@ -181,18 +219,30 @@ def pac_ml(
             )
         out.say_written(files, folder)
     if result["interrupted"]:
-        only_some_finished(result["episodes_finished"], result["episodes_wanted"], "episodes")
+        only_some_finished(
+            result["episodes_finished"], result["episodes_wanted"], "episodes"
+        )
     if strict:
         refuse_faults(results.count_faults(result))
 
 
 def print_first_look(cells: Mapping[Any, Mapping[str, Any]]) -> None:
     """The blocking rates of the first seed, while the others still run."""
-    columns = [out.number(f"{rule.removeprefix('ramp-')} {law}") for rule, law in cells]
-    table = out.Table("policy", *columns, title="First look: blocking rate (%) with one seed")
-    for name in policies_in({cell: {"policies": found} for cell, found in cells.items()}):
+    columns = [
+        out.number(f"{rule.removeprefix('ramp-')} {law}")
+        for rule, law in cells
+    ]
+    table = out.Table(
+        "policy", *columns, title="First look: blocking rate (%) with one seed"
+    )
+    for name in policies_in(
+        {cell: {"policies": found} for cell, found in cells.items()}
+    ):
         there = [found.get(name) for found in cells.values()]
-        rates = [_percent(each.blocking_rate, None) if each else _NOTHING for each in there]
+        rates = [
+            _percent(each.blocking_rate, None) if each else _NOTHING
+            for each in there
+        ]
         table.add_row(_short(name), *rates)
     table.print()
 
@@ -202,16 +252,30 @@ def print_tables(result: dict[str, Any]) -> None:
     for rule, laws in result["rules"].items():
         # Figures of another placement rule do not compare.
         beside = result["comparable"] and rule == paper.RULE
-        _print_blocking(result, rule, laws, beside)
+        _print_blocking(
+            result,
+            rule,
+            laws,
+            beside,
+        )
         _print_less_constant(rule, laws)
         for law, cell in laws.items():
             for name, decides in cell["decided_by"].items():
                 if decides != name:
-                    out.say(f"law {law}: {decides} decided for {name}: no worse in trials")
+                    out.say(
+                        f"law {law}: {decides} decided for {name}: no worse in trials"
+                    )
         print_less_maximum(rule, laws, beside)
     if rows := rows_beside_published(result):
         title = f"Lowest rates beside PAC-ML's best checkpoint, {paper.RULE}"
-        table = out.Table("", "published", "measured", "policy", "difference", title=title)
+        table = out.Table(
+            "",
+            "published",
+            "measured",
+            "policy",
+            "difference",
+            title=title,
+        )
         for row in rows:
             table.add_row(*row)
         table.print()
@@ -220,23 +284,41 @@ def print_tables(result: dict[str, Any]) -> None:
 def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:
     """For each law the published rate, the lowest one here, its policy, and the difference."""
     rows: list[tuple[str, ...]] = []
-    for law, cell in result["rules"].get(paper.RULE, {}).items() if result["comparable"] else ():
+    for law, cell in (
+        result["rules"].get(paper.RULE, {}).items()
+        if result["comparable"]
+        else ()
+    ):
         if law not in paper.PAC_ML[paper.BEST]:
             continue
         published = paper.PAC_ML[paper.BEST][law].blocking_rate
-        measured, policy = cell["lowest"]["blocking_rate"], cell["lowest"]["policy"]
-        points = f"{100 * (measured - published):+.2f} points".replace("-", "−")
+        measured = cell["lowest"]["blocking_rate"]
+        policy = cell["lowest"]["policy"]
+        points = f"{100 * (measured - published):+.2f} points".replace(
+            "-", "−"
+        )
         rates = (f"{100 * each:.2f} %" for each in (published, measured))
         rows.append((f"law {law}", *rates, policy, points))
     return rows
 
 
-def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], beside: bool) -> None:
+def _print_blocking(
+    result: dict[str, Any],
+    rule: str,
+    laws: dict[str, Any],
+    beside: bool,
+) -> None:
     instance = result["law_instance"]
-    drawn = "new laws in each" if instance is None else f"instance {instance} of the laws"
+    drawn = (
+        "new laws in each"
+        if instance is None
+        else f"instance {instance} of the laws"
+    )
     count = len(result["seeds"])
     seeds = "seed" if count == 1 else "seeds"
-    other = "".join(f", {what} {text}" for what, text in result["varied"].items())
+    other = "".join(
+        f", {what} {text}" for what, text in result["varied"].items()
+    )
     title = f"Blocking rate (%), {rule}, {count} {seeds}, {drawn}{other}, mean ± 95 %"
     names = policies_in(laws)
     faults = dict.fromkeys(names, 0)
@@ -248,30 +330,51 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
         columns.append(out.number(f"law {law}"))
         columns += [out.number("publ.", wide=True)] * beside
     counted = [out.number("faults")] if any(faults.values()) else []
-    table = out.Table("policy", *columns, *counted, title=title)
+    table = out.Table(
+        "policy",
+        *columns,
+        *counted,
+        title=title,
+    )
 
-    def row(name: str, cells: list[out.Cell], faulty: str = "") -> None:
-        table.add_row(name, *cells, *([out.Coloured(faulty, "bad")] if counted else []))
+    def row(
+        name: str,
+        cells: list[out.Cell],
+        faulty: str = "",
+    ) -> None:
+        table.add_row(
+            name, *cells, *([out.Coloured(faulty, "bad")] if counted else [])
+        )
 
     for name in names:
         cells: list[out.Cell] = []
         for law, cell in laws.items():
             cells.append(_blocked(cell, name))
-            cells += [_published(paper.BLOCKING.get(name, {}).get(law))] * beside
+            cells += [
+                _published(paper.BLOCKING.get(name, {}).get(law))
+            ] * beside
         row(_short(name), cells, str(faults[name] or ""))
     table.end_section()
     if beside:
         for name, rates in paper.PAC_ML.items():
-            row(name, [t for law in laws for t in (_published(rates.get(law)), "")])
+            row(
+                name,
+                [t for law in laws for t in (_published(rates.get(law)), "")],
+            )
     for name, key in (
         ("bound in hindsight", "hindsight_bound"),
         ("bound without foresight", "online_bound"),
     ):
         bounds = [cell[key] for cell in laws.values()]
-        shown = [_percent(bound["blocking_rate"], bound["ci95"]) for bound in bounds]
+        shown = [
+            _percent(bound["blocking_rate"], bound["ci95"]) for bound in bounds
+        ]
         row(name, [t for text in shown for t in (text, *([""] * beside))])
     table.print()
-    out.say("* below every other policy, on the same seeds (paired, 95 %, Holm)", meaning="quiet")
+    out.say(
+        "* below every other policy, on the same seeds (paired, 95 %, Holm)",
+        meaning="quiet",
+    )
     if beside:
         out.say("(…) published", meaning="quiet")
 
@@ -288,11 +391,17 @@ def _blocked(cell: Mapping[str, Any], name: str) -> out.Cell:
 def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
     """Paired differences of all but constants, where there is one to compare with."""
     names = [name for name in policies_in(laws) if name not in CONSTANTS]
-    if not names or any(cell["lowest"]["constant"] is None for cell in laws.values()):
+    if not names or any(
+        cell["lowest"]["constant"] is None for cell in laws.values()
+    ):
         return
     columns = []
     for law, cell in laws.items():
-        columns.append(out.number(f"{law}: less {cell['lowest']['constant'].rpartition('-')[2]}"))
+        columns.append(
+            out.number(
+                f"{law}: less {cell['lowest']['constant'].rpartition('-')[2]}"
+            )
+        )
         columns.append(out.number("above in", wide=True))
     title = f"Blocking rate less the best constant degree's (points), {rule}"
     table = out.Table("policy", *columns, title=title)
@@ -317,15 +426,25 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
     )
 
 
-def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
+def print_less_maximum(
+    rule: str,
+    laws: dict[str, Any],
+    beside: bool,
+) -> None:
     """What policies block less than maximum parallelisation, as the paper counts its gain."""
     if not all(cell["less_maximum"] for cell in laws.values()):
         return
     title = f"Blocks less than maximum parallelisation (% of that), {rule}"
-    table = out.Table("policy", *(out.number(f"law {law}") for law in laws), title=title)
+    table = out.Table(
+        "policy", *(out.number(f"law {law}") for law in laws), title=title
+    )
 
     def shown(share: float | None) -> str:
-        return _NOTHING if share is None else f"{100 * share:.1f}".replace("-", "−")
+        return (
+            _NOTHING
+            if share is None
+            else f"{100 * share:.1f}".replace("-", "−")
+        )
 
     for name in policies_in(laws):
         if name != "maximum":
@@ -336,14 +455,26 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
         for name, rates in paper.PAC_ML.items():
             cells: list[out.Cell] = []
             for law in laws:
-                mine, most = rates.get(law), paper.BLOCKING["maximum"].get(law)
+                mine = rates.get(law)
+                most = paper.BLOCKING["maximum"].get(law)
                 both = mine is not None and most is not None
-                share = 1 - mine.blocking_rate / most.blocking_rate if mine and most else None
-                cells.append(out.Coloured(f"({shown(share)})", "quiet") if both else _NOTHING)
+                share = (
+                    1 - mine.blocking_rate / most.blocking_rate
+                    if mine and most
+                    else None
+                )
+                cells.append(
+                    out.Coloured(f"({shown(share)})", "quiet")
+                    if both
+                    else _NOTHING
+                )
             table.add_row(name, *cells)
     table.print()
     if beside:
-        out.say(f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %", meaning="quiet")
+        out.say(
+            f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %",
+            meaning="quiet",
+        )
 
 
 def _short(name: str) -> str:
@@ -351,13 +482,25 @@ def _short(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _percent(mean: float | None, half_width: float | None, signed: bool = False) -> str:
+def _percent(
+    mean: float | None,
+    half_width: float | None,
+    signed: bool = False,
+) -> str:
     """``21.63 ±0.41``; without the interval where one seed gives none."""
     if mean is None:
         return _NOTHING
-    shown = f"{100 * mean:+.2f}".replace("-", "−") if signed else f"{100 * mean:.2f}"
+    shown = (
+        f"{100 * mean:+.2f}".replace("-", "−")
+        if signed
+        else f"{100 * mean:.2f}"
+    )
     return shown + ("" if half_width is None else f" ±{100 * half_width:.2f}")
 
 
 def _published(rate: paper.Published | None) -> out.Cell:
-    return "" if rate is None else out.Coloured(f"({100 * rate.blocking_rate:.2f})", "quiet")
+    return (
+        ""
+        if rate is None
+        else out.Coloured(f"({100 * rate.blocking_rate:.2f})", "quiet")
+    )

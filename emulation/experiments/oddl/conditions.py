@@ -9,10 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 from patchlight.controller.policies.contract import JobView
-from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Settings
-from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, queue_jobs
+from patchlight.emulation.simulator.cluster import (
+    NetworkCluster,
+    QueueJob,
+    Settings,
+)
+from patchlight.emulation.simulator.cluster.jobs import (
+    SyntheticJobs,
+    queue_jobs,
+)
 from patchlight.emulation.simulator.cluster.simulation import Simulation
-from patchlight.emulation.simulator.cluster.sweep import QueueScheduler, load_policies
+from patchlight.emulation.simulator.cluster.sweep import (
+    QueueScheduler,
+    load_policies,
+)
 from patchlight.emulation.simulator.network import jobs as network_jobs
 from patchlight.emulation.simulator.network.contract import Network, Round
 from patchlight.emulation.simulator.network.engine import run
@@ -31,7 +41,11 @@ MODELS = ("vgg19", "resnet50", "bert-large", "gpt2", MIXTURE)
 # 2017); the graphs have 128. The others keep the batch of their graph.
 _BATCHES: Mapping[str, int] = {"vgg19": 32, "resnet50": 32}
 # One expert on each node, as in GShard (Lepikhin et al., 2021); every second of twelve layers.
-_EXPERTS, _LAYERS, _WIDTH, _TOKENS, _NUMBER_BYTES = 64, 6, 768, 1024, 2
+_EXPERTS = 64
+_LAYERS = 6
+_WIDTH = 768
+_TOKENS = 1024
+_NUMBER_BYTES = 2
 
 
 class Workload(NamedTuple):
@@ -63,18 +77,32 @@ def workload(name: str) -> Workload:
     """One of ``MODELS``; ``BadInput`` for another name."""
     if name not in MODELS:
         raise BadInput(f"unknown model {name!r}: {nearest(name, MODELS)}")
-    graph = builtin_graph("gpt2" if name == MIXTURE else name, _BATCHES.get(name))
+    graph = builtin_graph(
+        "gpt2" if name == MIXTURE else name, _BATCHES.get(name)
+    )
     batch = graph.batch or 1
     computes_s = (graph.forward_ms + graph.backward_ms) / 1e3
     backward = graph.backward_ms / 1e3 / computes_s
     tokens = batch * _TOKENS * _WIDTH * _NUMBER_BYTES if name == MIXTURE else 0
-    return Workload(computes_s, backward, float(graph.parameter_bytes), float(tokens))
+    return Workload(
+        computes_s,
+        backward,
+        float(graph.parameter_bytes),
+        float(tokens),
+    )
 
 
 # How many jobs of the Philly trace want so many GPUs; the 90 other ones are left out.
-PHILLY_SIZES = {1: 76627, 2: 1818, 4: 1870, 8: 1643, 16: 199}
+PHILLY_SIZES = {
+    1: 76627,
+    2: 1818,
+    4: 1870,
+    8: 1643,
+    16: 199,
+}
 # So many jobs for each node come before: few are then left of how it began.
-_LOAD, _JOBS_BEFORE = 0.9, 10
+_LOAD = 0.9
+_JOBS_BEFORE = 10
 _LOOKED_AT = "looked-at"
 
 
@@ -106,17 +134,33 @@ class JobArrivals:
         cluster = NetworkCluster(network_of(self.network))
         jobs = self._jobs(cluster.network.nodes)
         arrives_s = jobs[-1].view.arrived_s
-        jobs.append(QueueJob(JobView(_LOOKED_AT, size, arrived_s=arrives_s), 1.0))
+        jobs.append(
+            QueueJob(JobView(_LOOKED_AT, size, arrived_s=arrives_s), 1.0)
+        )
         simulation = Simulation(cluster, jobs, Settings())
-        policies = load_policies("fifo", self.placement, "keep", self.seed, _raise)
+        policies = load_policies(
+            "fifo",
+            self.placement,
+            "keep",
+            self.seed,
+            _raise,
+        )
         scheduler = QueueScheduler(simulation, policies)
         looked_at = simulation.jobs[-1]
         while simulation.advance():
             scheduler.decide()
             if looked_at.ring:
-                rings = [job.ring for job in simulation.running.values() if job is not looked_at]
-                beside = [np.array(ring, np.int64) for ring in rings if len(ring) > 1]
-                return Surroundings(np.array(looked_at.ring, np.int64), tuple(beside))
+                rings = [
+                    job.ring
+                    for job in simulation.running.values()
+                    if job is not looked_at
+                ]
+                beside = [
+                    np.array(ring, np.int64) for ring in rings if len(ring) > 1
+                ]
+                return Surroundings(
+                    np.array(looked_at.ring, np.int64), tuple(beside)
+                )
         raise PatchlightError(
             f"the placement policy {self.placement} finds no {size} nodes in {self.network}",
             hint="choose another with --placement",
@@ -126,7 +170,12 @@ class JobArrivals:
         """The jobs that come before the one that is looked at."""
         rng = np.random.default_rng(self.seed)
         if self.trace is None:
-            law = SyntheticJobs(_JOBS_BEFORE * nodes, _LOAD, communication=0.0, sizes=PHILLY_SIZES)
+            law = SyntheticJobs(
+                _JOBS_BEFORE * nodes,
+                _LOAD,
+                communication=0.0,
+                sizes=PHILLY_SIZES,
+            )
             return law.draw(rng, nodes)
         known = [job for job in _read(self.trace) if job.gpus <= nodes]
         if not known:
@@ -149,7 +198,8 @@ def _raise(fault: object) -> None:
 
 
 # Of jobs that share links, so many iterations are timed, after those in which they find a rhythm.
-_TIMED, _BEFORE = 8, 4
+_TIMED = 8
+_BEFORE = 4
 _LATENCY = "500ns"
 
 
@@ -202,12 +252,18 @@ class Scene(NamedTuple):
         """Those of the cluster."""
         return self.radix**3 // 4
 
-    def network(self, kind: str, conditions: Conditions, channels: int = 0) -> Network:
+    def network(
+        self,
+        kind: str,
+        conditions: Conditions,
+        channels: int = 0,
+    ) -> Network:
         """``fat_tree``, ``sip_ring``, ``ideal`` or ``oddl``, of the size of the cluster.
 
         ODDL's jobs have so many ``channels`` on a coupler; 0: routed, as many as they need.
         """
-        light, nodes = self.light, self.nodes
+        light = self.light
+        nodes = self.nodes
         late = conditions.latency
         latency = f"latency={_LATENCY if late else '0ns'}"
         if kind == "fat_tree":
@@ -226,27 +282,53 @@ class Scene(NamedTuple):
         )
         return network_of(f"{spec},channels={channels}" if channels else spec)
 
-    def iteration_s(self, kind: str, conditions: Conditions, channels: int = 0) -> float:
+    def iteration_s(
+        self,
+        kind: str,
+        conditions: Conditions,
+        channels: int = 0,
+    ) -> float:
         """Seconds of an iteration of the job, in the mean."""
         network = self.network(kind, conditions, channels)
         members = len(self.surroundings.nodes)
-        nodes = self.surroundings.nodes if conditions.placed else np.arange(members)
-        job = self._job(network, workload(self.model), nodes, conditions)
+        nodes = (
+            self.surroundings.nodes
+            if conditions.placed
+            else np.arange(members)
+        )
+        job = self._job(
+            network,
+            workload(self.model),
+            nodes,
+            conditions,
+        )
         # On ODDL the wavelength switches keep others out, on an ideal switch there is no link to
         # share but the NIC.
         alone = not conditions.beside or kind in ("ideal", "oddl")
         return mean_iteration_s(
-            network, job, () if alone else self._neighbours(network, conditions)
+            network,
+            job,
+            () if alone else self._neighbours(network, conditions),
         )
 
-    def _neighbours(self, network: Network, conditions: Conditions) -> list[PlacedJob]:
+    def _neighbours(
+        self, network: Network, conditions: Conditions
+    ) -> list[PlacedJob]:
         """The jobs beside it, of all models by turns, each somewhere in its first iteration."""
         rng = np.random.default_rng(self.seed)
         found = []
         for number, nodes in enumerate(self.surroundings.neighbours):
             model = workload(MODELS[number % len(MODELS)])
             begins_s = rng.random() * model.compute_s
-            found.append(self._job(network, model, nodes, conditions, begins_s))
+            found.append(
+                self._job(
+                    network,
+                    model,
+                    nodes,
+                    conditions,
+                    begins_s,
+                )
+            )
         return found
 
     def _job(
@@ -269,28 +351,51 @@ class Scene(NamedTuple):
 
 
 def mean_iteration_s(
-    network: Network, job: PlacedJob, neighbours: Sequence[PlacedJob] = ()
+    network: Network,
+    job: PlacedJob,
+    neighbours: Sequence[PlacedJob] = (),
 ) -> float:
     """Seconds of an iteration of a job beside others, without the first; or ``PatchlightError``."""
-    sessions = [network_jobs.sessions_of(network, each) for each in (job, *neighbours)]
+    sessions = [
+        network_jobs.sessions_of(network, each) for each in (job, *neighbours)
+    ]
     near = _near(network, sessions)
-    jobs = [each for each, counts in zip((job, *neighbours), near, strict=True) if counts]
+    jobs = [
+        each
+        for each, counts in zip((job, *neighbours), near, strict=True)
+        if counts
+    ]
     program = network_jobs.program_of(
-        network, jobs, [s for s, counts in zip(sessions, near, strict=True) if counts]
+        network,
+        jobs,
+        [s for s, counts in zip(sessions, near, strict=True) if counts],
     )
-    least, unmeasured = (_BEFORE + _TIMED, _BEFORE) if len(jobs) > 1 else (2, 1)
-    outcome = run(program, least, unmeasured, watched=1)
+    least, unmeasured = (
+        (_BEFORE + _TIMED, _BEFORE) if len(jobs) > 1 else (2, 1)
+    )
+    outcome = run(
+        program,
+        least,
+        unmeasured,
+        watched=1,
+    )
     if 0 in outcome.stuck:
         raise PatchlightError(f"an iteration on {network.spec} never ends")
-    return float(outcome.ends_s[0] - outcome.marks_s[0]) / float(outcome.done[0] - unmeasured)
+    return float(outcome.ends_s[0] - outcome.marks_s[0]) / float(
+        outcome.done[0] - unmeasured
+    )
 
 
-def _near(network: Network, sessions: Sequence[network_jobs.Sessions]) -> list[bool]:
+def _near(
+    network: Network, sessions: Sequence[network_jobs.Sessions]
+) -> list[bool]:
     """Which jobs share links with the first, directly or through others."""
     uses = np.zeros((len(sessions), len(network.capacity_bps)), bool)
     for mine, one in zip(uses, sessions, strict=True):
         mine[np.concatenate([*one.links, np.zeros(0, np.int64)])] = True
     near = np.arange(len(sessions)) == 0
-    while (grown := uses[:, uses[near].any(axis=0)].any(axis=1) | near).sum() > near.sum():
+    while (
+        grown := uses[:, uses[near].any(axis=0)].any(axis=1) | near
+    ).sum() > near.sum():
         near = grown
     return [bool(each) for each in near]

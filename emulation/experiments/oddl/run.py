@@ -10,9 +10,18 @@ import numpy as np
 from patchlight.emulation.experiments.oddl import conditions
 from patchlight.emulation.experiments.paper import SPEEDUPS
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.network.contract import Network, Round, collective
+from patchlight.emulation.simulator.network.contract import (
+    Network,
+    Round,
+    collective,
+)
 from patchlight.emulation.simulator.network.engine import run
-from patchlight.emulation.simulator.network.jobs import ONCE, PlacedJob, program_of, sessions_of
+from patchlight.emulation.simulator.network.jobs import (
+    ONCE,
+    PlacedJob,
+    program_of,
+    sessions_of,
+)
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.results import provenance
@@ -61,9 +70,18 @@ def decomposed(scene: conditions.Scene, compared: str) -> list[SpeedupStep]:
     # The factors' product is the last speedup; other orders of the steps give other factors.
     found: list[SpeedupStep] = []
     for step, there in steps:
-        other_s, oddl_s = (scene.iteration_s(each, there) for each in (kind, "oddl"))
+        other_s, oddl_s = (
+            scene.iteration_s(each, there) for each in (kind, "oddl")
+        )
         before = found[-1].speedup if found else 1.0
-        found.append(SpeedupStep(step, other_s / oddl_s, other_s / oddl_s / before, oddl_s))
+        found.append(
+            SpeedupStep(
+                step,
+                other_s / oddl_s,
+                other_s / oddl_s / before,
+                oddl_s,
+            )
+        )
     return found
 
 
@@ -75,10 +93,16 @@ _CHANNELS = (48, 96, 192)
 
 
 def sensitivity(
-    models: Sequence[str], nodes: int, light: conditions.LightTimes
+    models: Sequence[str],
+    nodes: int,
+    light: conditions.LightTimes,
 ) -> list[dict[str, Any]]:
     """Rows: what is varied, and an iteration's time over that on an ideal switch, by model."""
-    base = {"scheduler": light.scheduler, "control_s": 0.0, "tuning_s": light.tuning_s}
+    base = {
+        "scheduler": light.scheduler,
+        "control_s": 0.0,
+        "tuning_s": light.tuning_s,
+    }
     variants: list[dict[str, Any]] = [
         {**base, "scheduler": scheduler, "control_s": control_s}
         for scheduler in _SCHEDULERS
@@ -86,7 +110,15 @@ def sensitivity(
     ]
     variants += [{**base, "tuning_s": tuning_s} for tuning_s in _TUNING_S]
     variants += [{**base, "channels": channels} for channels in _CHANNELS]
-    ideal = {model: _iteration_s(f"ideal:nodes={nodes}", model, nodes, light) for model in models}
+    ideal = {
+        model: _iteration_s(
+            f"ideal:nodes={nodes}",
+            model,
+            nodes,
+            light,
+        )
+        for model in models
+    }
     rows = []
     for each in variants:
         spec = (
@@ -94,23 +126,44 @@ def sensitivity(
             f"switching={each['tuning_s'] * 1e9:g}ns,control={each['control_s'] * 1e9:g}ns"
         )
         spec += f",channels={each['channels']}" if "channels" in each else ""
-        ratios = {model: _iteration_s(spec, model, nodes, light) / ideal[model] for model in models}
+        ratios = {
+            model: _iteration_s(
+                spec,
+                model,
+                nodes,
+                light,
+            )
+            / ideal[model]
+            for model in models
+        }
         rows.append({"nodes": nodes, **each, "to_ideal": ratios})
     return rows
 
 
-def _iteration_s(spec: str, name: str, nodes: int, light: conditions.LightTimes) -> float:
+def _iteration_s(
+    spec: str,
+    name: str,
+    nodes: int,
+    light: conditions.LightTimes,
+) -> float:
     model = conditions.workload(name)
     ranks = np.arange(nodes)
     network = network_of(spec)
     rounds = model.rounds(network, ranks)
-    job = PlacedJob(ranks, model.compute_s, rounds, ONCE, messages_s=light.message_s)
+    job = PlacedJob(
+        ranks,
+        model.compute_s,
+        rounds,
+        ONCE,
+        messages_s=light.message_s,
+    )
     return conditions.mean_iteration_s(network, job)
 
 
 _SHARES = (16, 4)
 # Of several jobs on a network, so many iterations are timed, after the first few.
-_TIMED, _BEFORE = 4, 2
+_TIMED = 4
+_BEFORE = 2
 
 
 class CommunicationCase(NamedTuple):
@@ -130,29 +183,67 @@ class CommunicationCase(NamedTuple):
 
 
 def scenarios(
-    radix: int, model: conditions.Workload, paper: Mapping[str, float], message_s: float, seed: int
+    radix: int,
+    model: conditions.Workload,
+    paper: Mapping[str, float],
+    message_s: float,
+    seed: int,
 ) -> list[CommunicationCase]:
     """All of them, of a job on all nodes of a cluster of k³/4, and of jobs that fill it."""
     nodes = radix**3 // 4
     found = []
-    for compared, network, words, rings, rounds in _cases(radix, nodes, model, seed):
-        oddl_s = _mean_s(network_of(f"oddl:nodes={nodes},setup=0ns"), rings[:1], rounds, message_s)
-        f = _mean_s(network, rings, rounds, message_s) / oddl_s
+    for compared, network, words, rings, rounds in _cases(
+        radix,
+        nodes,
+        model,
+        seed,
+    ):
+        oddl_s = _mean_s(
+            network_of(f"oddl:nodes={nodes},setup=0ns"),
+            rings[:1],
+            rounds,
+            message_s,
+        )
+        f = (
+            _mean_s(
+                network,
+                rings,
+                rounds,
+                message_s,
+            )
+            / oddl_s
+        )
         published = paper.get(compared)
         needed_s = None
         if published is not None and f > published:
             needed_s = oddl_s * (f - published) / (published - 1)
         speedup = (model.compute_s + f * oddl_s) / (model.compute_s + oddl_s)
-        found.append(CommunicationCase(compared, words, f, oddl_s, speedup, published, needed_s))
+        found.append(
+            CommunicationCase(
+                compared,
+                words,
+                f,
+                oddl_s,
+                speedup,
+                published,
+                needed_s,
+            )
+        )
     return found
 
 
 Case = tuple[str, Network, str, Sequence[Ints], Sequence[Round]]
 
 
-def _cases(radix: int, nodes: int, model: conditions.Workload, seed: int) -> Iterator[Case]:
+def _cases(
+    radix: int,
+    nodes: int,
+    model: conditions.Workload,
+    seed: int,
+) -> Iterator[Case]:
     rng = np.random.default_rng(seed)
-    in_order, anyhow = np.arange(nodes), rng.permutation(nodes)
+    in_order = np.arange(nodes)
+    anyhow = rng.permutation(nodes)
     ring = collective("ring", nodes, model.gradient_bytes)
     other = "hierarchical" if nodes & (nodes - 1) else "halving-doubling"
     halving = collective(other, nodes, model.gradient_bytes)
@@ -164,7 +255,13 @@ def _cases(radix: int, nodes: int, model: conditions.Workload, seed: int) -> Ite
         yield "fat_tree", tree, f"ring in order{taper}", [in_order], ring
         yield "fat_tree", tree, f"ring, random order{taper}", [anyhow], ring
         yield "fat_tree", tree, f"{other}{taper}", [in_order], halving
-    yield "fat_tree", sprayed, "ring, random order 2:1, sprayed", [anyhow], ring
+    yield (
+        "fat_tree",
+        sprayed,
+        "ring, random order 2:1, sprayed",
+        [anyhow],
+        ring,
+    )
     yield "sip_ring", sip, "ring in order", [in_order], ring
     yield "sip_ring", sip, f"{other}", [in_order], halving
     for share in _SHARES:
@@ -176,18 +273,40 @@ def _cases(radix: int, nodes: int, model: conditions.Workload, seed: int) -> Ite
         mixed = [np.sort(each) for each in anyhow.reshape(share, size)]
         words = f"{share} rings of {size}"
         yield "fat_tree", trees[""], f"{words}, random nodes", mixed, part
-        yield "fat_tree", trees[" 2:1"], f"{words}, random nodes 2:1", mixed, part
+        yield (
+            "fat_tree",
+            trees[" 2:1"],
+            f"{words}, random nodes 2:1",
+            mixed,
+            part,
+        )
         yield "sip_ring", sip, f"{words}, beside each other", beside, part
 
 
 def _mean_s(
-    network: Network, rings: Sequence[Ints], rounds: Sequence[Round], message_s: float
+    network: Network,
+    rings: Sequence[Ints],
+    rounds: Sequence[Round],
+    message_s: float,
 ) -> float:
     """How long the communication of equal jobs takes that do nothing else, in the mean."""
-    jobs = [PlacedJob(nodes, 0.0, rounds, ONCE, messages_s=message_s) for nodes in rings]
-    program = program_of(network, jobs, [sessions_of(network, job) for job in jobs])
+    jobs = [
+        PlacedJob(
+            nodes,
+            0.0,
+            rounds,
+            ONCE,
+            messages_s=message_s,
+        )
+        for nodes in rings
+    ]
+    program = program_of(
+        network, jobs, [sessions_of(network, job) for job in jobs]
+    )
     outcome = run(program, _TIMED + _BEFORE, _BEFORE)
-    return float(((outcome.ends_s - outcome.marks_s) / (outcome.done - _BEFORE)).mean())
+    return float(
+        ((outcome.ends_s - outcome.marks_s) / (outcome.done - _BEFORE)).mean()
+    )
 
 
 RADIX = 16
@@ -213,7 +332,9 @@ class FlowOptions:
 
     def __post_init__(self) -> None:
         most = self.radix**3 // 4
-        if not self.nodes or not all(2 <= nodes <= most for nodes in self.nodes):
+        if not self.nodes or not all(
+            2 <= nodes <= most for nodes in self.nodes
+        ):
             raise BadInput(
                 f"jobs of {', '.join(map(str, self.nodes)) or 'no'} nodes: expected 2 to {most}, "
                 f"the nodes of a fat-tree of switches with {self.radix} ports"
@@ -250,9 +371,22 @@ class FlowWorker:
         around = arrivals_of(options, task.seed).around(task.nodes)
         found = {}
         for model in options.models:
-            scene = conditions.Scene(options.radix, model, around, options.light, task.seed)
-            steps = {compared: decomposed(scene, compared) for compared in COMPARED}
-            whole = conditions.Conditions(placed=True, latency=True, beside=True, computes=True)
+            scene = conditions.Scene(
+                options.radix,
+                model,
+                around,
+                options.light,
+                task.seed,
+            )
+            steps = {
+                compared: decomposed(scene, compared) for compared in COMPARED
+            }
+            whole = conditions.Conditions(
+                placed=True,
+                latency=True,
+                beside=True,
+                computes=True,
+            )
             routed_s = scene.iteration_s("oddl", whole)
             limited = {
                 channels: scene.iteration_s("oddl", whole, channels) / routed_s
@@ -265,12 +399,21 @@ class FlowWorker:
 def arrivals_of(options: FlowOptions, seed: int) -> conditions.JobArrivals:
     """The jobs that come with a seed."""
     network = f"fat-tree:k={options.radix}"
-    return conditions.JobArrivals(network, options.trace, options.placement, seed)
+    return conditions.JobArrivals(
+        network,
+        options.trace,
+        options.placement,
+        seed,
+    )
 
 
-def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
+def run_flows(
+    options: FlowOptions, tell: Callable[[int, int], None]
+) -> dict[str, Any]:
     """What ``result.json`` holds; ``tell`` gets (done, in all). ``BadInput`` for bad options."""
-    models = {name: conditions.workload(name)._asdict() for name in options.models}
+    models = {
+        name: conditions.workload(name)._asdict() for name in options.models
+    }
     origin = provenance(
         range(options.seed, options.seed + options.draws),
         [] if options.trace is None else [options.trace],
@@ -287,14 +430,26 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
         done += 1
         tell(done, len(tasks))
 
-    results = run_all(tasks, FlowWorker(options), options.engine, count)
-    found: dict[str, dict[str, list[Steps]]] = {model: {} for model in options.models}
-    slower: dict[str, dict[str, list[dict[int, float]]]] = {model: {} for model in options.models}
+    results = run_all(
+        tasks,
+        FlowWorker(options),
+        options.engine,
+        count,
+    )
+    found: dict[str, dict[str, list[Steps]]] = {
+        model: {} for model in options.models
+    }
+    slower: dict[str, dict[str, list[dict[int, float]]]] = {
+        model: {} for model in options.models
+    }
     for task, result in zip(tasks, results, strict=True):
         for model, (steps, limited) in result.items():
             found[model].setdefault(str(task.nodes), []).append(steps)
             slower[model].setdefault(str(task.nodes), []).append(limited)
-    shown = next((model for model, _ in SPEEDUPS if model in options.models), options.models[0])
+    shown = next(
+        (model for model, _ in SPEEDUPS if model in options.models),
+        options.models[0],
+    )
     published = SPEEDUPS.get((shown, options.radix**3 // 4), {})
     light = options.light
     return {
@@ -307,23 +462,38 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
         "draws": options.draws,
         "light": light._asdict(),
         "models": models,
-        "speedups": _each(found, lambda steps: _mean([_headline(each) for each in steps])),
+        "speedups": _each(
+            found, lambda steps: _mean([_headline(each) for each in steps])
+        ),
         "speedup_ranges": _each(
-            found, lambda steps: [f([_headline(each) for each in steps]) for f in (min, max)]
+            found,
+            lambda steps: [
+                f([_headline(each) for each in steps]) for f in (min, max)
+            ],
         ),
         "speedups_limited": {
-            str(channels): _limited(found, slower, channels) for channels in LIMITED
+            str(channels): _limited(found, slower, channels)
+            for channels in LIMITED
         },
-        "paper": {model: {str(nodes): dict(row)} for (model, nodes), row in SPEEDUPS.items()},
+        "paper": {
+            model: {str(nodes): dict(row)}
+            for (model, nodes), row in SPEEDUPS.items()
+        },
         "decomposition": _each(found, _steps),
         "scenarios_model": shown,
         "scenarios": [
             each._asdict()
             for each in scenarios(
-                options.radix, conditions.workload(shown), published, light.message_s, options.seed
+                options.radix,
+                conditions.workload(shown),
+                published,
+                light.message_s,
+                options.seed,
             )
         ],
-        "sensitivity": sensitivity(options.models, min(256, max(options.nodes)), light),
+        "sensitivity": sensitivity(
+            options.models, min(256, max(options.nodes)), light
+        ),
         "provenance": origin,
     }
 
@@ -369,12 +539,15 @@ def _steps(draws: Sequence[Sequence[SpeedupStep]]) -> list[dict[str, Any]]:
 
 
 def _each(
-    found: dict[str, dict[str, list[Steps]]], made: Callable[[list[list[SpeedupStep]]], Any]
+    found: dict[str, dict[str, list[Steps]]],
+    made: Callable[[list[list[SpeedupStep]]], Any],
 ) -> dict[str, Any]:
     """By model, nodes and what is compared."""
     return {
         model: {
-            nodes: {name: made([draw[name] for draw in draws]) for name in COMPARED}
+            nodes: {
+                name: made([draw[name] for draw in draws]) for name in COMPARED
+            }
             for nodes, draws in by_nodes.items()
         }
         for model, by_nodes in found.items()

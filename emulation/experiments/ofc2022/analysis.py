@@ -16,7 +16,10 @@ from patchlight.testbed.jobs import JobStatus, Trainer
 Wiring = Literal["static", "optical", "live"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Iteration:
     """One iteration as its worker reported it: ``finished_at`` is Unix time, bytes are payload;
     over RDMA, the queue pairs made and the retries since its start."""
@@ -31,7 +34,10 @@ class Iteration:
     rdma_retries: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PortRate:
     """What the switch port of ``host`` counted in the second before ``at`` (Unix time)."""
 
@@ -41,7 +47,10 @@ class PortRate:
     tx_bps: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class GpuUse:
     """The share of the second before ``at`` in which ``gpu`` computed, 0…1."""
 
@@ -50,7 +59,10 @@ class GpuUse:
     utilization: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class MeasuredChange:
     """One change of the optical switches' maps; ``stages_s`` is in the order they ran."""
 
@@ -71,7 +83,10 @@ class MeasuredChange:
         return self.finished_at - self.started_at - held
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class JobRun:
     """A job that has ended: what its workers reported, and how long each rank was to compute."""
 
@@ -80,7 +95,10 @@ class JobRun:
     given_compute_s: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class CaseRun:
     """One case under one wiring: the jobs, of one trainer, the one that is looked at first."""
 
@@ -99,7 +117,10 @@ _STEP_S = 2.0
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class CaseFigures:
     """The figures of the first job of a case.
 
@@ -119,7 +140,10 @@ class CaseFigures:
     throughput_peak_bps: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class LiveFigures:
     """What a change of the network under a running job did to it.
 
@@ -142,7 +166,9 @@ def training_window(job: JobRun) -> tuple[float, float]:
     """Unix times between which the job trained."""
     first = [i for i in job.iterations if i.index == 0]
     if not first:
-        raise PatchlightError(f"job {job.status.spec.name} reported no iteration at all")
+        raise PatchlightError(
+            f"job {job.status.spec.name} reported no iteration at all"
+        )
     start = min(i.finished_at - i.compute_s - i.communication_s for i in first)
     return start, max(i.finished_at for i in job.iterations)
 
@@ -156,7 +182,11 @@ def iteration_ends(job: JobRun) -> list[float]:
             "are not the figures of one training"
         )
     reported = sorted((i.rank, i.index) for i in job.iterations)
-    expected = [(rank, k) for rank in range(len(spec.hosts)) for k in range(spec.iterations)]
+    expected = [
+        (rank, k)
+        for rank in range(len(spec.hosts))
+        for k in range(spec.iterations)
+    ]
     if reported != expected:
         lost = sorted(set(expected) - set(reported))
         raise PatchlightError(
@@ -165,17 +195,22 @@ def iteration_ends(job: JobRun) -> list[float]:
         )
     ends = [0.0] * spec.iterations
     for iteration in job.iterations:
-        ends[iteration.index] = max(ends[iteration.index], iteration.finished_at)
+        ends[iteration.index] = max(
+            ends[iteration.index], iteration.finished_at
+        )
     return ends
 
 
 def _mean_over(
-    samples: Iterable[tuple[float, float]], window: tuple[float, float], what: str
+    samples: Iterable[tuple[float, float]],
+    window: tuple[float, float],
+    what: str,
 ) -> float:
     """Mean of values sampled once a second; those at the edges count as far as they are inside."""
     start, end = window
     weighted = [
-        (max(0.0, min(at, end) - max(at - SAMPLE_S, start)), value) for at, value in samples
+        (max(0.0, min(at, end) - max(at - SAMPLE_S, start)), value)
+        for at, value in samples
     ]
     total = sum(weight for weight, _ in weighted)
     if total <= 0:
@@ -189,13 +224,22 @@ def _mean_over(
 def case_figures(run: CaseRun) -> CaseFigures:
     """The figures of the first job of ``run``."""
     job = run.jobs[0]
-    hosts, window = job.status.spec.hosts, training_window(job)
+    hosts = job.status.spec.hosts
+    window = training_window(job)
     iteration_ends(job)  # nothing lost
-    received = {h: [(p.at, p.rx_bps) for p in run.ports if p.host == h] for h in hosts}
-    busy = {h: [(g.at, g.utilization) for g in run.gpus if g.gpu == h] for h in hosts}
+    received = {
+        h: [(p.at, p.rx_bps) for p in run.ports if p.host == h] for h in hosts
+    }
+    busy = {
+        h: [(g.at, g.utilization) for g in run.gpus if g.gpu == h]
+        for h in hosts
+    }
     completion_s = window[1] - window[0]
     inside = [
-        rate for s in received.values() for at, rate in s if window[0] < at < window[1] + SAMPLE_S
+        rate
+        for s in received.values()
+        for at, rate in s
+        if window[0] < at < window[1] + SAMPLE_S
     ]
     return CaseFigures(
         iterations=job.status.spec.iterations,
@@ -204,10 +248,12 @@ def case_figures(run: CaseRun) -> CaseFigures:
         compute_s=fmean(i.compute_s for i in job.iterations),
         communication_s=fmean(i.communication_s for i in job.iterations),
         gpu_utilization=fmean(
-            _mean_over(s, window, f"GPU utilisation of {h}") for h, s in busy.items()
+            _mean_over(s, window, f"GPU utilisation of {h}")
+            for h, s in busy.items()
         ),
         throughput_bps=fmean(
-            _mean_over(s, window, f"throughput of {h}") for h, s in received.items()
+            _mean_over(s, window, f"throughput of {h}")
+            for h, s in received.items()
         ),
         throughput_peak_bps=max(inside),
     )
@@ -231,21 +277,37 @@ def busy_shares(job: JobRun, cuts: Floats) -> Floats:
     """The share of each step in which each rank computed, 0…1: ranks × steps."""
     found = []
     for rank in range(len(job.status.spec.hosts)):
-        ended = [i.finished_at - i.communication_s for i in job.iterations if i.rank == rank]
+        ended = [
+            i.finished_at - i.communication_s
+            for i in job.iterations
+            if i.rank == rank
+        ]
         lasted = [i.compute_s for i in job.iterations if i.rank == rank]
-        at = np.ravel([(end - s, end) for end, s in zip(ended, lasted, strict=True)])
+        at = np.ravel(
+            [(end - s, end) for end, s in zip(ended, lasted, strict=True)]
+        )
         done = np.repeat(np.cumsum([0.0, *lasted]), 2)[1:-1]
         found.append(np.diff(np.interp(cuts, at, done)) / np.diff(cuts))
     return np.array(found)
 
 
-def received_bps(run: CaseRun, job: JobRun, cuts: Floats) -> Floats:
+def received_bps(
+    run: CaseRun,
+    job: JobRun,
+    cuts: Floats,
+) -> Floats:
     """What each worker of a job received in each step, by its port's counter: ranks × steps."""
     found = []
     for host in job.status.spec.hosts:
-        samples = [(port.at, port.rx_bps * SAMPLE_S) for port in run.ports if port.host == host]
+        samples = [
+            (port.at, port.rx_bps * SAMPLE_S)
+            for port in run.ports
+            if port.host == host
+        ]
         at, bits = np.array(samples).T
-        found.append(np.diff(np.interp(cuts, at, np.cumsum(bits))) / np.diff(cuts))
+        found.append(
+            np.diff(np.interp(cuts, at, np.cumsum(bits))) / np.diff(cuts)
+        )
     return np.array(found)
 
 
@@ -281,8 +343,16 @@ def rdma_figures(run: CaseRun) -> dict[str, float]:
     """
     if run.roce is None:
         return {}
-    last = {(n, i.rank): i for n, job in enumerate(run.jobs) for i in job.iterations}
-    made = [i.queue_pairs_made for i in last.values() if i.queue_pairs_made is not None]
+    last = {
+        (n, i.rank): i
+        for n, job in enumerate(run.jobs)
+        for i in job.iterations
+    }
+    made = [
+        i.queue_pairs_made
+        for i in last.values()
+        if i.queue_pairs_made is not None
+    ]
     return {
         "packets_share": run.roce.of_packets,
         "bytes_share": run.roce.of_bytes,

@@ -28,9 +28,16 @@ def case_figure(static: analysis.CaseRun, optical: analysis.CaseRun) -> Figure:
     ]
     figure = figures.new(3.6)
     ratios = [max(last, 0.3 * max(lasts)) for last in lasts]
-    axes = figure.subplots(2, 2, sharex="col", sharey="row", width_ratios=ratios)
+    axes = figure.subplots(
+        2,
+        2,
+        sharex="col",
+        sharey="row",
+        width_ratios=ratios,
+    )
     for column, (title, run) in enumerate(runs.items()):
-        rates, busy = axes[0][column], axes[1][column]
+        rates = axes[0][column]
+        busy = axes[1][column]
         _steps(rates, busy, run)
         start, end = analysis.training_window(run.jobs[0])
         rates.set_title(f"{title}: job 1 took {end - start:.1f} s")
@@ -51,14 +58,33 @@ def live_figure(run: analysis.CaseRun) -> Figure:
     for number, job in enumerate(run.jobs):
         ends = np.array(analysis.iteration_ends(job)) - zero
         times = np.diff(ends, prepend=analysis.training_window(job)[0] - zero)
-        pace.plot(ends, times, marker="os"[number % 2], **figures.look(number))
-    began, ended = change.started_at - zero, change.finished_at - zero
+        pace.plot(
+            ends,
+            times,
+            marker="os"[number % 2],
+            **figures.look(number),
+        )
+    began = change.started_at - zero
+    ended = change.finished_at - zero
     drained = ended - change.switching_s
     for axis in (rates, busy, pace):
         label = f"drain, {drained - began:.2f} s"
-        axis.axvspan(began, drained, color=figures.GREEN, alpha=0.2, label=label, linewidth=0)
+        axis.axvspan(
+            began,
+            drained,
+            color=figures.GREEN,
+            alpha=0.2,
+            label=label,
+            linewidth=0,
+        )
         label = f"switching, {change.switching_s:.2f} s"
-        axis.axvspan(drained, ended, color=figures.GREEN, alpha=0.8, label=label)
+        axis.axvspan(
+            drained,
+            ended,
+            color=figures.GREEN,
+            alpha=0.8,
+            label=label,
+        )
     _label(rates, busy)
     pace.set_ylabel("iteration time (s)")
     pace.set_ylim(bottom=0)
@@ -69,7 +95,8 @@ def live_figure(run: analysis.CaseRun) -> Figure:
 
 
 def reductions_figure(
-    measured: Mapping[str, tuple[float, float]], paper: Mapping[str, tuple[float, float]]
+    measured: Mapping[str, tuple[float, float]],
+    paper: Mapping[str, tuple[float, float]],
 ) -> Figure:
     """Completion times (static, optical) as shares of the static one: the paper's and ours."""
     figure = figures.new(2.6, figures.COLUMN_IN)
@@ -77,28 +104,67 @@ def reductions_figure(
     labels: list[str] = []
     for case, ours in measured.items():
         for who, (static, optical) in (("paper", paper[case]), ("ours", ours)):
-            at, share = len(labels), optical / static
+            at = len(labels)
+            share = optical / static
             axis.bar(at, 1, 0.6, color="#e5e5e5")
-            axis.bar(at, share, 0.6, color=figures.BLUE if who == "ours" else figures.GREY)
-            axis.text(at, share, f"−{100 * (1 - share):.1f} %", ha="center", va="bottom")
+            axis.bar(
+                at,
+                share,
+                0.6,
+                color=figures.BLUE if who == "ours" else figures.GREY,
+            )
+            axis.text(
+                at,
+                share,
+                f"−{100 * (1 - share):.1f} %",
+                ha="center",
+                va="bottom",
+            )
             labels.append(f"({case}) {who}\n{static:.3g} s\n→ {optical:.3g} s")
     axis.set_xticks(range(len(labels)), labels)
     axis.set_ylabel("completion time of job 1, static = 1")
     return figure
 
 
-def _steps(rates: Axes, busy: Axes, run: analysis.CaseRun) -> None:
+def _steps(
+    rates: Axes,
+    busy: Axes,
+    run: analysis.CaseRun,
+) -> None:
     """For each job its workers' mean, over whole iterations, in a band from least to most."""
     zero = analysis.training_window(run.jobs[0])[0]
     for number, job in enumerate(run.jobs):
         cuts = analysis.whole_iterations(job)
         received = analysis.received_bps(run, job, cuts) / 1e9
-        label, look = f"job {number + 1}, {len(received)} GPUs", figures.look(number)
-        for axis, rows in ((rates, received), (busy, 100 * analysis.busy_shares(job, cuts))):
-            axis.stairs(rows.mean(axis=0), cuts - zero, baseline=None, label=label, **look)
-            least, most = (np.append(ends, ends[-1]) for ends in (rows.min(0), rows.max(0)))
-            band = {"color": look["color"], "alpha": 0.2, "linewidth": 0, "step": "post"}
-            axis.fill_between(cuts - zero, least, most, **band)
+        label = f"job {number + 1}, {len(received)} GPUs"
+        look = figures.look(number)
+        for axis, rows in (
+            (rates, received),
+            (busy, 100 * analysis.busy_shares(job, cuts)),
+        ):
+            axis.stairs(
+                rows.mean(axis=0),
+                cuts - zero,
+                baseline=None,
+                label=label,
+                **look,
+            )
+            least, most = (
+                np.append(ends, ends[-1])
+                for ends in (rows.min(0), rows.max(0))
+            )
+            band = {
+                "color": look["color"],
+                "alpha": 0.2,
+                "linewidth": 0,
+                "step": "post",
+            }
+            axis.fill_between(
+                cuts - zero,
+                least,
+                most,
+                **band,
+            )
 
 
 def _label(rates: Axes, busy: Axes) -> None:
@@ -113,14 +179,31 @@ COLUMNS = ("case", "first job", "paper", "measured", "difference")
 
 
 def write_report(
-    result: dict[str, Any], runs: Sequence[analysis.CaseRun], output: Path
+    result: dict[str, Any],
+    runs: Sequence[analysis.CaseRun],
+    output: Path,
 ) -> list[Path]:
     """Write everything into the folder ``output``; the files, the HTML page first."""
-    lives = json.dumps([asdict(run) for run in runs], indent=2, ensure_ascii=False)
-    tables = {"measurements.json": lambda file: file.write_text(lives + "\n", encoding="utf-8")}
-    files = results.write_report(result, output, _plots(result, runs), tables)
+    lives = json.dumps(
+        [asdict(run) for run in runs],
+        indent=2,
+        ensure_ascii=False,
+    )
+    tables = {
+        "measurements.json": lambda file: file.write_text(
+            lives + "\n", encoding="utf-8"
+        )
+    }
+    files = results.write_report(
+        result,
+        output,
+        _plots(result, runs),
+        tables,
+    )
     report = output / "report.html"
-    report.write_text(page(result, rows_of(result), files[2:]), encoding="utf-8")
+    report.write_text(
+        page(result, rows_of(result), files[2:]), encoding="utf-8"
+    )
     return [report, *files]
 
 
@@ -129,21 +212,32 @@ def _plots(
 ) -> dict[str, Callable[[], Figure]]:
     """What is drawn, by the name of its files."""
     by_name: dict[tuple[str, analysis.Wiring], analysis.CaseRun] = {
-        (run.case, run.wiring): run for run in runs if run.trainer == "synthetic"
+        (run.case, run.wiring): run
+        for run in runs
+        if run.trainer == "synthetic"
     }
-    whole = {case: found for case, found in result["cases"].items() if "reduction" in found}
+    whole = {
+        case: found
+        for case, found in result["cases"].items()
+        if "reduction" in found
+    }
     plots: dict[str, Callable[[], Figure]] = {}
     if whole:
         measured = {
-            case: (found["static"]["completion_s"], found["optical"]["completion_s"])
+            case: (
+                found["static"]["completion_s"],
+                found["optical"]["completion_s"],
+            )
             for case, found in whole.items()
         }
         paper = {
-            c: (p.static_completion_s, p.optical_completion_s) for c, p in papers.PAPER.items()
+            c: (p.static_completion_s, p.optical_completion_s)
+            for c, p in papers.PAPER.items()
         }
         plots["completion"] = partial(reductions_figure, measured, paper)
     for case in whole:
-        static, optical = by_name[case, "static"], by_name[case, "optical"]
+        static = by_name[case, "static"]
+        optical = by_name[case, "optical"]
         plots[f"case-{case}"] = partial(case_figure, static, optical)
     for run in runs:
         if run.wiring == "live":
@@ -156,27 +250,51 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
     compared = {each["name"]: each for each in result["comparisons"]}
     rows: list[Row] = []
     for case, found in result["cases"].items():
-        name, paper = f"({case})", papers.PAPER[case]
-        published_s = {"static": paper.static_completion_s, "optical": paper.optical_completion_s}
+        name = f"({case})"
+        paper = papers.PAPER[case]
+        published_s = {
+            "static": paper.static_completion_s,
+            "optical": paper.optical_completion_s,
+        }
         for wiring, paper_s in published_s.items():
             if wiring in found:
                 ours = found[wiring]
                 measured = f"{ours['completion_s']:.2f} s, {ours['iterations']} iterations"
-                rows.append((name, f"completion, {wiring}", f"{paper_s:g} s", measured, ""))
+                rows.append(
+                    (
+                        name,
+                        f"completion, {wiring}",
+                        f"{paper_s:g} s",
+                        measured,
+                        "",
+                    )
+                )
         for wiring, rdma in found["rdma"].items():
             if rdma:
-                rows.append((name, f"RoCEv2 packets, {wiring}", "", _of_rdma(rdma), ""))
+                rows.append(
+                    (name, f"RoCEv2 packets, {wiring}", "", _of_rdma(rdma), "")
+                )
         if "reduction" not in found:
             continue
-        static, optical = found["static"], found["optical"]
-        published = f"{100 * paper.reduction:.1f} %", f"{100 * found['reduction']:.1f} %"
+        static = found["static"]
+        optical = found["optical"]
+        published = (
+            f"{100 * paper.reduction:.1f} %",
+            f"{100 * found['reduction']:.1f} %",
+        )
         points = f"{100 * compared[f'cases.{case}.reduction']['difference']:+.1f} points"
-        rows.append((name, "completion lower by", *published, points.replace("-", "−")))
+        rows.append(
+            (name, "completion lower by", *published, points.replace("-", "−"))
+        )
         used = f"{100 * static['gpu_utilization']:.0f} % → {100 * optical['gpu_utilization']:.0f} %"
         ratio = paper.utilization_words or f"× {paper.utilization_ratio:g}"
         measured = f"{used} (× {found['gpu_utilization_ratio']:.2f})"
-        beside = compared[f"cases.{case}.gpu_utilization_ratio"]["relative_difference"]
-        difference = f"{100 * abs(beside):.0f} % {'above' if beside >= 0 else 'below'}"
+        beside = compared[f"cases.{case}.gpu_utilization_ratio"][
+            "relative_difference"
+        ]
+        difference = (
+            f"{100 * abs(beside):.0f} % {'above' if beside >= 0 else 'below'}"
+        )
         rows.append((name, "GPU utilisation", ratio, measured, difference))
         rates = f"{static['throughput_bps'] / 1e9:.1f} → {optical['throughput_bps'] / 1e9:.1f} Gb/s"
         rows.append((name, "worker's throughput", "", rates, ""))
@@ -201,8 +319,12 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
 
 
 def _of_rdma(rdma: dict[str, Any]) -> str:
-    missed = f" ({rdma['frames_missed']} missed)" if rdma["frames_missed"] else ""
-    shares = [f"{100 * rdma[key]:.1f} %" for key in ("packets_share", "bytes_share")]
+    missed = (
+        f" ({rdma['frames_missed']} missed)" if rdma["frames_missed"] else ""
+    )
+    shares = [
+        f"{100 * rdma[key]:.1f} %" for key in ("packets_share", "bytes_share")
+    ]
     return f"{shares[0]}, {shares[1]} of bytes{missed}"
 
 
@@ -212,7 +334,15 @@ def _rows_of_real(real: dict[str, Any], beside: dict[str, Any]) -> list[Row]:
     for wiring in ("static", "optical"):
         measured = f"{real[wiring]['completion_s']:.2f} s, {real[wiring]['iterations']} iterations"
         rows.append(("real", f"completion, {wiring}", "", measured, ""))
-    rows.append(("real", "completion lower by", "", f"{100 * real['reduction']:.1f} %", ""))
+    rows.append(
+        (
+            "real",
+            "completion lower by",
+            "",
+            f"{100 * real['reduction']:.1f} %",
+            "",
+        )
+    )
     if "reduction" in beside:
         synthetic = f"{100 * beside['reduction']:.1f} %"
         rows.append(("real", "… with synthetic gradients", "", synthetic, ""))
@@ -265,7 +395,11 @@ figure { margin: 2rem 0; } img { max-width: 100%; } figcaption { color: #555; }
 """
 
 
-def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[Path]) -> str:
+def page(
+    result: dict[str, Any],
+    rows: Sequence[Sequence[str]],
+    plots: Sequence[Path],
+) -> str:
     """The whole page as text."""
     stages = result.get("reconfiguration", {}).get("stages_s", {})
     mismatch = ""
@@ -284,18 +418,36 @@ def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[
         f"Rates, bytes and TCP windows are emulated at 1:{result['scale']:g}, times at 1:1; all "
         f"figures here are those of the unscaled lab.{mismatch}</p>",
         *([f"<p>{escape(words)}</p>"] if (words := _of_real(result)) else []),
-        *([f"<p><strong>{escape(busy)}</strong></p>"] if (busy := too_busy(result)) else []),
+        *(
+            [f"<p><strong>{escape(busy)}</strong></p>"]
+            if (busy := too_busy(result))
+            else []
+        ),
         _table(COLUMNS, rows),
         *(
             f"<p>{escape(text)}</p>"
-            for text in (papers.PHYSICS, papers.STANDING, papers.UTILIZATION, papers.LOCKSTEP)
+            for text in (
+                papers.PHYSICS,
+                papers.STANDING,
+                papers.UTILIZATION,
+                papers.LOCKSTEP,
+            )
         ),
         *(_figure(plot) for plot in plots if plot.suffix == ".png"),
     ]
     if stages:
-        spent = [(name, f"{1000 * seconds:.0f} ms") for name, seconds in stages.items()]
-        parts += ["<h2>Stages of the reconfiguration</h2>", _table(("stage", "time"), spent)]
-    parts += ["<h2>Machine</h2>", _table(("", ""), _machine(result["machine"]))]
+        spent = [
+            (name, f"{1000 * seconds:.0f} ms")
+            for name, seconds in stages.items()
+        ]
+        parts += [
+            "<h2>Stages of the reconfiguration</h2>",
+            _table(("stage", "time"), spent),
+        ]
+    parts += [
+        "<h2>Machine</h2>",
+        _table(("", ""), _machine(result["machine"])),
+    ]
     return "\n".join([*parts, "</body></html>", ""])
 
 
@@ -311,8 +463,15 @@ def _machine(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["<table><tr>", *(f"<th>{escape(text)}</th>" for text in head), "</tr>"]
-    lines += [f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows]
+    lines = [
+        "<table><tr>",
+        *(f"<th>{escape(text)}</th>" for text in head),
+        "</tr>",
+    ]
+    lines += [
+        f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>"
+        for row in rows
+    ]
     return "".join([*lines, "</table>"])
 
 

@@ -24,14 +24,18 @@ from patchlight.testbed.lab.wiring import trace_links
 # VGG16: 138.36 million parameters in float32.
 GRADIENT_BYTES = 138_360_000 * 4
 # Forward and backward of one iteration.
-COMPUTE_S: Mapping[str, float] = MappingProxyType({"Tesla M40": 0.50, "Titan V": 0.50 / 3})
+COMPUTE_S: Mapping[str, float] = MappingProxyType(
+    {"Tesla M40": 0.50, "Titan V": 0.50 / 3}
+)
 # Over RDMA, with emulated processors, all is so many times as long: messages wait for processors,
 # and the longer an iteration takes, the less that counts.
 SLOW_MOTION: Mapping[Transport, int] = MappingProxyType({"tcp": 1, "rdma": 4})
 # A real model for links that are scaled by 1,000: within 1 % of that gradient, so scaled.
 REAL_MODEL = "tiny-transformer"
 # How many GPUs each job of a case has. The figures are those of the first job.
-CASES: Mapping[str, tuple[int, ...]] = MappingProxyType({"a": (4, 2), "b": (3, 3)})
+CASES: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"a": (4, 2), "b": (3, 3)}
+)
 # Strong scaling: ``iterations`` are those of a job of this size; a smaller one does more of them.
 REFERENCE_WORKERS = 4
 
@@ -51,7 +55,9 @@ def jobs_of(
     say. ``BadInput`` if the lab lacks the GPUs, or a ring would not cross ToRs at first.
     """
     if not (math.isfinite(mismatch_percent) and mismatch_percent >= 0):
-        raise BadInput(f"a mismatch of {mismatch_percent} %: expected 0 or more")
+        raise BadInput(
+            f"a mismatch of {mismatch_percent} %: expected 0 or more"
+        )
     if case not in CASES:
         raise BadInput(f"no case {case!r}: expected one of {', '.join(CASES)}")
     if iterations < 1:
@@ -68,15 +74,24 @@ def jobs_of(
                 f"lab {lab.name}: the {size} GPUs of job {number} of case {case} are all on one "
                 "packet switch already, so that regrouping them would change nothing"
             )
-        what: dict[str, Any] = {"gradient_bytes": slower * GRADIENT_BYTES, "transport": transport}
+        what: dict[str, Any] = {
+            "gradient_bytes": slower * GRADIENT_BYTES,
+            "transport": transport,
+        }
         if trainer == "torch":
             what = {"trainer": trainer, "model": REAL_MODEL}
         jobs.append(
             JobSpec(
                 name=f"{case}{number}-{size}gpu",
-                iterations=max(1, round(iterations * REFERENCE_WORKERS / size)),
+                iterations=max(
+                    1, round(iterations * REFERENCE_WORKERS / size)
+                ),
                 **what,
-                compute_s={h.gpu.model: COMPUTE_S[h.gpu.model] * longer for h in hosts if h.gpu},
+                compute_s={
+                    h.gpu.model: COMPUTE_S[h.gpu.model] * longer
+                    for h in hosts
+                    if h.gpu
+                },
                 workers=size,
                 hosts=tuple(host.name for host in _alternating(hosts, tor_of)),
                 seed=number,
@@ -113,14 +128,20 @@ def _tors(lab: Lab) -> dict[str, str]:
     return found
 
 
-def _shares(lab: Lab, tor_of: Mapping[str, str], sizes: Sequence[int]) -> list[list[Host]]:
+def _shares(
+    lab: Lab,
+    tor_of: Mapping[str, str],
+    sizes: Sequence[int],
+) -> list[list[Host]]:
     """Which GPUs each job gets: the racks in turn, slow GPUs first, whatever the network is.
 
     Jobs of different sizes get one kind of GPU as far as it goes; jobs of one size as many of each.
     """
     slowest_first = sorted(COMPUTE_S, key=lambda model: -COMPUTE_S[model])
     of_model = {
-        model: _alternating([h for h in lab.hosts if h.gpu and h.gpu.model == model], tor_of)
+        model: _alternating(
+            [h for h in lab.hosts if h.gpu and h.gpu.model == model], tor_of
+        )
         for model in slowest_first
     }
     shares: list[list[Host]] = []
@@ -134,9 +155,14 @@ def _shares(lab: Lab, tor_of: Mapping[str, str], sizes: Sequence[int]) -> list[l
     else:
         row = [host for hosts in of_model.values() for host in hosts]
         ends = list(accumulate(sizes))
-        shares = [row[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        shares = [
+            row[end - size : end]
+            for end, size in zip(ends, sizes, strict=True)
+        ]
     if [len(share) for share in shares] != list(sizes):
-        counts = ", ".join(f"{len(hosts)} × {model}" for model, hosts in of_model.items())
+        counts = ", ".join(
+            f"{len(hosts)} × {model}" for model, hosts in of_model.items()
+        )
         raise BadInput(
             f"lab {lab.name} cannot give jobs of {' and '.join(map(str, sizes))} GPUs: "
             f"it has {counts} with a NIC"
@@ -144,13 +170,24 @@ def _shares(lab: Lab, tor_of: Mapping[str, str], sizes: Sequence[int]) -> list[l
     return shares
 
 
-def _alternating(hosts: Sequence[Host], tor_of: Mapping[str, str]) -> list[Host]:
+def _alternating(
+    hosts: Sequence[Host], tor_of: Mapping[str, str]
+) -> list[Host]:
     """These hosts, one of each ToR in turn, beginning under the ToR that has most of them."""
     by_tor: dict[str, list[Host]] = {}
     for host in hosts:
         by_tor.setdefault(tor_of[host.name], []).append(host)
-    racks = sorted(by_tor.values(), key=len, reverse=True)
-    return [host for turn in zip_longest(*racks) for host in turn if host is not None]
+    racks = sorted(
+        by_tor.values(),
+        key=len,
+        reverse=True,
+    )
+    return [
+        host
+        for turn in zip_longest(*racks)
+        for host in turn
+        if host is not None
+    ]
 
 
 MOST_BUSY_BEFORE = 0.6
@@ -158,7 +195,10 @@ MOST_STEAL = 0.02
 MOST_COMPUTE_STRETCH = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Disturbance:
     """What others took from the experiment, as shares; ``too_busy`` says what is over its limit.
 
@@ -173,18 +213,43 @@ class Disturbance:
 
     @classmethod
     def of(
-        cls, busy_before: float, before: CpuTicks, after: CpuTicks, runs: Sequence[analysis.CaseRun]
+        cls,
+        busy_before: float,
+        before: CpuTicks,
+        after: CpuTicks,
+        runs: Sequence[analysis.CaseRun],
     ) -> "Disturbance":
         """From the processors' ticks before and after, and the runs."""
-        steal = (after.steal - before.steal) / max(1, after.total - before.total)
+        steal = (after.steal - before.steal) / max(
+            1, after.total - before.total
+        )
         stretch = max((_stretch(run) for run in runs), default=0.0)
         limits = (
-            (busy_before, MOST_BUSY_BEFORE, "{:.0%} of its processor time was used before"),
-            (steal, MOST_STEAL, "its host took {:.0%} of its processor time away"),
-            (stretch, MOST_COMPUTE_STRETCH, "compute phases took {:.0%} longer than given"),
+            (
+                busy_before,
+                MOST_BUSY_BEFORE,
+                "{:.0%} of its processor time was used before",
+            ),
+            (
+                steal,
+                MOST_STEAL,
+                "its host took {:.0%} of its processor time away",
+            ),
+            (
+                stretch,
+                MOST_COMPUTE_STRETCH,
+                "compute phases took {:.0%} longer than given",
+            ),
         )
-        words = [text.format(found) for found, most, text in limits if found > most]
-        return cls(busy_before, steal, stretch, words)
+        words = [
+            text.format(found) for found, most, text in limits if found > most
+        ]
+        return cls(
+            busy_before,
+            steal,
+            stretch,
+            words,
+        )
 
 
 def _stretch(run: analysis.CaseRun) -> float:
@@ -200,7 +265,10 @@ def _stretch(run: analysis.CaseRun) -> float:
 SCHEMA_VERSION = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Setting:
     """What was run, where and when, and what disturbed it; ``iterations`` of a job of four GPUs."""
 
@@ -219,7 +287,10 @@ class Setting:
     transport: Transport = "tcp"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PaperComparison:
     """A measured figure and the paper's; the difference is measured less published."""
 
@@ -230,12 +301,25 @@ class PaperComparison:
     relative_difference: float
 
     @classmethod
-    def of(cls, name: str, paper: float, measured: float) -> "PaperComparison":
+    def of(
+        cls,
+        name: str,
+        paper: float,
+        measured: float,
+    ) -> "PaperComparison":
         """Of two figures."""
-        return cls(name, paper, measured, measured - paper, measured / paper - 1)
+        return cls(
+            name,
+            paper,
+            measured,
+            measured - paper,
+            measured / paper - 1,
+        )
 
 
-def result_of(setting: Setting, every: Sequence[analysis.CaseRun]) -> dict[str, Any]:
+def result_of(
+    setting: Setting, every: Sequence[analysis.CaseRun]
+) -> dict[str, Any]:
     """Everything that ``result.json`` holds. Cases that were not run are not in it."""
     runs = [run for run in every if run.trainer == "synthetic"]
     by_name: dict[tuple[str, analysis.Wiring], analysis.CaseRun] = {
@@ -243,11 +327,15 @@ def result_of(setting: Setting, every: Sequence[analysis.CaseRun]) -> dict[str, 
     }
     names = sorted({case for case, wiring in by_name if wiring != "live"})
     figures = {
-        key: analysis.case_figures(run) for key, run in by_name.items() if run.wiring != "live"
+        key: analysis.case_figures(run)
+        for key, run in by_name.items()
+        if run.wiring != "live"
     }
     live_run = next((run for run in runs if run.wiring == "live"), None)
     live = analysis.live_figures(live_run) if live_run else None
-    changes = [(run, change) for run in every for change in run.reconfigurations]
+    changes = [
+        (run, change) for run in every for change in run.reconfigurations
+    ]
     slower = SLOW_MOTION[setting.transport]
     result: dict[str, Any] = {
         "experiment": "ofc2022",
@@ -255,15 +343,24 @@ def result_of(setting: Setting, every: Sequence[analysis.CaseRun]) -> dict[str, 
         **asdict(setting),
         "parameters": {
             "gradient_bytes": slower * GRADIENT_BYTES,
-            "compute_s": {model: slower * each for model, each in COMPUTE_S.items()},
+            "compute_s": {
+                model: slower * each for model, each in COMPUTE_S.items()
+            },
             "fitted_to_the_paper": True,
         },
         "cases": {case: _case(case, by_name, figures) for case in names},
         "reconfigurations": [
-            {"case": run.case, "wiring": run.wiring, "trainer": run.trainer, **asdict(change)}
+            {
+                "case": run.case,
+                "wiring": run.wiring,
+                "trainer": run.trainer,
+                **asdict(change),
+            }
             for run, change in changes
         ],
-        "comparisons": [asdict(comparison) for comparison in comparisons_of(figures)],
+        "comparisons": [
+            asdict(comparison) for comparison in comparisons_of(figures)
+        ],
     }
     if live_run is not None and live is not None:
         result["live"] = {"case": live_run.case, **asdict(live)}
@@ -274,7 +371,11 @@ def result_of(setting: Setting, every: Sequence[analysis.CaseRun]) -> dict[str, 
         result["real"] = _real(real)
     if changes:
         # The one under running jobs where there is one: it is the one with a drain to show.
-        shown = analysis.the_change(live_run) if live_run is not None else changes[-1][1]
+        shown = (
+            analysis.the_change(live_run)
+            if live_run is not None
+            else changes[-1][1]
+        )
         result["reconfiguration"] = {
             "stages_s": dict(shown.stages_s),
             "total_s": shown.finished_at - shown.started_at,
@@ -294,18 +395,24 @@ def headline(result: Mapping[str, Any]) -> str:
     ]
     said = f"Rewiring cuts the first job's completion time by {' and '.join(words)}. "
     if live := result.get("live"):
-        before_s, after_s = live["iteration_before_s"], live["iteration_after_s"]
+        before_s = live["iteration_before_s"]
+        after_s = live["iteration_after_s"]
         longest_s = live["longest_gap_s"]
         said = (said if words else "") + (
             f"Rewired while it trains, its iterations go from {before_s:.2f} s to {after_s:.2f} s; "
             f"the longest time without one is {longest_s:.2f} s."
         )
-    return said.strip() if words or live else "No case was run both static and rewired."
+    return (
+        said.strip()
+        if words or live
+        else "No case was run both static and rewired."
+    )
 
 
 def _real(runs: Mapping[analysis.Wiring, analysis.CaseRun]) -> dict[str, Any]:
     """The case with a real model. Its own scale is 1: only links are scaled, not the gradient."""
-    static, optical = analysis.case_figures(runs["static"]), analysis.case_figures(runs["optical"])
+    static = analysis.case_figures(runs["static"])
+    optical = analysis.case_figures(runs["optical"])
     first = runs["static"].jobs[0].status.spec
     return {
         "case": runs["static"].case,
@@ -328,18 +435,25 @@ def _case(
     specs = [job.status.spec for job in runs[case, there[0]].jobs]
     found: dict[str, Any] = {
         "jobs": [
-            {"name": s.name, "iterations": s.iterations, "ring": list(s.hosts)} for s in specs
+            {"name": s.name, "iterations": s.iterations, "ring": list(s.hosts)}
+            for s in specs
         ],
         **{wiring: asdict(figures[case, wiring]) for wiring in there},
-        "rdma": {wiring: analysis.rdma_figures(runs[case, wiring]) for wiring in there},
+        "rdma": {
+            wiring: analysis.rdma_figures(runs[case, wiring])
+            for wiring in there
+        },
         "paper": asdict(PAPER[case]),
         "paper_reduction": PAPER[case].reduction,
         "paper_model_utilization_ratio": PAPER[case].model_utilization_ratio,
     }
     if len(there) == 2:
-        static, optical = figures[case, "static"], figures[case, "optical"]
+        static = figures[case, "static"]
+        optical = figures[case, "optical"]
         found["reduction"] = analysis.reduction(static, optical)
-        found["gpu_utilization_ratio"] = analysis.utilization_ratio(static, optical)
+        found["gpu_utilization_ratio"] = analysis.utilization_ratio(
+            static, optical
+        )
     return found
 
 
@@ -349,16 +463,23 @@ def comparisons_of(
     """The measured figures that the paper has too; only of what was run."""
     comparisons: list[PaperComparison] = []
     for case, paper in PAPER.items():
-        static, optical = figures.get((case, "static")), figures.get((case, "optical"))
+        static = figures.get((case, "static"))
+        optical = figures.get((case, "optical"))
         if static is None or optical is None:
             continue
         for key, published, measured in (
-            ("reduction", paper.reduction, analysis.reduction(static, optical)),
+            (
+                "reduction",
+                paper.reduction,
+                analysis.reduction(static, optical),
+            ),
             (
                 "gpu_utilization_ratio",
                 paper.utilization_ratio,
                 analysis.utilization_ratio(static, optical),
             ),
         ):
-            comparisons.append(PaperComparison.of(f"cases.{case}.{key}", published, measured))
+            comparisons.append(
+                PaperComparison.of(f"cases.{case}.{key}", published, measured)
+            )
     return comparisons

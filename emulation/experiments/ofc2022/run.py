@@ -22,7 +22,13 @@ from patchlight.emulation.fabric.roce import RoceMeter
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.simulator.results import cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus, Trainer, Transport
+from patchlight.testbed.jobs import (
+    JobSpec,
+    JobState,
+    JobStatus,
+    Trainer,
+    Transport,
+)
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import find_lab, load_lab
@@ -46,8 +52,14 @@ class ExperimentClient:
         deadline = time.monotonic() + deadline_s
         while True:
             status = self._controller.status()
-            lacking = [s["name"] for s in status["switches"] if s["connected"] is False]
-            lacking += [a["server"] for a in status["agents"] if not a["reachable"]]
+            lacking = [
+                s["name"]
+                for s in status["switches"]
+                if s["connected"] is False
+            ]
+            lacking += [
+                a["server"] for a in status["agents"] if not a["reachable"]
+            ]
             if not lacking:
                 return status
             if time.monotonic() > deadline:
@@ -57,23 +69,39 @@ class ExperimentClient:
                 )
             time.sleep(_STATUS_POLL_S)
 
-    def reconfigure(self, maps: Mapping[str, PortMap]) -> analysis.MeasuredChange:
+    def reconfigure(
+        self, maps: Mapping[str, PortMap]
+    ) -> analysis.MeasuredChange:
         """Give each of these circuit switches just this map."""
-        asked = {name: [str(c) for c in port_map] for name, port_map in maps.items()}
+        asked = {
+            name: [str(c) for c in port_map] for name, port_map in maps.items()
+        }
         return _committed(
-            self._controller.reconfigure(asked, only=True, why="the wiring a case starts with")
+            self._controller.reconfigure(
+                asked,
+                only=True,
+                why="the wiring a case starts with",
+            )
         )
 
     def regroup(self, job_ids: Sequence[str]) -> analysis.MeasuredChange:
         """Bring each of these running jobs under its own packet switch."""
         return _committed(self._controller.regroup(job_ids))
 
-    def reconfigurations(self, since: float) -> tuple[analysis.MeasuredChange, ...]:
+    def reconfigurations(
+        self, since: float
+    ) -> tuple[analysis.MeasuredChange, ...]:
         """Those that began after the Unix time ``since`` and changed something."""
         rows = self._controller.reconfigurations()
-        return tuple(_committed(r) for r in rows if r["started_at"] > since and r["changes"])
+        return tuple(
+            _committed(r)
+            for r in rows
+            if r["started_at"] > since and r["changes"]
+        )
 
-    def submit(self, jobs: Sequence[JobSpec], *, regroup: bool) -> list[JobStatus]:
+    def submit(
+        self, jobs: Sequence[JobSpec], *, regroup: bool
+    ) -> list[JobStatus]:
         """Start jobs together, on rewired circuits if ``regroup``."""
         rows = self._controller.submit(jobs, "regroup" if regroup else "keep")
         return [JobStatus.from_dict(row) for row in rows]
@@ -92,29 +120,49 @@ class ExperimentClient:
                     f"check {row['check']}"
                 )
         names = analysis.Iteration.__dataclass_fields__
-        known = ({key: value for key, value in row.items() if key in names} for row in rows)
+        known = (
+            {key: value for key, value in row.items() if key in names}
+            for row in rows
+        )
         return tuple(analysis.Iteration(**each) for each in known)  # type: ignore[arg-type]
 
     def ports(self, since: float) -> tuple[analysis.PortRate, ...]:
         """Port rates of every second that ended after the Unix time ``since``."""
         rows = self._controller.ports(since)
-        return tuple(analysis.PortRate(r["at"], r["host"], r["rx_bps"], r["tx_bps"]) for r in rows)
+        return tuple(
+            analysis.PortRate(
+                r["at"],
+                r["host"],
+                r["rx_bps"],
+                r["tx_bps"],
+            )
+            for r in rows
+        )
 
     def gpus(self, since: float) -> tuple[analysis.GpuUse, ...]:
         """GPU samples of every second that ended after the Unix time ``since``."""
         rows = self._controller.gpus(since)
-        return tuple(analysis.GpuUse(r["at"], r["gpu"], r["utilization"]) for r in rows)
+        return tuple(
+            analysis.GpuUse(r["at"], r["gpu"], r["utilization"]) for r in rows
+        )
 
 
 def _committed(row: Mapping[str, Any]) -> analysis.MeasuredChange:
     if row["state"] != "committed":
-        raise PatchlightError(f"reconfiguration {row['id']} is {row['state']}: {row['message']}")
+        raise PatchlightError(
+            f"reconfiguration {row['id']} is {row['state']}: {row['message']}"
+        )
     changes = row["changes"].values()
     return analysis.MeasuredChange(
         id=str(row["id"]),
         stages_s=dict(row["stages_s"]),
-        cross_connects_changed=sum(len(each["breaks"]) + len(each["makes"]) for each in changes),
-        **{name: row[name] for name in ("state", "message", "started_at", "finished_at")},
+        cross_connects_changed=sum(
+            len(each["breaks"]) + len(each["makes"]) for each in changes
+        ),
+        **{
+            name: row[name]
+            for name in ("state", "message", "started_at", "finished_at")
+        },
     )
 
 
@@ -144,7 +192,14 @@ def run_case(
     """
     client.reconfigure(lab.initial_maps)
     transport: Transport = "tcp" if meter is None else "rdma"
-    specs = results.jobs_of(case, lab, iterations, mismatch_percent, trainer, transport)
+    specs = results.jobs_of(
+        case,
+        lab,
+        iterations,
+        mismatch_percent,
+        trainer,
+        transport,
+    )
     since = time.time()
     ids = [job.id for job in client.submit(specs, regroup=wiring == "optical")]
     at_half = specs[0].iterations // 2
@@ -152,23 +207,42 @@ def run_case(
 
     def live_change(jobs: Sequence[JobStatus]) -> None:
         first = jobs[0]
-        if not changes and first.state is JobState.RUNNING and first.iterations_done >= at_half:
+        if (
+            not changes
+            and first.state is JobState.RUNNING
+            and first.iterations_done >= at_half
+        ):
             changes.append(client.regroup(ids))
 
     with meter or nullcontext():
         on_news = live_change if wiring == "live" else None
-        statuses = _follow(client, ids, case, wiring, tell, on_news)
+        statuses = _follow(
+            client,
+            ids,
+            case,
+            wiring,
+            tell,
+            on_news,
+        )
     if wiring == "live" and not changes:
-        raise PatchlightError("the first job ended before it could be regrouped half way")
+        raise PatchlightError(
+            "the first job ended before it could be regrouped half way"
+        )
     if wiring == "optical":
         changes += client.reconfigurations(since)
     jobs = tuple(
         analysis.JobRun(
-            status, client.iterations(status.id), results.given_compute_s(status.spec, lab)
+            status,
+            client.iterations(status.id),
+            results.given_compute_s(status.spec, lab),
         )
         for status in statuses
     )
-    _wait_for_samples(client, max(i.finished_at for job in jobs for i in job.iterations), since)
+    _wait_for_samples(
+        client,
+        max(i.finished_at for job in jobs for i in job.iterations),
+        since,
+    )
     if time.time() - since > SAMPLES_KEPT_S:
         raise PatchlightError(
             f"case ({case}) {wiring} took longer than the {SAMPLES_KEPT_S} s of samples that the "
@@ -177,7 +251,15 @@ def run_case(
         )
     seen = client.ports(since), client.gpus(since)
     share = meter.share if meter else None
-    return analysis.CaseRun(case, wiring, jobs, *seen, tuple(changes), trainer, share)
+    return analysis.CaseRun(
+        case,
+        wiring,
+        jobs,
+        *seen,
+        tuple(changes),
+        trainer,
+        share,
+    )
 
 
 def _follow(
@@ -200,25 +282,34 @@ def _follow(
                 )
         now = [(job.state, job.iterations_done) for job in jobs]
         if now != before:
-            before, last_news = now, time.monotonic()
+            before = now
+            last_news = time.monotonic()
             tell(case, wiring, jobs)
             if on_news is not None:
                 on_news(jobs)
         if all(job.state is JobState.DONE for job in jobs):
             return jobs
         if time.monotonic() - last_news > _STALL_S:
-            where = ", ".join(f"{j.spec.name} {j.state}, {j.iterations_done} done" for j in jobs)
+            where = ", ".join(
+                f"{j.spec.name} {j.state}, {j.iterations_done} done"
+                for j in jobs
+            )
             raise PatchlightError(
                 f"case ({case}) {wiring}: nothing has happened for {_STALL_S:.0f} s ({where})"
             )
         time.sleep(_POLL_S)
 
 
-def _wait_for_samples(client: ExperimentClient, end: float, since: float) -> None:
+def _wait_for_samples(
+    client: ExperimentClient,
+    end: float,
+    since: float,
+) -> None:
     """Wait for the counters and GPU samples of the last second of training."""
     deadline = time.monotonic() + _SAMPLES_S
     while time.monotonic() < deadline:
-        ports, gpus = client.ports(since), client.gpus(since)
+        ports = client.ports(since)
+        gpus = client.gpus(since)
         if ports and gpus and min(ports[-1].at, gpus[-1].at) >= end:
             return
         time.sleep(_POLL_S)
@@ -238,7 +329,10 @@ _VIRTUAL_MTU = 4200
 _LOOK_S = 1.0  # how long one looks at how busy the machine is before
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Ofc2022Options:
     """What the user wants. ``lab`` is a file or a built-in lab's name; ``name`` calls it otherwise.
 
@@ -263,7 +357,10 @@ class Ofc2022Options:
     transport: Transport = "tcp"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class ExperimentResult:
     """The result as in ``result.json``, and the files that were written."""
 
@@ -283,33 +380,48 @@ class WiredCase(NamedTuple):
         return f"case ({self.case}), {self.wiring}{real}"
 
 
-def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[WiredCase]:
+def plan_of(
+    parts: Sequence[str], trainer: Trainer = "synthetic"
+) -> list[WiredCase]:
     """The runs that make up these parts; ``BadInput`` for an unknown one."""
     if not parts:
         raise BadInput(f"no case to run: expected some of {','.join(PARTS)}")
     for part in parts:
         if part not in PARTS:
-            raise BadInput(f"no case {part!r}: expected some of {','.join(PARTS)}")
+            raise BadInput(
+                f"no case {part!r}: expected some of {','.join(PARTS)}"
+            )
     plan: list[WiredCase] = []
-    for case in (part for part in PARTS if part in parts and part in results.CASES):
+    for case in (
+        part for part in PARTS if part in parts and part in results.CASES
+    ):
         plan += [WiredCase(case, "static"), WiredCase(case, "optical")]
     if "live" in parts:
         plan.append(WiredCase(LIVE_CASE, "live"))
     if trainer == "torch":
-        plan += [WiredCase(REAL_CASE, "static", trainer), WiredCase(REAL_CASE, "optical", trainer)]
+        plan += [
+            WiredCase(REAL_CASE, "static", trainer),
+            WiredCase(REAL_CASE, "optical", trainer),
+        ]
     return plan
 
 
 def _certificate(lab: str) -> Path:
     """The folder of the certificate that a lab's agents expect of its controller."""
     authority = Authority(lab, authority_folder(lab))
-    return authority.for_controller(authority.folder.parent / "controller").folder
+    return authority.for_controller(
+        authority.folder.parent / "controller"
+    ).folder
 
 
 def _with_large_packets(lab: Lab) -> Lab:
     servers = [
         replace(
-            server, nics=tuple(replace(nic, mtu=nic.mtu or _VIRTUAL_MTU) for nic in server.nics)
+            server,
+            nics=tuple(
+                replace(nic, mtu=nic.mtu or _VIRTUAL_MTU)
+                for nic in server.nics
+            ),
         )
         for server in lab.servers
     ]
@@ -317,10 +429,24 @@ def _with_large_packets(lab: Lab) -> Lab:
 
 
 def _push(lab: str) -> None:
-    command = [sys.executable, "-m", "patchlight", "deploy", "push", lab]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "patchlight",
+        "deploy",
+        "push",
+        lab,
+    ]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if done.returncode:
-        raise PatchlightError(f"installing Patchlight on the servers: {done.stdout.strip()}")
+        raise PatchlightError(
+            f"installing Patchlight on the servers: {done.stdout.strip()}"
+        )
 
 
 def run_experiment(
@@ -331,26 +457,43 @@ def run_experiment(
 ) -> ExperimentResult:
     """Run all cases; ``beside`` gets the API's address. The lab is always taken down."""
     plan = plan_of(wishes.parts, wishes.trainer)
-    virtual, over_rdma = wishes.servers == "vm", wishes.transport == "rdma"
+    virtual = wishes.servers == "vm"
+    over_rdma = wishes.transport == "rdma"
     if over_rdma and (not virtual or wishes.trainer == "torch"):
-        raise BadInput("--transport rdma needs --server-kind vm and --trainer synthetic")
+        raise BadInput(
+            "--transport rdma needs --server-kind vm and --trainer synthetic"
+        )
     if virtual and wishes.worker_kind == "docker":
-        raise BadInput("on virtual machines workers are processes here: omit --worker-kind docker")
+        raise BadInput(
+            "on virtual machines workers are processes here: omit --worker-kind docker"
+        )
     model = load_lab(wishes.lab)
     for run in plan:
         # Refuses what cannot work before it is built.
-        results.jobs_of(run.case, model, wishes.iterations, wishes.mismatch_percent, run.trainer)
-    began, started_at = time.monotonic(), datetime.datetime.now(datetime.UTC)
+        results.jobs_of(
+            run.case,
+            model,
+            wishes.iterations,
+            wishes.mismatch_percent,
+            run.trainer,
+        )
+    began = time.monotonic()
+    started_at = datetime.datetime.now(datetime.UTC)
     earlier = cpu_ticks()
     time.sleep(_LOOK_S)
     # No seeds: nothing is drawn.
-    origin, ticks = provenance((), [find_lab(wishes.lab)]), cpu_ticks()
+    origin = provenance((), [find_lab(wishes.lab)])
+    ticks = cpu_ticks()
     workers = wishes.worker_kind
     if virtual:
         workers = "process"
     if workers == "auto":
         workers = "docker" if docker_engine.answers() else "process"
-    if workers == "process" and wishes.trainer == "torch" and find_spec("torch") is None:
+    if (
+        workers == "process"
+        and wishes.trainer == "torch"
+        and find_spec("torch") is None
+    ):
         raise BadInput(
             "a real model needs PyTorch, which is not installed here",
             hint="pip install 'patchlight[torch]', or --worker-kind docker",
@@ -359,7 +502,9 @@ def run_experiment(
     scale = wishes.scale or _SCALES[wishes.servers]
     if virtual:
         slower = results.SLOW_MOTION[wishes.transport]
-        say(f"scale {scale:g}, packets of 4 kB, {slower} times as long: for emulated processors")
+        say(
+            f"scale {scale:g}, packets of 4 kB, {slower} times as long: for emulated processors"
+        )
     with EmulatedLab.from_lab(
         _with_large_packets(model) if virtual else model,
         scale=scale,
@@ -378,7 +523,10 @@ def run_experiment(
         if virtual:
             say("installing Patchlight on the servers")
             _push(lab.name)
-        with ControllerClient(lab.controller_api) as controller, beside(lab.controller_api):
+        with (
+            ControllerClient(lab.controller_api) as controller,
+            beside(lab.controller_api),
+        ):
             client = ExperimentClient(controller)
             status = client.wait_until_complete(_UP_S[wishes.servers])
             for run in plan:
@@ -386,7 +534,15 @@ def run_experiment(
                 meter = RoceMeter(ends) if over_rdma else None
                 how = (wishes.mismatch_percent, run.trainer, meter)
                 runs.append(
-                    run_case(client, lab, run.case, run.wiring, wishes.iterations, tell, *how)
+                    run_case(
+                        client,
+                        lab,
+                        run.case,
+                        run.wiring,
+                        wishes.iterations,
+                        tell,
+                        *how,
+                    )
                 )
                 start, end = analysis.training_window(runs[-1].jobs[0])
                 say(f"{run}: the first job took {end - start:.2f} s")
@@ -401,7 +557,12 @@ def run_experiment(
         duration_s=time.monotonic() - began,
         provenance=origin,
         machine=origin["machine"],
-        disturbance=results.Disturbance.of(ticks.busy_since(earlier), ticks, cpu_ticks(), runs),
+        disturbance=results.Disturbance.of(
+            ticks.busy_since(earlier),
+            ticks,
+            cpu_ticks(),
+            runs,
+        ),
         mismatch_percent=wishes.mismatch_percent,
         servers=wishes.servers,
         transport=wishes.transport,

@@ -18,11 +18,23 @@ from patchlight.controller.policies.registry import find, policies
 from patchlight.emulation.experiments.pac_ml import CONSTANTS
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.executors import policy_seed
-from patchlight.emulation.simulator.ramp.bounds import hindsight_bound, online_bound
+from patchlight.emulation.simulator.ramp.bounds import (
+    hindsight_bound,
+    online_bound,
+)
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
-from patchlight.emulation.simulator.ramp.rollout import LookAhead, RollOut, candidates, tuned
-from patchlight.emulation.simulator.ramp.scenario import EpisodeResult, Scenario, paired_difference
+from patchlight.emulation.simulator.ramp.rollout import (
+    LookAhead,
+    RollOut,
+    candidates,
+    tuned,
+)
+from patchlight.emulation.simulator.ramp.scenario import (
+    EpisodeResult,
+    Scenario,
+    paired_difference,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
@@ -41,7 +53,8 @@ class PolicyFaults:
     """Counts what a policy did wrong, and keeps the first message."""
 
     def __init__(self) -> None:
-        self.count, self.first = 0, ""
+        self.count = 0
+        self.first = ""
 
     def __call__(self, fault: Fault) -> None:
         """Note one."""
@@ -49,13 +62,19 @@ class PolicyFaults:
         self.first = self.first or str(fault)
 
 
-def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[str]:
+def check_names(
+    names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE
+) -> list[str]:
     """The names, each once; ``BadInput`` for what cannot run on ``ramp``, or lacks something."""
     found = list(dict.fromkeys(names))
     for name in found:
         if name not in NAMES:
             recipe = find(name, "partition")
-            lacking = [each for each in recipe.lacks if each not in ("scenario", "seed")]
+            lacking = [
+                each
+                for each in recipe.lacks
+                if each not in ("scenario", "seed")
+            ]
             if lacking:
                 raise BadInput(
                     f"policy {name!r} has to be told {lacking[0]!r}",
@@ -68,7 +87,10 @@ def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[st
                 )
             card = card_of(name)
             if card is not None and card.ramp != astuple(ramp):
-                there, here = ("×".join(map(str, each)) for each in (card.ramp, astuple(ramp)))
+                there, here = (
+                    "×".join(map(str, each))
+                    for each in (card.ramp, astuple(ramp))
+                )
                 raise BadInput(
                     f"policy {name!r} was trained for a RAMP of {there} servers: this "
                     f"experiment's is one of {here}"
@@ -78,14 +100,24 @@ def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[st
 
 def shipped(ramp: RampShape = PAC_ML_SHAPE) -> list[str]:
     """The learned policies for such a RAMP that come with Patchlight."""
-    named = [each.name for each in policies("partition") if each.origin == "learned, shipped"]
+    named = [
+        each.name
+        for each in policies("partition")
+        if each.origin == "learned, shipped"
+    ]
     cards = {name: card_of(name) for name in named}
-    return [name for name, card in cards.items() if card and card.ramp == astuple(ramp)]
+    return [
+        name
+        for name, card in cards.items()
+        if card and card.ramp == astuple(ramp)
+    ]
 
 
 def is_users(name: str) -> bool:
     """Whether a policy is the user's program, which could draw the episodes of known seeds."""
-    return name not in NAMES and find(name, "partition").origin.startswith(("file", "installed"))
+    return name not in NAMES and find(name, "partition").origin.startswith(
+        ("file", "installed")
+    )
 
 
 def made_for(name: str, rule: str) -> bool:
@@ -96,29 +128,50 @@ def made_for(name: str, rule: str) -> bool:
 
 def card_of(name: str) -> Card | None:
     """What a learned policy for a RAMP says of itself; ``None`` for other ones."""
-    card = None if name in NAMES else getattr(find(name, "partition").factory, "card", None)
+    card = (
+        None
+        if name in NAMES
+        else getattr(find(name, "partition").factory, "card", None)
+    )
     return card if isinstance(card, Card) else None
 
 
 def make_policy(
-    name: str, scenario: Scenario, seed: int, look: LookAhead | None, faults: PolicyFaults
+    name: str,
+    scenario: Scenario,
+    seed: int,
+    look: LookAhead | None,
+    faults: PolicyFaults,
 ) -> PartitionPolicy:
     """The policy of this name for one episode; ``look`` is for the roll-out.
 
     One that is not built in is guarded; ``faults`` hears what it does wrong. Policies get neither
     the episode's seed nor the scenario that draws it: with both, they had every job to come.
     """
-    scenario, seed = scenario.for_policies(), policy_seed(seed)
+    scenario = scenario.for_policies()
+    seed = policy_seed(seed)
     if name == ROLL_OUT:
         return RollOut(scenario, seed, look)
     if name in CONSTANTS:
         return Constant(CONSTANTS[name])
     recipe = find(name, "partition")
-    made = cast(PartitionPolicy, recipe.make(scenario=scenario, seed=seed))
+    made = cast(
+        PartitionPolicy,
+        recipe.make(
+            scenario=scenario,
+            seed=seed,
+        ),
+    )
     if recipe.origin == "built in":
         return made
     # No time limit: a result must not depend on how busy the machine is.
-    return GuardedPartition(made, Sufficient(), name, faults, math.inf)
+    return GuardedPartition(
+        made,
+        Sufficient(),
+        name,
+        faults,
+        math.inf,
+    )
 
 
 def yields(name: str) -> bool:
@@ -126,28 +179,51 @@ def yields(name: str) -> bool:
     return (card := card_of(name)) is not None and card.most_load < math.inf
 
 
-def decider(name: str, scenario: Scenario, rounds: int) -> str:
+def decider(
+    name: str,
+    scenario: Scenario,
+    rounds: int,
+) -> str:
     """What decides for a policy under a scenario's laws: itself, or a constant degree that does not
     block more.
 
     All play the same drawn episodes, none of which is of the scenario's own stream; after each
     round, those that block clearly more than the best drop out.
     """
-    own, faults = scenario.for_policies(), PolicyFaults()
-    seeds = np.random.SeedSequence(_TAG).generate_state(_TRIALS * rounds).tolist()
+    own = scenario.for_policies()
+    faults = PolicyFaults()
+    seeds = (
+        np.random.SeedSequence(_TAG).generate_state(_TRIALS * rounds).tolist()
+    )
     rates: dict[str, list[float]] = {each: [] for each in (*CONSTANTS, name)}
     for number, seed in enumerate(seeds, start=1):
         for each, found in rates.items():
-            policy = make_policy(each, own, seed, None, faults)
+            policy = make_policy(
+                each,
+                own,
+                seed,
+                None,
+                faults,
+            )
             found.append(run_episode(own, policy, seed).blocking_rate())
         if number % _TRIALS == 0:
             best = min(rates, key=lambda each: sum(rates[each]))
-            more = {each: paired_difference(rates[each], rates[best]) for each in rates}
+            more = {
+                each: paired_difference(rates[each], rates[best])
+                for each in rates
+            }
             # Written so that what is not a number, in an episode without jobs, drops nothing out.
-            rates = {k: v for k, v in rates.items() if not more[k].mean > 2 * more[k].half_width}
+            rates = {
+                k: v
+                for k, v in rates.items()
+                if not more[k].mean > 2 * more[k].half_width
+            }
             if len(rates) == 1:
                 return best
-    constant = min((each for each in rates if each != name), key=lambda each: sum(rates[each]))
+    constant = min(
+        (each for each in rates if each != name),
+        key=lambda each: sum(rates[each]),
+    )
     less = paired_difference(rates[constant], rates.get(name, rates[constant]))
     return name if less.mean > less.half_width else constant
 
@@ -252,12 +328,29 @@ class TaskRunner:
         match task:
             case EpisodeTask(_, name, seed, look, decides):
                 faults = PolicyFaults()
-                policy = make_policy(decides or name, scenario, seed, look, faults)
+                policy = make_policy(
+                    decides or name,
+                    scenario,
+                    seed,
+                    look,
+                    faults,
+                )
                 started = time.process_time()
                 latencies_s = array("d")
-                result = run_episode(scenario, policy, seed, latencies_s)
+                result = run_episode(
+                    scenario,
+                    policy,
+                    seed,
+                    latencies_s,
+                )
                 cpu_s = time.process_time() - started
-                return EpisodeOutcome(result, cpu_s, faults.count, faults.first, latencies_s)
+                return EpisodeOutcome(
+                    result,
+                    cpu_s,
+                    faults.count,
+                    faults.first,
+                    latencies_s,
+                )
             case TuningTask(_, futures, arrivals):
                 return tuned(scenario, candidates(scenario, futures, arrivals))
             case TrialTask(_, name, rounds):

@@ -22,10 +22,19 @@ from patchlight.testbed.errors import BadInput
 
 SCHEMA_VERSION = 2
 _TIMES = ("jct_mean_s", "jct_p50_s", "jct_p99_s", "slowdown_mean")
-_MEANS = (*_TIMES, "throughput_bytes_per_s", "allocated", "busy", "mean_degree")
+_MEANS = (
+    *_TIMES,
+    "throughput_bytes_per_s",
+    "allocated",
+    "busy",
+    "mean_degree",
+)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PolicyFigures:
     """A policy's figures over all episodes of a cell; ``None`` where there is nothing to say.
 
@@ -60,7 +69,9 @@ class PolicyFigures:
 
     @classmethod
     def of(
-        cls, by_seed: Mapping[int, EpisodeOutcome], published: paper.Published | None
+        cls,
+        by_seed: Mapping[int, EpisodeOutcome],
+        published: paper.Published | None,
     ) -> PolicyFigures:
         """Of these episodes; ``BadInput`` if no job came in any."""
         outcomes = list(by_seed.values())
@@ -70,21 +81,37 @@ class PolicyFigures:
             raise BadInput(
                 "no job came in any episode: let them come more often, or use more seeds"
             )
-        faithful = [result.blocking_rate(scenario.Counting.FAITHFUL) for result in results]
-        corrected = [result.blocking_rate(scenario.Counting.CORRECTED) for result in results]
+        faithful = [
+            result.blocking_rate(scenario.Counting.FAITHFUL)
+            for result in results
+        ]
+        corrected = [
+            result.blocking_rate(scenario.Counting.CORRECTED)
+            for result in results
+        ]
         causes = {
-            cause: sum(r.blocked[cause] for r in results) / arrivals for cause in results[0].blocked
+            cause: sum(r.blocked[cause] for r in results) / arrivals
+            for cause in results[0].blocked
         }
-        causes["unfinished"] = sum(result.unfinished for result in results) / arrivals
+        causes["unfinished"] = (
+            sum(result.unfinished for result in results) / arrivals
+        )
         causes["lost"] = sum(result.lost for result in results) / arrivals
-        latencies_s = [each for outcome in outcomes for each in outcome.latencies_s]
+        latencies_s = [
+            each for outcome in outcomes for each in outcome.latencies_s
+        ]
         cpu_s = sum(outcome.cpu_s for outcome in outcomes)
         return cls(
             *_interval(scenario.mean_and_interval(faithful)),
             *_interval(scenario.mean_and_interval(corrected)),
             causes,
-            **{name: _mean(getattr(result, name) for result in results) for name in _MEANS},
-            decisions_per_s=sum(r.decisions for r in results) / cpu_s if cpu_s else None,
+            **{
+                name: _mean(getattr(result, name) for result in results)
+                for name in _MEANS
+            },
+            decisions_per_s=sum(r.decisions for r in results) / cpu_s
+            if cpu_s
+            else None,
             decision_latency_p50_s=_percentile(latencies_s, 50),
             decision_latency_p99_s=_percentile(latencies_s, 99),
             published=None if published is None else published._asdict(),
@@ -94,12 +121,17 @@ class PolicyFigures:
             ],
             faults={
                 "count": sum(outcome.faults for outcome in outcomes),
-                "first": next((each.first_fault for each in outcomes if each.faults), ""),
+                "first": next(
+                    (each.first_fault for each in outcomes if each.faults), ""
+                ),
             },
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class BoundFigures:
     """A bound: no policy can block less, in any episode or, without foresight, in the mean."""
 
@@ -109,10 +141,17 @@ class BoundFigures:
     @classmethod
     def of(cls, rates: Sequence[float]) -> BoundFigures:
         """Over the bounds of all seeds; ``None`` where there is none yet."""
-        return cls(*_interval(scenario.mean_and_interval(rates))) if rates else cls(None, None)
+        return (
+            cls(*_interval(scenario.mean_and_interval(rates)))
+            if rates
+            else cls(None, None)
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class RollOutFigures:
     """How the roll-out looks ahead: how often, how far, and which rules it plays on by."""
 
@@ -124,11 +163,22 @@ class RollOutFigures:
     @classmethod
     def of(cls, look: LookAhead) -> RollOutFigures:
         """As it was tuned."""
-        rules = [{"degrees": list(rule.degrees), "spare": rule.spare} for rule in look.rules]
-        return cls(look.futures, look.arrivals, look.unfinished, rules)
+        rules = [
+            {"degrees": list(rule.degrees), "spare": rule.spare}
+            for rule in look.rules
+        ]
+        return cls(
+            look.futures,
+            look.arrivals,
+            look.unfinished,
+            rules,
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Difference:
     """A policy's blocking rate less another's, paired by seed; ``p`` is of no difference at all."""
 
@@ -141,16 +191,28 @@ class Difference:
     @classmethod
     def of(cls, policy: PolicyFigures, other: PolicyFigures) -> Difference:
         """Over the episodes that both ran."""
-        mine, theirs = policy.rates, other.rates
+        mine = policy.rates
+        theirs = other.rates
         both = [seed for seed in mine if seed in theirs]
         if not both:
-            return cls(None, None, 0, 1.0)
+            return cls(
+                None,
+                None,
+                0,
+                1.0,
+            )
         less = [mine[seed] - theirs[seed] for seed in both]
         worse = sum(mine[seed] > theirs[seed] for seed in both)
-        return cls(*_interval(scenario.mean_and_interval(less)), worse, scenario.p_value(less))
+        return cls(
+            *_interval(scenario.mean_and_interval(less)),
+            worse,
+            scenario.p_value(less),
+        )
 
     @classmethod
-    def together(cls, found: Mapping[str, Difference]) -> dict[str, Difference]:
+    def together(
+        cls, found: Mapping[str, Difference]
+    ) -> dict[str, Difference]:
         """With the significant ones marked: at 95 %, by Holm's method for all of them."""
         marked = scenario.significant([each.p for each in found.values()])
         return {
@@ -159,7 +221,10 @@ class Difference:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Lowest:
     """The policy that blocks least in a cell; ``below_all`` if significantly, of all others.
 
@@ -175,11 +240,15 @@ class Lowest:
     @classmethod
     def of(cls, policies: Mapping[str, PolicyFigures]) -> Lowest:
         """Of a cell's policies."""
-        rates: dict[str, Any] = {name: each.blocking_rate for name, each in policies.items()}
+        rates: dict[str, Any] = {
+            name: each.blocking_rate for name, each in policies.items()
+        }
         ranked = sorted(rates, key=rates.__getitem__)
         name, *rest = ranked
         lowest = policies[name]
-        beside = Difference.together({each: Difference.of(lowest, policies[each]) for each in rest})
+        beside = Difference.together(
+            {each: Difference.of(lowest, policies[each]) for each in rest}
+        )
         constant = next((each for each in ranked if each in CONSTANTS), None)
         return cls(
             name,
@@ -196,7 +265,10 @@ class Lowest:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class CellFigures:
     """All figures of a placement rule under a law.
 
@@ -218,7 +290,11 @@ def less_maximum(policies: Mapping[str, PolicyFigures]) -> dict[str, float]:
     if not most:
         return {}
     rates = {name: figures.blocking_rate for name, figures in policies.items()}
-    return {name: 1 - rate / most for name, rate in rates.items() if rate is not None}
+    return {
+        name: 1 - rate / most
+        for name, rate in rates.items()
+        if rate is not None
+    }
 
 
 def _published() -> dict[str, Any]:
@@ -232,7 +308,11 @@ def _published() -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
 class PacMlResult:
     """What was run, where and when, and the figures by placement rule and law.
 
@@ -270,9 +350,13 @@ def _percentile(values: Sequence[float], percent: float) -> float | None:
     return float(np.percentile(values, percent)) if values else None
 
 
-def _interval(interval: scenario.Interval) -> tuple[float | None, float | None]:
+def _interval(
+    interval: scenario.Interval,
+) -> tuple[float | None, float | None]:
     """JSON knows neither infinity nor not-a-number."""
-    mean, half_width = (each if math.isfinite(each) else None for each in interval)
+    mean, half_width = (
+        each if math.isfinite(each) else None for each in interval
+    )
     return mean, half_width
 
 
@@ -283,9 +367,21 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 _LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("hindsight_bound", "bound in hindsight (no policy blocks less)", {"color": "black"}),
-    ("online_bound", "bound without foresight", {"color": "black", "linestyle": ":"}),
-    ("published", f"{paper.BEST} (published)", {"color": figures.VERMILION, "linestyle": "--"}),
+    (
+        "hindsight_bound",
+        "bound in hindsight (no policy blocks less)",
+        {"color": "black"},
+    ),
+    (
+        "online_bound",
+        "bound without foresight",
+        {"color": "black", "linestyle": ":"},
+    ),
+    (
+        "published",
+        f"{paper.BEST} (published)",
+        {"color": figures.VERMILION, "linestyle": "--"},
+    ),
 )
 
 
@@ -295,13 +391,24 @@ def blocking_figure(result: dict[str, Any], rule: str) -> Figure:
     measured = {"blocking_rate": (1.0, f"blocking rate ({_seeds(laws)})")}
     figure = _panels(laws, measured, "ci95")
     for axis, (law, cell) in zip(figure.axes, laws.items(), strict=True):
-        lines = {key: cell[key]["blocking_rate"] for key in ("hindsight_bound", "online_bound")}
-        if result["comparable"] and law in result["published"]["blocking_rate"][paper.BEST]:
+        lines = {
+            key: cell[key]["blocking_rate"]
+            for key in ("hindsight_bound", "online_bound")
+        }
+        if (
+            result["comparable"]
+            and law in result["published"]["blocking_rate"][paper.BEST]
+        ):
             best = result["published"]["blocking_rate"][paper.BEST][law]
             lines["published"] = best["blocking_rate"]
         for key, label, look in _LINES:
             if lines.get(key) is not None:
-                axis.axvline(lines[key], label=label, linewidth=1, **look)
+                axis.axvline(
+                    lines[key],
+                    label=label,
+                    linewidth=1,
+                    **look,
+                )
     figures.legend(figure, 2)
     return figure
 
@@ -316,28 +423,54 @@ def completion_figure(result: dict[str, Any], rule: str) -> Figure:
 
 
 def _panels(
-    laws: dict[str, Any], measured: Mapping[str, tuple[float, str]], error: str = ""
+    laws: dict[str, Any],
+    measured: Mapping[str, tuple[float, str]],
+    error: str = "",
 ) -> Figure:
     """A column for each law and a row for each figure; policies are the lines of each panel."""
     names = policies_in(laws)
-    known = [each for cell in laws.values() for each in cell["policies"].values()]
+    known = [
+        each for cell in laws.values() for each in cell["policies"].values()
+    ]
     # Where no job was completed, there is no time of completion to show.
     measured = {
-        key: what for key, what in measured.items() if any(p[key] is not None for p in known)
+        key: what
+        for key, what in measured.items()
+        if any(p[key] is not None for p in known)
     }
     figure = figures.new(len(measured) * (0.6 + 0.145 * len(names)) + 0.3)
     parts = figure.subfigures(len(measured), 1, squeeze=False)[:, 0]
-    for part, (key, (factor, label)) in zip(parts, measured.items(), strict=True):
-        axes = part.subplots(1, len(laws), sharex=True, sharey=True, squeeze=False)[0]
+    for part, (key, (factor, label)) in zip(
+        parts, measured.items(), strict=True
+    ):
+        axes = part.subplots(
+            1,
+            len(laws),
+            sharex=True,
+            sharey=True,
+            squeeze=False,
+        )[0]
         for axis, (law, cell) in zip(axes, laws.items(), strict=True):
             found = [cell["policies"].get(name, {}) for name in names]
-            values = [math.nan if each.get(key) is None else each[key] * factor for each in found]
-            spread = [each.get(error) or 0.0 for each in found] if error else None
+            values = [
+                math.nan if each.get(key) is None else each[key] * factor
+                for each in found
+            ]
+            spread = (
+                [each.get(error) or 0.0 for each in found] if error else None
+            )
             look = {"fmt": "o", "color": figures.BLUE, "elinewidth": 1}
-            axis.errorbar(values, range(len(names)), xerr=spread, **look)
+            axis.errorbar(
+                values,
+                range(len(names)),
+                xerr=spread,
+                **look,
+            )
             axis.set_title(f"law {law}")
         # A policy's file without its folders: the plot needs the room.
-        axes[0].set_yticks(range(len(names)), [name.rpartition("/")[2] for name in names])
+        axes[0].set_yticks(
+            range(len(names)), [name.rpartition("/")[2] for name in names]
+        )
         axes[0].invert_yaxis()
         axes[0].set_xlim(left=0)
         part.supxlabel(label, fontsize=8)
@@ -347,9 +480,13 @@ def _panels(
 def _seeds(laws: dict[str, Any]) -> str:
     """How many episodes a figure's means are over: less than all seeds once it is interrupted."""
     counts = {
-        len(policy["episodes"]) for cell in laws.values() for policy in cell["policies"].values()
+        len(policy["episodes"])
+        for cell in laws.values()
+        for policy in cell["policies"].values()
     }
-    shown = "–".join(str(each) for each in dict.fromkeys((min(counts), max(counts))))
+    shown = "–".join(
+        str(each) for each in dict.fromkeys((min(counts), max(counts)))
+    )
     return "1 seed" if shown == "1" else f"{shown} seeds, 95 % interval"
 
 
@@ -362,7 +499,12 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     note = ""
     if result["interrupted"]:
         note = f"interrupted: {result['episodes_finished']} of {result['episodes_wanted']} episodes"
-    return results.write_report(result, output, plots, note=note)
+    return results.write_report(
+        result,
+        output,
+        plots,
+        note=note,
+    )
 
 
 def faults_of(result: dict[str, Any]) -> list[str]:

@@ -12,10 +12,20 @@ from typing import Any, NamedTuple, cast
 from patchlight.console.rendering import span
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml import episodes, results
-from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
-from patchlight.emulation.simulator.executors import Engine, Interrupted, run_all
+from patchlight.emulation.experiments.pac_ml.variation import (
+    Variation,
+    outside_training,
+)
+from patchlight.emulation.simulator.executors import (
+    Engine,
+    Interrupted,
+    run_all,
+)
 from patchlight.emulation.simulator.graphs import profiles as pipedream
-from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, PlacementRule
+from patchlight.emulation.simulator.ramp.ramp import (
+    PAC_ML_SHAPE,
+    PlacementRule,
+)
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
@@ -23,10 +33,14 @@ from patchlight.emulation.simulator.results import policy_files, provenance
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 
-SEEDS, QUICK_SEEDS = 10, 3
+SEEDS = 10
+QUICK_SEEDS = 3
 QUICK_LAWS = ("A", "D")
-FUTURES, QUICK_FUTURES, AHEAD = 32, 2, 40
-ROUNDS, QUICK_ROUNDS = 2, 1  # of trials
+FUTURES = 32
+QUICK_FUTURES = 2
+AHEAD = 40
+ROUNDS = 2
+QUICK_ROUNDS = 1  # of trials
 ALL = "all"
 _SERIAL = Engine("serial")
 _START_S = 5.0  # of the processes
@@ -55,17 +69,24 @@ class PacMlOptions:
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:
-            raise BadInput(f"cannot run {self.seeds} seeds: expected 1 or more")
+            raise BadInput(
+                f"cannot run {self.seeds} seeds: expected 1 or more"
+            )
         if self.first_seed < 0:
-            raise BadInput(f"the first seed is {self.first_seed}: expected 0 or more")
+            raise BadInput(
+                f"the first seed is {self.first_seed}: expected 0 or more"
+            )
         for name in self.laws:
             law(name)
         known = [rule.value for rule in PlacementRule]
         for rule in self.rules:
             if rule not in known:
-                raise BadInput(f"no placement rule {rule!r}: {nearest(rule, known)}")
+                raise BadInput(
+                    f"no placement rule {rule!r}: {nearest(rule, known)}"
+                )
         named = episodes.check_names(
-            [name for name in self.policies if name != ALL], self.variation.ramp
+            [name for name in self.policies if name != ALL],
+            self.variation.ramp,
         )
         for what in ("laws", "rules", "policies"):
             if not getattr(self, what):
@@ -86,14 +107,28 @@ class PacMlOptions:
     def names(self, rule: str) -> list[str]:
         """The policies that run with this placement rule."""
         every = (*episodes.NAMES, *episodes.shipped(self.variation.ramp))
-        asked = [name for each in self.policies for name in (every if each == ALL else (each,))]
-        return [name for name in dict.fromkeys(asked) if episodes.made_for(name, rule)]
+        asked = [
+            name
+            for each in self.policies
+            for name in (every if each == ALL else (each,))
+        ]
+        return [
+            name
+            for name in dict.fromkeys(asked)
+            if episodes.made_for(name, rule)
+        ]
 
     @property
     def cells(self) -> list[episodes.TableCell]:
         """All placement rules that a policy runs with, under all laws."""
-        rules = [rule for rule in dict.fromkeys(self.rules) if self.names(rule)]
-        return [episodes.TableCell(rule, law) for rule in rules for law in dict.fromkeys(self.laws)]
+        rules = [
+            rule for rule in dict.fromkeys(self.rules) if self.names(rule)
+        ]
+        return [
+            episodes.TableCell(rule, law)
+            for rule in rules
+            for law in dict.fromkeys(self.laws)
+        ]
 
 
 @dataclass(frozen=True)
@@ -113,7 +148,11 @@ class Profiles:
     @property
     def words(self) -> dict[str, Any]:
         """As in ``result.json``."""
-        return {"source": self.source, "published": self.published, "models": self.models}
+        return {
+            "source": self.source,
+            "published": self.published,
+            "models": self.models,
+        }
 
 
 def find_profiles(folder: Path | None) -> Profiles:
@@ -121,17 +160,28 @@ def find_profiles(folder: Path | None) -> Profiles:
 
     ``BadInput`` if some are missing there.
     """
-    folder = folder or (Path(named) if (named := os.environ.get("PATCHLIGHT_PROFILES")) else None)
+    folder = folder or (
+        Path(named)
+        if (named := os.environ.get("PATCHLIGHT_PROFILES"))
+        else None
+    )
     if folder is None:
         graphs = tuple(builtin_graph(name) for name in pipedream.SOURCES)
         return Profiles(graphs, "built in, computed", published=False)
     files = pipedream.profile_files(folder)
     found, published = pipedream.read_profiles(files)
     kind = "PipeDream's" if published else "the user's"
-    return Profiles(tuple(found), f"{kind}, in {folder}", published, tuple(files.values()))
+    return Profiles(
+        tuple(found),
+        f"{kind}, in {folder}",
+        published,
+        tuple(files.values()),
+    )
 
 
-FirstLook = Callable[[Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]], None]
+FirstLook = Callable[
+    [Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]], None
+]
 """Gets the figures of the first seed as soon as they are there, if there are more seeds."""
 
 
@@ -145,8 +195,10 @@ def run_experiment(
 
     Ctrl-C keeps the finished episodes; ``Interrupted`` is raised if there are none.
     """
-    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    profiles, varied = find_profiles(options.profiles), options.variation
+    started = datetime.datetime.now(datetime.UTC)
+    clock = time.monotonic()
+    profiles = find_profiles(options.profiles)
+    varied = options.variation
     if not profiles.published:
         say(
             f"models: {profiles.source}, not the profiles that the paper used: "
@@ -157,32 +209,64 @@ def run_experiment(
     salt = options.salt
     if salt is None:
         salt = (
-            secrets.randbits(53) if any(map(episodes.is_users, {*options.policies} - {ALL})) else 0
+            secrets.randbits(53)
+            if any(map(episodes.is_users, {*options.policies} - {ALL}))
+            else 0
         )
-    runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, varied, salt)
-    tunings, trials, bounds = _tunings(options), _trials(options), _bounds(options)
+    runner = episodes.TaskRunner(
+        profiles.graphs,
+        options.horizon_s,
+        varied,
+        salt,
+    )
+    tunings = _tunings(options)
+    trials = _trials(options)
+    bounds = _bounds(options)
     expected = {task.cell: LookAhead(task.futures) for task in tunings}
-    planned: list[episodes.Task] = [*tunings, *trials, *_runs(options, expected, {}), *bounds]
-    done_s, all_s = 0.0, sum(map(episodes.cost_s, planned))
+    planned: list[episodes.Task] = [
+        *tunings,
+        *trials,
+        *_runs(options, expected, {}),
+        *bounds,
+    ]
+    done_s = 0.0
+    all_s = sum(map(episodes.cost_s, planned))
 
     def tick(task: episodes.Task) -> None:
         nonlocal done_s
         done_s += episodes.cost_s(task)
         tell(round(100 * done_s / all_s), 100)
 
-    say(f"{len(planned)} episodes and bounds, about {span(_estimate_s(all_s, options))}")
+    say(
+        f"{len(planned)} episodes and bounds, about {span(_estimate_s(all_s, options))}"
+    )
     tell(0, 100)
     first: list[episodes.Task] = [*tunings, *trials]
-    heard = run_all(first, runner.run, options.engine, hear=lambda n, _: tick(first[n]))
+    heard = run_all(
+        first,
+        runner.run,
+        options.engine,
+        hear=lambda n, _: tick(first[n]),
+    )
     found = dict(zip(first, heard, strict=True))
     looks = {task.cell: cast(LookAhead, found[task]) for task in tunings}
-    deciders = {(task.cell, task.policy): cast(str, found[task]) for task in trials}
+    deciders = {
+        (task.cell, task.policy): cast(str, found[task]) for task in trials
+    }
     runs = _runs(options, looks, deciders)
 
     def look_at(outcomes: Mapping[episodes.Task, Any]) -> None:
-        early({cell: _policies(runs, cell, outcomes) for cell in options.cells})
+        early(
+            {cell: _policies(runs, cell, outcomes) for cell in options.cells}
+        )
 
-    done = _run([*runs, *bounds], runner, options, tick, look_at)
+    done = _run(
+        [*runs, *bounds],
+        runner,
+        options,
+        tick,
+        look_at,
+    )
     figures: dict[str, dict[str, results.CellFigures]] = {}
     for cell in options.cells:
         policies = _policies(runs, cell, done.outcomes)
@@ -191,7 +275,9 @@ def run_experiment(
         look = looks.get(cell)
         hindsight = [b for b in bounds if b.foresight and b.cell == cell]
         # The same for all placement rules.
-        online = [b for b in bounds if not b.foresight and b.cell.law == cell.law]
+        online = [
+            b for b in bounds if not b.foresight and b.cell.law == cell.law
+        ]
         figures.setdefault(cell.rule, {})[cell.law] = results.CellFigures(
             policies,
             _bound(hindsight, done.outcomes),
@@ -199,7 +285,11 @@ def run_experiment(
             None if look is None else results.RollOutFigures.of(look),
             results.Lowest.of(policies),
             results.less_maximum(policies),
-            {name: decides for (where, name), decides in deciders.items() if where == cell},
+            {
+                name: decides
+                for (where, name), decides in deciders.items()
+                if where == cell
+            },
         )
     usual = options.horizon_s == PAC_ML_HORIZON_S and not varied.written
     result = results.PacMlResult(
@@ -226,14 +316,23 @@ def run_experiment(
     return asdict(result)
 
 
-def _outside_training(options: PacMlOptions, profiles: Profiles) -> dict[str, list[str]]:
+def _outside_training(
+    options: PacMlOptions, profiles: Profiles
+) -> dict[str, list[str]]:
     """What each learned policy was not trained for, where there is something."""
     found: dict[str, dict[str, None]] = {}
     for cell in options.cells:
         for name in options.names(cell.rule):
             if (card := episodes.card_of(name)) is not None:
-                models, published = profiles.models, profiles.published
-                words = outside_training(card, options.variation, cell.law, models, published)
+                models = profiles.models
+                published = profiles.published
+                words = outside_training(
+                    card,
+                    options.variation,
+                    cell.law,
+                    models,
+                    published,
+                )
                 found.setdefault(name, {}).update(dict.fromkeys(words))
     return {name: list(words) for name, words in found.items() if words}
 
@@ -241,7 +340,8 @@ def _outside_training(options: PacMlOptions, profiles: Profiles) -> dict[str, li
 def _estimate_s(cost_s: float, options: PacMlOptions) -> float:
     """How long tasks take while the machine is as busy as now."""
     cost_s *= options.horizon_s / PAC_ML_HORIZON_S
-    cores, processes = os.cpu_count() or 1, options.engine.count
+    cores = os.cpu_count() or 1
+    processes = options.engine.count
     slowdown = max(1.0, (os.getloadavg()[0] + processes) / cores)
     return _START_S + cost_s / processes * slowdown
 
@@ -254,7 +354,9 @@ class _Done(NamedTuple):
 
     @property
     def episodes(self) -> int:
-        return sum(isinstance(task, episodes.EpisodeTask) for task in self.outcomes)
+        return sum(
+            isinstance(task, episodes.EpisodeTask) for task in self.outcomes
+        )
 
 
 def _run(
@@ -266,7 +368,11 @@ def _run(
 ) -> _Done:
     """Do all tasks, or those until Ctrl-C: seed by seed, so that all policies get equally far."""
     tasks = sorted(wanted, key=lambda task: task.seed)
-    first = {number for number, task in enumerate(tasks) if task.seed == options.first_seed}
+    first = {
+        number
+        for number, task in enumerate(tasks)
+        if task.seed == options.first_seed
+    }
     outcomes: dict[episodes.Task, Any] = {}
 
     def hear(number: int, outcome: object) -> None:
@@ -278,7 +384,12 @@ def _run(
         tick(tasks[number])
 
     try:
-        run_all(tasks, runner.run, options.engine, hear=hear)
+        run_all(
+            tasks,
+            runner.run,
+            options.engine,
+            hear=hear,
+        )
     except Interrupted:
         done = _Done(outcomes, True)
         if not done.episodes:
@@ -289,7 +400,11 @@ def _run(
 
 def _files(options: PacMlOptions, profiles: Profiles) -> list[Path]:
     """All files that the results depend on."""
-    names = {name: None for cell in options.cells for name in options.names(cell.rule)}
+    names = {
+        name: None
+        for cell in options.cells
+        for name in options.names(cell.rule)
+    }
     named = [name for name in names if name not in episodes.NAMES]
     return [*profiles.files, *policy_files(named, "partition")]
 
@@ -316,8 +431,14 @@ def _runs(
 def _bounds(options: PacMlOptions) -> list[episodes.BoundTask]:
     """In hindsight for each cell, and without foresight, which takes long, for each law."""
     varied = options.variation
-    skipped = options.quick or varied.ramp != PAC_ML_SHAPE or varied.failures is not None
-    once = {} if skipped else {cell.law: cell for cell in reversed(options.cells)}
+    skipped = (
+        options.quick
+        or varied.ramp != PAC_ML_SHAPE
+        or varied.failures is not None
+    )
+    once = (
+        {} if skipped else {cell.law: cell for cell in reversed(options.cells)}
+    )
     return [
         episodes.BoundTask(cell, seed, foresight)
         for foresight, cells in ((True, options.cells), (False, once.values()))
@@ -329,7 +450,9 @@ def _bounds(options: PacMlOptions) -> list[episodes.BoundTask]:
 def _bound(
     tasks: Sequence[episodes.BoundTask], outcomes: Mapping[episodes.Task, Any]
 ) -> results.BoundFigures:
-    return results.BoundFigures.of([outcomes[task] for task in tasks if task in outcomes])
+    return results.BoundFigures.of(
+        [outcomes[task] for task in tasks if task in outcomes]
+    )
 
 
 def _tunings(options: PacMlOptions) -> list[episodes.TuningTask]:
@@ -363,6 +486,8 @@ def _policies(
         if run.cell == cell and run in outcomes:
             finished.setdefault(run.policy, {})[run.seed] = outcomes[run]
     return {
-        name: results.PolicyFigures.of(by_seed, paper.BLOCKING.get(name, {}).get(cell.law))
+        name: results.PolicyFigures.of(
+            by_seed, paper.BLOCKING.get(name, {}).get(cell.law)
+        )
         for name, by_seed in finished.items()
     }

@@ -13,7 +13,11 @@ from patchlight.controller.policies.observation import written
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp import scenario as scenarios
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
-from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Device, Workloads
+from patchlight.emulation.simulator.ramp.workloads import (
+    LAW_NAMES,
+    Device,
+    Workloads,
+)
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs import ComputationGraph
 from patchlight.testbed.units import write_time
@@ -33,7 +37,9 @@ class Variation:
     """
 
     ramp: RampShape = PAC_ML_SHAPE
-    arrivals: scenarios.Arrivals = field(default_factory=scenarios.FixedArrivals)
+    arrivals: scenarios.Arrivals = field(
+        default_factory=scenarios.FixedArrivals
+    )
     mix: tuple[tuple[str, float], ...] = ()
     failures: Outages | None = None
     horizon_s: float = scenarios.PAC_ML_HORIZON_S
@@ -53,12 +59,20 @@ class Variation:
     ) -> Variation:
         """Of ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``; else ``BadInput``."""
         second = _MILLISECOND if milliseconds else 1.0
-        usual = scenarios.FixedArrivals(scenarios.FixedArrivals().interval_s * second)
+        usual = scenarios.FixedArrivals(
+            scenarios.FixedArrivals().interval_s * second
+        )
         return cls(
             PAC_ML_SHAPE if ramp is None else _shape(ramp),
-            usual if arrivals is None else _arrivals(arrivals, scenarios.PAC_ML_HORIZON_S * second),
+            usual
+            if arrivals is None
+            else _arrivals(arrivals, scenarios.PAC_ML_HORIZON_S * second),
             () if mix is None else _mix(mix),
-            (failures and Outages.parse(f"server:{failures.removeprefix('server:')}")) or None,
+            (
+                failures
+                and Outages.parse(f"server:{failures.removeprefix('server:')}")
+            )
+            or None,
             milliseconds=milliseconds,
             remaining_error=remaining_error,
         )
@@ -67,11 +81,16 @@ class Variation:
     def under(cls, condition: str, usual_error: float = 0.0) -> Variation:
         """Of a condition that policies are trained under, as ``fixed:150 error:0.3 gnmt=1``."""
         arrivals, _, rest = condition.strip().partition(" ")
-        error, mix = usual_error, rest.strip()
+        error = usual_error
+        mix = rest.strip()
         if mix.startswith("error:"):
             written, _, mix = mix.removeprefix("error:").partition(" ")
             error = _error(written)
-        return cls.parse(arrivals=arrivals, mix=mix.strip() or None, remaining_error=error)
+        return cls.parse(
+            arrivals=arrivals,
+            mix=mix.strip() or None,
+            remaining_error=error,
+        )
 
     @property
     def written(self) -> dict[str, str]:
@@ -79,12 +98,20 @@ class Variation:
         usual = Variation.parse(milliseconds=self.milliseconds)
         found: dict[str, str] = {}
         if self.ramp != usual.ramp:
-            found["ramp"] = f"{self.ramp.groups}x{self.ramp.racks}x{self.ramp.servers}"
+            found["ramp"] = (
+                f"{self.ramp.groups}x{self.ramp.racks}x{self.ramp.servers}"
+            )
         if self.arrivals != usual.arrivals:
-            kind = "fixed" if isinstance(self.arrivals, scenarios.FixedArrivals) else "poisson"
+            kind = (
+                "fixed"
+                if isinstance(self.arrivals, scenarios.FixedArrivals)
+                else "poisson"
+            )
             found["arrivals"] = f"{kind}:{self.arrivals.mean_interval_s:g}"
         if self.mix:
-            found["mix"] = ",".join(f"{name}={share:g}" for name, share in self.mix)
+            found["mix"] = ",".join(
+                f"{name}={share:g}" for name, share in self.mix
+            )
         if self.failures is not None:
             means = (self.failures.mean_up_s, self.failures.mean_down_s)
             found["failures"] = ":".join(map(write_time, means))
@@ -105,14 +132,25 @@ class Variation:
     def workloads(self, graphs: Sequence[ComputationGraph]) -> Workloads:
         """The models on this cluster."""
         self.check_models(graphs)
-        device = Device(seconds_per_ms=_MILLISECOND) if self.milliseconds else None
+        device = (
+            Device(seconds_per_ms=_MILLISECOND) if self.milliseconds else None
+        )
         return Workloads(graphs, self.ramp, device=device)
 
-    def scenario(self, workloads: Workloads, law: str, rule: str) -> scenarios.Scenario:
+    def scenario(
+        self,
+        workloads: Workloads,
+        law: str,
+        rule: str,
+    ) -> scenarios.Scenario:
         """The experiment so varied."""
         second = _MILLISECOND if self.milliseconds else 1.0
         plain = scenarios.pac_ml_scenario(
-            workloads, law, rule, self.horizon_s * second, self.law_instance
+            workloads,
+            law,
+            rule,
+            self.horizon_s * second,
+            self.law_instance,
         )
         shares = dict(self.mix)
         return replace(
@@ -120,20 +158,26 @@ class Variation:
             arrivals=self.arrivals,
             failures=self.failures,
             remaining_error=self.remaining_error,
-            mix=tuple(shares.get(name, 0.0) for name in workloads.names) if shares else None,
+            mix=tuple(shares.get(name, 0.0) for name in workloads.names)
+            if shares
+            else None,
             replication=None if shares else plain.replication,
         )
 
 
 def _shape(text: str) -> RampShape:
     match = re.fullmatch(r"(\d{1,4})[x×](\d{1,4})[x×](\d{1,4})", text.strip())
-    if match is None or "0" in (part.lstrip("0") or "0" for part in match.groups()):
+    if match is None or "0" in (
+        part.lstrip("0") or "0" for part in match.groups()
+    ):
         raise BadInput(
             f"{text!r} is not a RAMP: expected groups x racks in each x servers in each, like 4x4x2"
         )
     shape = RampShape(*(int(part) for part in match.groups()))
     if shape.size > MAX_SERVERS:
-        raise BadInput(f"a RAMP of {shape.size} servers: expected {MAX_SERVERS} at most")
+        raise BadInput(
+            f"a RAMP of {shape.size} servers: expected {MAX_SERVERS} at most"
+        )
     return shape
 
 
@@ -196,17 +240,28 @@ def _mix(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def outside_training(
-    card: Card, variation: Variation, law: str, models: Sequence[str], published: bool
+    card: Card,
+    variation: Variation,
+    law: str,
+    models: Sequence[str],
+    published: bool,
 ) -> list[str]:
     """What is other here than where the model was trained, a line for each; none if it is alike."""
-    environment = _mapping(_mapping(card.training.get("config")).get("environment"))
+    environment = _mapping(
+        _mapping(card.training.get("config")).get("environment")
+    )
     laws = environment.get("laws")
     if not isinstance(laws, list):
         return ["trained on what its card does not say"]
-    found, instance = [], environment.get("law_instance")
+    found = []
+    instance = environment.get("law_instance")
     if law not in laws:
         found.append(f"trained on {_laws(laws)}, not on law {law}")
-    elif law != LAW_NAMES[0] and instance is not None and instance != variation.law_instance:
+    elif (
+        law != LAW_NAMES[0]
+        and instance is not None
+        and instance != variation.law_instance
+    ):
         here = "new in each episode here"
         if variation.law_instance is not None:
             here = f"here it is instance {variation.law_instance}"
@@ -217,32 +272,46 @@ def outside_training(
     errors = [each.remaining_error for each in _conditions(environment)]
     if not min(errors) <= variation.remaining_error <= max(errors):
         told = f"remaining times that are off by {max(errors):g}"
-        found.append(f"trained on {told if max(errors) else 'exact remaining times'}")
+        found.append(
+            f"trained on {told if max(errors) else 'exact remaining times'}"
+        )
     trained_ramp = card.training.get("ramp")
     if isinstance(trained_ramp, list) and tuple(trained_ramp) != card.ramp:
-        found.append(f"trained on a RAMP of {written(tuple(trained_ramp))} servers")
+        found.append(
+            f"trained on a RAMP of {written(tuple(trained_ramp))} servers"
+        )
     if variation.failures is not None:
         found.append("trained on servers that never break")
     trained_models = card.training.get("models")
-    if isinstance(trained_models, list) and sorted(map(str, trained_models)) != sorted(models):
+    if isinstance(trained_models, list) and sorted(
+        map(str, trained_models)
+    ) != sorted(models):
         found.append(f"trained on {', '.join(map(str, trained_models))}")
     if card.training.get("profiles") == "PipeDream" and not published:
         found.append("trained on PipeDream's profiles")
     return found
 
 
-def _other_conditions(environment: Mapping[str, Any], variation: Variation) -> list[str]:
+def _other_conditions(
+    environment: Mapping[str, Any], variation: Variation
+) -> list[str]:
     """What of arrivals and mix no training condition had."""
     trained = _conditions(environment)
     alike = [each for each in trained if dict(each.mix) == dict(variation.mix)]
     here = variation.arrivals
-    kind = [each.arrivals for each in alike or trained if type(each.arrivals) is type(here)]
+    kind = [
+        each.arrivals
+        for each in alike or trained
+        if type(each.arrivals) is type(here)
+    ]
     met = [each.mean_interval_s for each in kind]
     found = []
     if not met or not min(met) <= here.mean_interval_s <= max(met):
         usual = f"trained on a job every {scenarios.FixedArrivals().interval_s:g} s"
         told = environment.get("conditions", ())
-        found.append(f"trained on {', '.join(told)}" if len(trained) > 1 else usual)
+        found.append(
+            f"trained on {', '.join(told)}" if len(trained) > 1 else usual
+        )
     if variation.mix and not alike:
         found.append("trained on all models alike")
     return found

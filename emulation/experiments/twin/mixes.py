@@ -5,10 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from patchlight.emulation.simulator.cluster import LabCluster, QueueJob, Settings
+from patchlight.emulation.simulator.cluster import (
+    LabCluster,
+    QueueJob,
+    Settings,
+)
 from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
 from patchlight.emulation.simulator.cluster.simulation import Simulation
-from patchlight.emulation.simulator.cluster.sweep import Faults, QueueScheduler, load_policies
+from patchlight.emulation.simulator.cluster.sweep import (
+    Faults,
+    QueueScheduler,
+    load_policies,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.generate.generate import RandomLabShape, lab_of
 from patchlight.testbed.jobs import JobSpec
@@ -82,19 +90,37 @@ def draw_mix(seed: int, most_servers: int) -> Mix:
         switching_time_s=draw.choice((0.025, 0.1, 0.5)),
     )
     lab = lab_of(shape, f"twin-{seed}")
-    lab = lab.with_changes(servers=tuple(draw.sample(lab.servers, len(lab.servers))))
+    lab = lab.with_changes(
+        servers=tuple(draw.sample(lab.servers, len(lab.servers)))
+    )
     models = {gpu.model for server in lab.servers for gpu in server.gpus}
     jobs = []
     for number in range(draw.randint(3, 5)):
-        compute_s, sends_s = draw.uniform(0.2, 1.5), draw.uniform(0.2, 1.5)
-        iterations = max(5, round(draw.uniform(*_ALONE_S) / (compute_s + sends_s)))
+        compute_s = draw.uniform(0.2, 1.5)
+        sends_s = draw.uniform(0.2, 1.5)
+        iterations = max(
+            5, round(draw.uniform(*_ALONE_S) / (compute_s + sends_s))
+        )
         workers = draw.randint(2, max(2, min(6, shape.size // 2)))
-        gradient_bytes = round(sends_s * _NIC_BPS * workers / (16 * (workers - 1)))
+        gradient_bytes = round(
+            sends_s * _NIC_BPS * workers / (16 * (workers - 1))
+        )
         by_model = dict.fromkeys(models, compute_s)
-        spec = JobSpec(f"job{number}", iterations, gradient_bytes, by_model, workers)
+        spec = JobSpec(
+            f"job{number}",
+            iterations,
+            gradient_bytes,
+            by_model,
+            workers,
+        )
         jobs.append(replace(spec, seed=seed))
     arrivals_s = sorted(draw.uniform(0.0, _LATEST_S) for _ in jobs)
-    return Mix(lab, jobs, arrivals_s, (SPREAD, draw.choice(OTHERS)))
+    return Mix(
+        lab,
+        jobs,
+        arrivals_s,
+        (SPREAD, draw.choice(OTHERS)),
+    )
 
 
 def predicted_times(
@@ -109,20 +135,34 @@ def predicted_times(
     Waiting for circuits counts as a part of the start.
     """
     switches = tuple(
-        replace(ocs, switching_time_s=ocs.switching_time_s + overheads.wiring_s)
+        replace(
+            ocs, switching_time_s=ocs.switching_time_s + overheads.wiring_s
+        )
         for ocs in lab.circuit_switches
     )
     came: list[QueueJob] = []
     for spec, arrived_s in zip(jobs, arrivals_s, strict=True):
-        came += jobs_of_specs(lab, [spec], "", arrived_s)
-    chosen = load_policies("fifo", *policies, 0, Faults())
+        came += jobs_of_specs(
+            lab,
+            [spec],
+            "",
+            arrived_s,
+        )
+    chosen = load_policies(
+        "fifo",
+        *policies,
+        0,
+        Faults(),
+    )
     around_s = overheads.start_s + overheads.end_s
     cluster = LabCluster(lab.with_changes(circuit_switches=switches))
     simulation = Simulation(cluster, came, Settings(start_s=around_s))
     scheduler = QueueScheduler(simulation, chosen)
     while simulation.ended < len(came):
         if not simulation.advance():
-            raise PatchlightError(f"the simulation of {lab.name} with {policies[0]} stands still")
+            raise PatchlightError(
+                f"the simulation of {lab.name} with {policies[0]} stands still"
+            )
         if scheduler.decides:
             scheduler.decide()
     found = {}
@@ -130,5 +170,11 @@ def predicted_times(
         hosts = tuple(cluster.hosts[gpu].name for gpu in job.ring)
         starts_s = job.resume_s - job.started_s - overheads.end_s
         runs_s = job.ended_s - job.resume_s
-        found[job.name] = JobTimes(hosts, job.waited_s, starts_s, runs_s, overheads.end_s)
+        found[job.name] = JobTimes(
+            hosts,
+            job.waited_s,
+            starts_s,
+            runs_s,
+            overheads.end_s,
+        )
     return found

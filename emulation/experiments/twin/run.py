@@ -11,7 +11,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from patchlight.client.client import ControllerClient
-from patchlight.emulation.experiments.ofc2022.results import MOST_COMPUTE_STRETCH, MOST_STEAL
+from patchlight.emulation.experiments.ofc2022.results import (
+    MOST_COMPUTE_STRETCH,
+    MOST_STEAL,
+)
 from patchlight.emulation.experiments.ofc2022.run import ExperimentClient
 from patchlight.emulation.experiments.twin.mixes import (
     JobTimes,
@@ -27,9 +30,13 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.model import Lab
 
-_UP_S, _POLL_S, _STALL_S = 60.0, 0.5, 300.0
+_UP_S = 60.0
+_POLL_S = 0.5
+_STALL_S = 300.0
 _MOST_BUSY = 0.95  # of all processor time
-_DIFFERS = 0.1  # Policies whose mean completion times differ by more have an order.
+_DIFFERS = (
+    0.1  # Policies whose mean completion times differ by more have an order.
+)
 _WAITS = {JobState.QUEUED, JobState.BLOCKED}
 CAUSES = ("waited_s", "starts_s", "runs_s", "ends_s")
 """The parts of a completion time, each with its own error."""
@@ -45,14 +52,20 @@ class MeasuredJob(NamedTuple):
 
 
 def run_experiment(
-    mixes: int, seed: int, most_servers: int, scale: float, say: Callable[[str], None]
+    mixes: int,
+    seed: int,
+    most_servers: int,
+    scale: float,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run so many mixes, from ``seed`` on; the result as in ``result.json``.
 
     A lab that fails is noted, and Ctrl-C keeps the runs that are finished, if there are any.
     """
     seeds = range(seed, seed + mixes)
-    origin, rows, machine = provenance(seeds), list[dict[str, Any]](), list[dict[str, Any]]()
+    origin = provenance(seeds)
+    rows = list[dict[str, Any]]()
+    machine = list[dict[str, Any]]()
     failed: dict[int, str] = {}
     interrupted = False
     try:
@@ -61,7 +74,14 @@ def run_experiment(
             size = f"{len(mix.lab.servers)} servers, {len(mix.jobs)} jobs"
             say(f"lab {number + 1} of {mixes}: {size}")
             try:
-                run_mix(mix, each, scale, rows, machine, say)
+                run_mix(
+                    mix,
+                    each,
+                    scale,
+                    rows,
+                    machine,
+                    say,
+                )
             except PatchlightError as error:
                 failed[each] = str(error)
                 say(f"this lab failed: {error}")
@@ -70,7 +90,9 @@ def run_experiment(
             raise
         interrupted = True
     if not rows:
-        raise PatchlightError(f"no lab could be measured: {next(iter(failed.values()))}")
+        raise PatchlightError(
+            f"no lab could be measured: {next(iter(failed.values()))}"
+        )
     quiet = [row for row in rows if not row["too_busy"]]
     return {
         "experiment": "twin",
@@ -96,10 +118,16 @@ def run_mix(
 ) -> None:
     """Bring a lab up, measure what it needs around jobs, and run its jobs with both policies."""
     with (
-        EmulatedLab.from_lab(mix.lab, scale, workers="process", real_time=True) as emulated,
+        EmulatedLab.from_lab(
+            mix.lab,
+            scale,
+            workers="process",
+            real_time=True,
+        ) as emulated,
         ControllerClient(emulated.lab.controller_api) as client,
     ):
-        lab, experiment = emulated.lab, ExperimentClient(client)
+        lab = emulated.lab
+        experiment = ExperimentClient(client)
         experiment.wait_until_complete(_UP_S)
         overheads = _overheads(client, lab, mix)
         for policies in mix.policies:
@@ -107,28 +135,57 @@ def run_mix(
             before = cpu_ticks()
             arrivals_s, measured = _measured(client, mix, policies)
             after = cpu_ticks()
-            steal = (after.steal - before.steal) / max(1, after.total - before.total)
+            steal = (after.steal - before.steal) / max(
+                1, after.total - before.total
+            )
             used = after.busy_since(before)
-            busy = _too_busy(used, steal, max(each.stretch for each in measured.values()))
-            predicted = predicted_times(lab, mix.jobs, arrivals_s, policies, overheads)
+            busy = _too_busy(
+                used, steal, max(each.stretch for each in measured.values())
+            )
+            predicted = predicted_times(
+                lab,
+                mix.jobs,
+                arrivals_s,
+                policies,
+                overheads,
+            )
             state = {"busy": used, "steal": steal, "too_busy": busy}
             name = "+".join(policies)
-            shown = {"seed": seed, "policies": name, "servers": len(lab.servers)}
+            shown = {
+                "seed": seed,
+                "policies": name,
+                "servers": len(lab.servers),
+            }
             machine.append({**shown, **overheads._asdict(), **state})
             mine = [
-                {**shown, **_row(spec, predicted[spec.name], measured[spec.name]), **state}
+                {
+                    **shown,
+                    **_row(spec, predicted[spec.name], measured[spec.name]),
+                    **state,
+                }
                 for spec in mix.jobs
             ]
             rows += mine
-            off = ", ".join(f"{row['predicted_runs_s'] / row['runs_s'] - 1:+.1%}" for row in mine)
-            say(f"{name}: predicted less measured time at work {off}{f'; {busy}' * bool(busy)}")
+            off = ", ".join(
+                f"{row['predicted_runs_s'] / row['runs_s'] - 1:+.1%}"
+                for row in mine
+            )
+            say(
+                f"{name}: predicted less measured time at work {off}{f'; {busy}' * bool(busy)}"
+            )
 
 
-def _too_busy(busy: float, steal: float, stretch: float) -> str:
+def _too_busy(
+    busy: float,
+    steal: float,
+    stretch: float,
+) -> str:
     """Why the emulating machine was too busy for these figures; empty if it was not."""
     found = []
     if busy > _MOST_BUSY:
-        found.append(f"no free core: its processors were busy {busy:.0%} of the time")
+        found.append(
+            f"no free core: its processors were busy {busy:.0%} of the time"
+        )
     if steal > MOST_STEAL:
         found.append(f"its host took {steal:.0%} of its processor time away")
     if stretch > MOST_COMPUTE_STRETCH:
@@ -136,28 +193,48 @@ def _too_busy(busy: float, steal: float, stretch: float) -> str:
     return "; ".join(found)
 
 
-def _overheads(client: ControllerClient, lab: Lab, mix: Mix) -> Overheads:
+def _overheads(
+    client: ControllerClient,
+    lab: Lab,
+    mix: Mix,
+) -> Overheads:
     """What starting, ending and wiring take, from one job of two workers on two leaves."""
-    first, last = lab.hosts[0].name, lab.hosts[-1].name
-    spec = replace(mix.jobs[0], name="alone", iterations=3, workers=0, hosts=(first, last))
+    first = lab.hosts[0].name
+    last = lab.hosts[-1].name
+    spec = replace(
+        mix.jobs[0],
+        name="alone",
+        iterations=3,
+        workers=0,
+        hosts=(first, last),
+    )
     job_id = client.submit([spec], "regroup")[0]["id"]
     times = _ended(client, [job_id], [spec])[spec.name].times
     at = {each["state"]: each["at"] for each in client.history(job_id)}
-    wiring_s = at[JobState.PREPARING] - at.get(JobState.RECONFIGURING, at[JobState.PREPARING])
+    wiring_s = at[JobState.PREPARING] - at.get(
+        JobState.RECONFIGURING, at[JobState.PREPARING]
+    )
     dark_s = sum(ocs.switching_time_s for ocs in lab.circuit_switches)
     starts_s = times.starts_s - wiring_s
     return Overheads(starts_s, times.ends_s, max(0.0, wiring_s - dark_s))
 
 
 def _measured(
-    client: ControllerClient, mix: Mix, policies: tuple[str, str]
+    client: ControllerClient,
+    mix: Mix,
+    policies: tuple[str, str],
 ) -> tuple[list[float], dict[str, MeasuredJob]]:
     """When the jobs came, and what was measured of each, by name."""
     placement, topology = policies
-    ids, began = list[str](), time.monotonic()
+    ids = list[str]()
+    began = time.monotonic()
     for spec, arrival_s in zip(mix.jobs, mix.arrivals_s, strict=True):
         time.sleep(max(0.0, began + arrival_s - time.monotonic()))
-        given = replace(spec, placement=placement, topology=topology)
+        given = replace(
+            spec,
+            placement=placement,
+            topology=topology,
+        )
         ids.append(client.submit([given])[0]["id"])
     measured = _ended(client, ids, mix.jobs)
     came = [client.job(job_id)["submitted_at"] for job_id in ids]
@@ -165,37 +242,56 @@ def _measured(
 
 
 def _ended(
-    client: ControllerClient, ids: Sequence[str], specs: Sequence[JobSpec]
+    client: ControllerClient,
+    ids: Sequence[str],
+    specs: Sequence[JobSpec],
 ) -> dict[str, MeasuredJob]:
     """What was measured of these jobs, by name, once all have ended.
 
     An error if one fails, or nothing happens.
     """
-    seen, deadline = list[int](), time.monotonic() + _STALL_S
+    seen = list[int]()
+    deadline = time.monotonic() + _STALL_S
     while True:
         jobs = [client.job(job_id) for job_id in ids]
         for job, spec in zip(jobs, specs, strict=True):
             if job["state"] in (JobState.FAILED, JobState.STOPPED):
-                raise PatchlightError(f"job {spec.name} {job['state']}: {job['message']}")
+                raise PatchlightError(
+                    f"job {spec.name} {job['state']}: {job['message']}"
+                )
         if all(job["state"] == JobState.DONE for job in jobs):
             pairs = zip(jobs, specs, strict=True)
-            return {spec.name: _measured_job(client, job, spec) for job, spec in pairs}
+            return {
+                spec.name: _measured_job(client, job, spec)
+                for job, spec in pairs
+            }
         if (done := [job["iterations_done"] for job in jobs]) != seen:
-            seen, deadline = done, time.monotonic() + _STALL_S
+            seen = done
+            deadline = time.monotonic() + _STALL_S
         if time.monotonic() > deadline:
-            raise PatchlightError(f"no job made an iteration for {_STALL_S:.0f} s")
-        time.sleep(_POLL_S)  # Each call takes processor time from what is measured.
+            raise PatchlightError(
+                f"no job made an iteration for {_STALL_S:.0f} s"
+            )
+        # Each call takes processor time from what is measured.
+        time.sleep(_POLL_S)
 
 
-def _measured_job(client: ControllerClient, job: Mapping[str, Any], spec: JobSpec) -> MeasuredJob:
+def _measured_job(
+    client: ControllerClient,
+    job: Mapping[str, Any],
+    spec: JobSpec,
+) -> MeasuredJob:
     reports, _ = client.iterations(job["id"])
     starts = [
         each["finished_at"] - each["compute_s"] - each["communication_s"]
         for each in reports
         if each["index"] == 0
     ]
-    began, last = min(starts), max(each["finished_at"] for each in reports)
-    placed = next(s["at"] for s in client.history(job["id"]) if s["state"] not in _WAITS)
+    began = min(starts)
+    last = max(each["finished_at"] for each in reports)
+    placed = next(
+        s["at"] for s in client.history(job["id"]) if s["state"] not in _WAITS
+    )
     by_rank: dict[int, list[float]] = {}
     for each in reports:
         by_rank.setdefault(each["rank"], []).append(each["compute_s"])
@@ -209,10 +305,16 @@ def _measured_job(client: ControllerClient, job: Mapping[str, Any], spec: JobSpe
     )
     iterations = 1 + max(each["index"] for each in reports)
     given_s = max(spec.compute_s.values())
-    return MeasuredJob(times, (last - began) / iterations, computed_s / given_s - 1)
+    return MeasuredJob(
+        times, (last - began) / iterations, computed_s / given_s - 1
+    )
 
 
-def _row(spec: JobSpec, predicted: JobTimes, measured: MeasuredJob) -> dict[str, Any]:
+def _row(
+    spec: JobSpec,
+    predicted: JobTimes,
+    measured: MeasuredJob,
+) -> dict[str, Any]:
     """One line of the data set. Errors are predicted less measured, in seconds."""
     times = measured.times
     found: dict[str, Any] = {
@@ -249,7 +351,11 @@ def summary_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "iteration": _errors(same, "iteration_s"),
         "jct": _errors(rows, "jct_s"),
         "causes_s": {
-            name: float(np.median([abs(row[f"predicted_{name}"] - row[name]) for row in rows]))
+            name: float(
+                np.median(
+                    [abs(row[f"predicted_{name}"] - row[name]) for row in rows]
+                )
+            )
             for name in CAUSES
         },
         "orders_right": right,
@@ -257,7 +363,9 @@ def summary_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _errors(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float] | None:
+def _errors(
+    rows: Sequence[Mapping[str, Any]], name: str
+) -> dict[str, float] | None:
     if not rows:
         return None
     off = np.array([row[f"predicted_{name}"] / row[name] - 1 for row in rows])
@@ -273,7 +381,9 @@ def _orders(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     by_mix: dict[int, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
         both = row["predicted_jct_s"], row["jct_s"]
-        by_mix.setdefault(row["seed"], {}).setdefault(row["policies"], []).append(both)
+        by_mix.setdefault(row["seed"], {}).setdefault(
+            row["policies"], []
+        ).append(both)
     right = compared = 0
     for found in by_mix.values():
         if len(found) == 2:
@@ -290,13 +400,22 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     """Write ``result.json``, ``jobs.csv`` and the scatter plot; the files."""
 
     def table(path: Path) -> None:
-        with path.open("w", newline="", encoding="utf-8") as file:
+        with path.open(
+            "w",
+            newline="",
+            encoding="utf-8",
+        ) as file:
             writer = csv.DictWriter(file, list(result["jobs"][0]))
             writer.writeheader()
             writer.writerows(result["jobs"])
 
     plots = {"twin": lambda: twin_figure(result["jobs"])}
-    return results.write_report(result, output, plots, {"jobs.csv": table})
+    return results.write_report(
+        result,
+        output,
+        plots,
+        {"jobs.csv": table},
+    )
 
 
 def twin_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -304,16 +423,37 @@ def twin_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     figure = figures.new(2.4)
     for axis, (name, label) in zip(
         figure.subplots(1, 3),
-        (("jct_s", "completion"), ("runs_s", "time at work"), ("waited_s", "waiting")),
+        (
+            ("jct_s", "completion"),
+            ("runs_s", "time at work"),
+            ("waited_s", "waiting"),
+        ),
         strict=True,
     ):
         took = np.array([row[name] for row in rows])
         told = np.array([row[f"predicted_{name}"] for row in rows])
         busy = np.array([bool(row["too_busy"]) for row in rows])
-        axis.scatter(took[busy], told[busy], s=8, color=figures.GREY, label="machine too busy")
-        axis.scatter(took[~busy], told[~busy], s=8, color=figures.BLUE, label="machine quiet")
+        axis.scatter(
+            took[busy],
+            told[busy],
+            s=8,
+            color=figures.GREY,
+            label="machine too busy",
+        )
+        axis.scatter(
+            took[~busy],
+            told[~busy],
+            s=8,
+            color=figures.BLUE,
+            label="machine quiet",
+        )
         most = 1.05 * max(1.0, took.max(), told.max())
-        axis.plot([0, most], [0, most], color=figures.VERMILION, linewidth=0.8)
+        axis.plot(
+            [0, most],
+            [0, most],
+            color=figures.VERMILION,
+            linewidth=0.8,
+        )
         axis.set_xlabel(f"{label}, measured (s)")
         axis.set_ylabel("predicted (s)")
     figures.legend(figure)

@@ -14,7 +14,11 @@ from patchlight.console.rendering import (
     print_json,
     say,
 )
-from patchlight.testbed.errors import BadInput, PatchlightError, require_packages
+from patchlight.testbed.errors import (
+    BadInput,
+    PatchlightError,
+    require_packages,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +37,9 @@ def env() -> None:
 
 
 def _list(as_json: bool) -> None:
-    found = kept("environments", ["patchlight.emulation", "patchlight.controller"], _all)
+    found = kept(
+        "environments", ["patchlight.emulation", "patchlight.controller"], _all
+    )
     if as_json:
         print_json(found)
         return
@@ -46,7 +52,8 @@ def _list(as_json: bool) -> None:
         Column("simulator", wide=True),
     )
     for each in found:
-        rules, models = ", ".join(each["heuristics"]), ", ".join(each["trained"])
+        rules = ", ".join(each["heuristics"])
+        models = ", ".join(each["trained"])
         table.add_row(
             each["name"].removeprefix("patchlight/"),
             each["decision"],
@@ -76,7 +83,9 @@ def show(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    say(f"{found['name']}: {found['decision'] or 'an environment of your own'}\n")
+    say(
+        f"{found['name']}: {found['decision'] or 'an environment of your own'}\n"
+    )
     say(f"{found['about']}\n")
     table = Table(Column("observed", whole=True), "space")
     for key, space in found["observation_space"].items():
@@ -87,7 +96,9 @@ def show(name: str | None, as_json: bool) -> None:
         if found[what]:
             say(f"{what}: {', '.join(found[what])}")
     if found["figure"]:
-        say(f"compared by: {found['figure']} of the last step's info, less is better")
+        say(
+            f"compared by: {found['figure']} of the last step's info, less is better"
+        )
     if recipe.registered is not None:
         say(
             "\nimport gymnasium, patchlight.emulation.learning.envs\n"
@@ -99,8 +110,17 @@ def show(name: str | None, as_json: bool) -> None:
 
 
 @env.command(context_settings={"show_default": True})
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--all", "every", is_flag=True, help="Check all that come with Patchlight.")
+@click.argument(
+    "names",
+    nargs=-1,
+    metavar="[NAME]...",
+)
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Check all that come with Patchlight.",
+)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
@@ -114,14 +134,21 @@ def show(name: str | None, as_json: bool) -> None:
 )
 @listing_options
 def check(
-    names: tuple[str, ...], every: bool, steps: int, episodes: int | None, as_json: bool
+    names: tuple[str, ...],
+    every: bool,
+    steps: int,
+    episodes: int | None,
+    as_json: bool,
 ) -> None:
     """Check environments with Gymnasium's checker, and check masks and seeds.
 
     The speed is in steps per second of CPU time, of several environments on one core. With
     --episodes all rules play the same episodes; random takes any allowed action. Less is better.
     """
-    from patchlight.emulation.learning.envs.testing import baselines_of, check_environment
+    from patchlight.emulation.learning.envs.testing import (
+        baselines_of,
+        check_environment,
+    )
 
     recipes = _chosen(names, every)
     found = [check_environment(recipe, steps) for recipe in recipes]
@@ -133,7 +160,10 @@ def check(
     ]
     if as_json:
         rules = {
-            name: {"figure": figure, "rules": [each._asdict() for each in played]}
+            name: {
+                "figure": figure,
+                "rules": [each._asdict() for each in played],
+            }
             for name, figure, played in compared
         }
         print_json(
@@ -141,7 +171,10 @@ def check(
                 {
                     "name": each.name,
                     "good": each.is_good,
-                    "checks": {check.what: check.problem or "ok" for check in each.checks},
+                    "checks": {
+                        check.what: check.problem or "ok"
+                        for check in each.checks
+                    },
                     "num_envs": each.num_envs,
                     "steps_per_cpu_s": round(each.steps_per_s),
                     **rules.get(each.name, {}),
@@ -151,13 +184,27 @@ def check(
         )
     else:
         table = Table(
-            Column("environment", whole=True), "checked", number("at once"), number("steps/CPU s")
+            Column("environment", whole=True),
+            "checked",
+            number("at once"),
+            number("steps/CPU s"),
         )
         for each in found:
-            problems = "; ".join(f"{c.what}: {c.problem}" for c in each.checks if c.problem)
+            problems = "; ".join(
+                f"{c.what}: {c.problem}" for c in each.checks if c.problem
+            )
             rate = f"{each.steps_per_s:,.0f}" if each.steps_per_s else "–"
-            good = Coloured(problems, "bad") if problems else Coloured("good", "good")
-            table.add_row(each.name, good, str(each.num_envs), rate)
+            good = (
+                Coloured(problems, "bad")
+                if problems
+                else Coloured("good", "good")
+            )
+            table.add_row(
+                each.name,
+                good,
+                str(each.num_envs),
+                rate,
+            )
         table.print()
         for name, figure, played in compared:
             _print_compared(f"{name}, {episodes} episodes", figure, played)
@@ -168,7 +215,11 @@ def check(
         )
 
 
-def _print_compared(title: str, figure: str, played: "Sequence[Compared]") -> None:
+def _print_compared(
+    title: str,
+    figure: str,
+    played: "Sequence[Compared]",
+) -> None:
     first = played[min(1, len(played) - 1)].rule
     table = Table(
         Column("rule", whole=True),
@@ -178,8 +229,17 @@ def _print_compared(title: str, figure: str, played: "Sequence[Compared]") -> No
         title=title,
     )
     for each in played:
-        more = _number(each.more, each.more_half_width) if each.rule != first else "–"
-        table.add_row(each.rule, each.sort, _number(each.mean, each.half_width), more)
+        more = (
+            _number(each.more, each.more_half_width)
+            if each.rule != first
+            else "–"
+        )
+        table.add_row(
+            each.rule,
+            each.sort,
+            _number(each.mean, each.half_width),
+            more,
+        )
     table.print()
 
 
@@ -191,18 +251,29 @@ def _number(mean: float, half_width: float) -> str:
 
 def _chosen(names: tuple[str, ...], every: bool) -> "list[EnvironmentRecipe]":
     """The environments that are named; ``BadInput`` for none, or names beside ``--all``."""
-    from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
+    from patchlight.emulation.learning.envs.registry import (
+        ENVIRONMENTS,
+        find_environment,
+    )
 
     if every == bool(names):
         raise BadInput(
-            "--all and names exclude each other" if every else "no environment is named",
+            "--all and names exclude each other"
+            if every
+            else "no environment is named",
             hint="name some of 'patchlight env show', or FILE.py:CLASS, or give --all",
         )
-    return [find_environment(n) for n in names or [each.name for each in ENVIRONMENTS]]
+    return [
+        find_environment(n)
+        for n in names or [each.name for each in ENVIRONMENTS]
+    ]
 
 
 def _all() -> list[dict[str, Any]]:
-    from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
+    from patchlight.emulation.learning.envs.registry import (
+        ENVIRONMENTS,
+        find_environment,
+    )
 
     return [_described(find_environment(each.name)) for each in ENVIRONMENTS]
 
@@ -213,11 +284,17 @@ def _described(recipe: "EnvironmentRecipe") -> dict[str, Any]:
 
     from gymnasium import spaces
 
-    from patchlight.emulation.learning.envs.registry import heuristics_of, trained_of
+    from patchlight.emulation.learning.envs.registry import (
+        heuristics_of,
+        trained_of,
+    )
 
     made = recipe.make()
-    seen, ours = made.observation_space, recipe.registered
-    parts = seen.spaces if isinstance(seen, spaces.Dict) else {"observation": seen}
+    seen = made.observation_space
+    ours = recipe.registered
+    parts = (
+        seen.spaces if isinstance(seen, spaces.Dict) else {"observation": seen}
+    )
     return {
         "name": recipe.name,
         "decision": ours.decision if ours else "",
@@ -225,7 +302,9 @@ def _described(recipe: "EnvironmentRecipe") -> dict[str, Any]:
         "about": inspect.cleandoc(type(made).__doc__ or ""),
         "action_space": str(made.action_space),
         "action_count": int(getattr(made.action_space, "n", 0)),
-        "observation_space": {key: _space(space) for key, space in parts.items()},
+        "observation_space": {
+            key: _space(space) for key, space in parts.items()
+        },
         "heuristics": list(heuristics_of(made)),
         "trained": list(trained_of(made)),
         "figure": getattr(made, "figure", ""),
@@ -235,7 +314,8 @@ def _described(recipe: "EnvironmentRecipe") -> dict[str, Any]:
 def _space(space: Any) -> str:
     """A space in few words: what it holds, and its shape."""
     shape = " × ".join(map(str, space.shape)) if space.shape else "1"
-    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    low = getattr(space, "low", None)
+    high = getattr(space, "high", None)
     if low is None or high is None:
         return str(space)
     return f"{shape} numbers, {low.min():g} to {high.max():g}"

@@ -8,7 +8,10 @@ import click
 
 from patchlight.console.rendering import say
 from patchlight.emulation.experiments.commands.pac_ml import profiles_option
-from patchlight.emulation.simulator.commands.run_options import engine_of, run_options
+from patchlight.emulation.simulator.commands.run_options import (
+    engine_of,
+    run_options,
+)
 from patchlight.testbed.errors import BadInput, require_packages
 
 
@@ -17,25 +20,47 @@ def _load_torch() -> None:
 
     Small networks lose more to several threads than they gain, and a fit gives other weights then.
     """
-    require_packages("learning", "torch", "onnx", "gymnasium")
+    require_packages(
+        "learning",
+        "torch",
+        "onnx",
+        "gymnasium",
+    )
     import torch
 
     torch.set_num_threads(1)
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument(
+    "config",
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
+)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     help="Folder of the run.  [default: results/learning/NAME]",
 )
-@click.option("--resume", is_flag=True, help="Continue the run in that folder.")
 @click.option(
-    "--steps", type=click.IntRange(min=1), help="Decisions to learn from, instead of CONFIG's."
+    "--resume",
+    is_flag=True,
+    help="Continue the run in that folder.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**31), help="Random seed, instead of the one in CONFIG."
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Decisions to learn from, instead of CONFIG's.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31),
+    help="Random seed, instead of the one in CONFIG.",
 )
 @click.option(
     "--seeds",
@@ -55,7 +80,10 @@ def _load_torch() -> None:
 @click.option(
     "--start",
     metavar="RUN",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
     help="Start with the weights of the run in this folder.",
 )
 @profiles_option
@@ -81,31 +109,62 @@ def train(
     and, with the package tensorboard installed, its files. --processes and --ray are for labs.
     """
     _load_torch()
-    from patchlight.emulation.learning.config import ConfigError, find_config, parse_config
+    from patchlight.emulation.learning.config import (
+        ConfigError,
+        find_config,
+        parse_config,
+    )
     from patchlight.emulation.learning.labs.network import is_for_labs
     from patchlight.testbed.io.reader import read_text
 
     if seeds > 1 and seed is not None:
-        raise BadInput("--seed and --seeds exclude each other: --seeds trains with 0, 1, …")
+        raise BadInput(
+            "--seed and --seeds exclude each other: --seeds trains with 0, 1, …"
+        )
     given = {"steps": steps, "seed": seed}
-    changed: dict[str, Any] = {key: each for key, each in given.items() if each is not None}
+    changed: dict[str, Any] = {
+        key: each for key, each in given.items() if each is not None
+    }
     file = find_config(config)
     text = read_text(file, ConfigError)
-    of_ramps = {"profiles": profiles, "condition": conditions, "start": start, "seeds": seeds > 1}
+    of_ramps = {
+        "profiles": profiles,
+        "condition": conditions,
+        "start": start,
+        "seeds": seeds > 1,
+    }
     of_labs = {"processes": processes, "ray": ray}
     for_labs = is_for_labs(text)
-    if wrong := [name for name, value in (of_ramps if for_labs else of_labs).items() if value]:
-        its = "policies of a RAMP, and this one is for labs" if for_labs else "policies of labs"
+    if wrong := [
+        name
+        for name, value in (of_ramps if for_labs else of_labs).items()
+        if value
+    ]:
+        its = (
+            "policies of a RAMP, and this one is for labs"
+            if for_labs
+            else "policies of labs"
+        )
         raise BadInput(f"--{wrong[0]} is for partition {its}")
     if for_labs:
-        from patchlight.emulation.learning.labs.network import export_lab_model, parse_lab_config
+        from patchlight.emulation.learning.labs.network import (
+            export_lab_model,
+            parse_lab_config,
+        )
         from patchlight.emulation.learning.labs.run import LabRun
 
-        of_lab = dataclasses.replace(parse_lab_config(text, str(file)), **changed)
+        of_lab = dataclasses.replace(
+            parse_lab_config(text, str(file)), **changed
+        )
         folder = output or Path("results") / "learning" / of_lab.name
         say(f"{of_lab.steps:,} decisions in {folder}")
         asked = processes is not None or ray is not None
-        run = LabRun(of_lab, folder, say, engine_of(processes, ray) if asked else None)
+        run = LabRun(
+            of_lab,
+            folder,
+            say,
+            engine_of(processes, ray) if asked else None,
+        )
         if resume:
             run.resume()
         report = run.learn()
@@ -117,11 +176,21 @@ def train(
             return
         for line in report.tested.words:
             say(line)
-        path = export_lab_model(report.network, of_lab, report.training, folder)
-        say(f"{path}: try it with  patchlight simulate --trace FILE --lab LAB --partition {path}")
+        path = export_lab_model(
+            report.network,
+            of_lab,
+            report.training,
+            folder,
+        )
+        say(
+            f"{path}: try it with  patchlight simulate --trace FILE --lab LAB --partition {path}"
+        )
         return
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
-    from patchlight.emulation.learning.config import with_conditions, with_start
+    from patchlight.emulation.learning.config import (
+        with_conditions,
+        with_start,
+    )
     from patchlight.emulation.learning.training import train_with_seeds
 
     wanted = dataclasses.replace(parse_config(text, str(file)), **changed)
@@ -132,11 +201,24 @@ def train(
     found = find_profiles(profiles)
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")
-    say(f"{wanted.steps:,} steps in {folder}" + (f", with each of {seeds} seeds" * (seeds > 1)))
+    say(
+        f"{wanted.steps:,} steps in {folder}"
+        + (f", with each of {seeds} seeds" * (seeds > 1))
+    )
     source = "PipeDream" if found.published else found.source
-    model = train_with_seeds(wanted, seeds, found.graphs, source, folder, resume, say)
+    model = train_with_seeds(
+        wanted,
+        seeds,
+        found.graphs,
+        source,
+        folder,
+        resume,
+        say,
+    )
     if model is None:
-        say(f"{folder} has no model: networks with PAC-ML's observation are only compared")
+        say(
+            f"{folder} has no model: networks with PAC-ML's observation are only compared"
+        )
         return
     say(
         f"{model}: try it with  patchlight experiment pac-ml --policies all,{model} "

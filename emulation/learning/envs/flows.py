@@ -10,8 +10,15 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from patchlight.emulation.learning.envs.light_jobs import LightJobs, LightRun
-from patchlight.emulation.learning.envs.queued import MaskedEnv, Observation, unit
-from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
+from patchlight.emulation.learning.envs.queued import (
+    MaskedEnv,
+    Observation,
+    unit,
+)
+from patchlight.emulation.learning.envs.registry import (
+    Heuristic,
+    first_allowed,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.paths.scheduling import FlowRequest, PathNetwork
 
@@ -41,14 +48,20 @@ class FlowsEnv(MaskedEnv):
         self.network = network or default_network()
         self.jobs = jobs or LightJobs()
         self.run: LightRun | None = None
-        self._shown, self._flows = shown, list[FlowRequest]()
+        self._shown = shown
+        self._flows = list[FlowRequest]()
         nodes = self.network.nodes
         self.action_space = spaces.Discrete(actions)
         self.observation_space = spaces.Dict(
             {
                 "nodes": unit(nodes, 2),
                 "flows": unit(shown, FLOW_FEATURES),
-                "ends": spaces.Box(0, nodes - 1, (shown, 2), np.int64),
+                "ends": spaces.Box(
+                    0,
+                    nodes - 1,
+                    (shown, 2),
+                    np.int64,
+                ),
                 "waiting": unit(1),
                 "action_mask": spaces.MultiBinary(actions),
                 **extra,
@@ -67,9 +80,12 @@ class FlowsEnv(MaskedEnv):
         self._next_decision()
         return self._observe(), {}
 
-    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: np.int64
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Give a flow a path, and go on until there is one for another."""
-        run, chosen = self._running(), int(action)
+        run = self._running()
+        chosen = int(action)
         illegal = not self._mask[chosen]
         if self._flows:
             self._act(int(self._mask.argmax()) if illegal else chosen)
@@ -77,7 +93,9 @@ class FlowsEnv(MaskedEnv):
         over = not self._flows
         info: dict[str, Any] = {"illegal": illegal} if illegal else {}
         if over:
-            info["collective_mean_s"] = sum(run.collectives_s) / len(run.collectives_s)
+            info["collective_mean_s"] = sum(run.collectives_s) / len(
+                run.collectives_s
+            )
         return self._observe(), -busy_s / self.unit_s, over, False, info
 
     # -- what the kinds of environment differ in
@@ -98,11 +116,14 @@ class FlowsEnv(MaskedEnv):
 
     def _running(self) -> LightRun:
         if self.run is None:
-            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+            raise gymnasium.error.ResetNeeded(
+                "call reset() before the first step()"
+            )
         return self.run
 
     def _next_decision(self) -> float:
-        run, busy_s = self._running(), 0.0
+        run = self._running()
+        busy_s = 0.0
         self._flows = run.paths.fitting(self._shown)
         while not self._flows and run.goes_on:
             busy_s += run.advance()
@@ -115,7 +136,9 @@ class FlowsEnv(MaskedEnv):
         return busy_s
 
     def _observe(self) -> Observation:
-        run, unit_s, network = self._running(), self.unit_s, self.network
+        run = self._running()
+        unit_s = self.unit_s
+        network = self.network
         flows = np.zeros((self._shown, FLOW_FEATURES), np.float32)
         ends = np.zeros((self._shown, 2), np.int64)
         if found := self._flows:
@@ -127,7 +150,10 @@ class FlowsEnv(MaskedEnv):
             left_s = grant.ends_s - run.now_s
             sends[grant.source][grant.transmitter] = left_s
             hears[grant.destination][grant.receiver] = left_s
-        nodes = np.array([[min(a), min(b)] for a, b in zip(sends, hears, strict=True)], np.float32)
+        nodes = np.array(
+            [[min(a), min(b)] for a, b in zip(sends, hears, strict=True)],
+            np.float32,
+        )
         waiting = len(run.paths.waiting)
         return {
             "nodes": nodes / (nodes + np.float32(unit_s)),
@@ -139,8 +165,10 @@ class FlowsEnv(MaskedEnv):
         }
 
     def _flow(self, flow: FlowRequest) -> list[float]:
-        run, unit_s = self._running(), self.unit_s
-        sending_s, waited_s = self.network.sending_s(flow.nbytes), run.waited_s(flow)
+        run = self._running()
+        unit_s = self.unit_s
+        sending_s = self.network.sending_s(flow.nbytes)
+        waited_s = run.waited_s(flow)
         left_s = self.network.sending_s(run.bytes_left[run.job_of(flow)])
         return [
             sending_s / (sending_s + unit_s),
@@ -153,7 +181,12 @@ class FlowsEnv(MaskedEnv):
 
 def default_network() -> PathNetwork:
     """A coupler: 8 nodes at 100 Gb/s share 4 channels, and tune in 1 ms."""
-    return PathNetwork(8, 4, 100e9, 1e-3)
+    return PathNetwork(
+        8,
+        4,
+        100e9,
+        1e-3,
+    )
 
 
 def shortest(env: "FlowScheduleEnv", seen: Observation) -> int:
@@ -206,11 +239,20 @@ class FlowScheduleEnv(FlowsEnv):
     }
 
     def __init__(
-        self, network: PathNetwork | None = None, jobs: LightJobs | None = None, shown: int = 32
+        self,
+        network: PathNetwork | None = None,
+        jobs: LightJobs | None = None,
+        shown: int = 32,
     ) -> None:
         if shown < 1:
             raise BadInput(f"{shown} flows are shown: expected 1 or more")
-        super().__init__(shown, shown, network, jobs, {"channels": unit(1)})
+        super().__init__(
+            shown,
+            shown,
+            network,
+            jobs,
+            {"channels": unit(1)},
+        )
 
     def _choices(self) -> None:
         self._mask[: len(self._flows)] = 1
@@ -219,12 +261,25 @@ class FlowScheduleEnv(FlowsEnv):
         self._running().give(self._flows[action])
 
     def _features(self) -> Observation:
-        taken = 0 if self.network.routes is not None else len(self._running().paths.granted)
-        return {"channels": np.array([1 - taken / self.network.channels], np.float32)}
+        taken = (
+            0
+            if self.network.routes is not None
+            else len(self._running().paths.granted)
+        )
+        return {
+            "channels": np.array(
+                [1 - taken / self.network.channels], np.float32
+            )
+        }
 
 
 # Sent in 0.08 to 4 ms, so that it matters what is tuned.
-_JOBS = LightJobs(iterations=10, least_bytes=1e6, most_bytes=50e6, most_computing=4.0)
+_JOBS = LightJobs(
+    iterations=10,
+    least_bytes=1e6,
+    most_bytes=50e6,
+    most_computing=4.0,
+)
 
 CHANNEL_FEATURES = 4
 """In use, tuned for the flow, free for longer than others, pairs of nodes still tuned to it."""
@@ -240,7 +295,11 @@ def least_tuned(env: "FlowChannelEnv", seen: Observation) -> int:
     return _most(seen, 3, -1.0)
 
 
-def _most(seen: Observation, feature: int, sign: float = 1.0) -> int:
+def _most(
+    seen: Observation,
+    feature: int,
+    sign: float = 1.0,
+) -> int:
     scores = 2 * seen["channels"][:, 1] + sign * seen["channels"][:, feature]
     return int(np.where(seen["action_mask"] > 0, scores, -np.inf).argmax())
 
@@ -265,8 +324,15 @@ class FlowChannelEnv(FlowsEnv):
         "least-tuned": least_tuned,
     }
 
-    def __init__(self, network: PathNetwork | None = None, jobs: LightJobs | None = None) -> None:
-        network = network or PathNetwork(8, 8, 100e9, 1e-3)
+    def __init__(
+        self, network: PathNetwork | None = None, jobs: LightJobs | None = None
+    ) -> None:
+        network = network or PathNetwork(
+            8,
+            8,
+            100e9,
+            1e-3,
+        )
         if network.routes is not None:
             raise BadInput(
                 "the channels of this network say where light goes, so there is none to choose",
@@ -274,7 +340,13 @@ class FlowChannelEnv(FlowsEnv):
             )
         channels = network.channels
         extra = {"channels": unit(channels, CHANNEL_FEATURES)}
-        super().__init__(channels, 1, network, jobs or _JOBS, extra)
+        super().__init__(
+            channels,
+            1,
+            network,
+            jobs or _JOBS,
+            extra,
+        )
 
     def _choices(self) -> None:
         self._mask[self._running().paths.channels()] = 1
@@ -283,13 +355,17 @@ class FlowChannelEnv(FlowsEnv):
         self._running().give(self._flows[0], action)
 
     def _features(self) -> Observation:
-        paths, count = self._running().paths, self.network.channels
+        paths = self._running().paths
+        count = self.network.channels
         seen = np.zeros((count, CHANNEL_FEATURES), np.float32)
         seen[:, 0] = 1
         for place, channel in enumerate(paths.channels()):
             seen[channel, [0, 2]] = 0, 1 - place / count
         for channel, pairs in paths.pairs_tuned().items():
             seen[channel, 3] = pairs / (pairs + 1)
-        if self._flows and (tuned := paths.tuned_channel(self._flows[0])) is not None:
+        if (
+            self._flows
+            and (tuned := paths.tuned_channel(self._flows[0])) is not None
+        ):
             seen[tuned, 1] = 1
         return {"channels": seen}

@@ -9,7 +9,12 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.contract import Round, collective
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetwork, PathScheduler
+from patchlight.testbed.paths.scheduling import (
+    FlowRequest,
+    PathGrant,
+    PathNetwork,
+    PathScheduler,
+)
 
 # Paths that end less than this apart, as a part of the time, end together.
 _AT_ONCE = 1e-12
@@ -40,25 +45,39 @@ class LightJobs:
 
     jobs: int = 4
     iterations: int = 6
-    collectives: tuple[str, ...] = ("ring", "all-to-all", "halving-doubling", "parameter-server")
+    collectives: tuple[str, ...] = (
+        "ring",
+        "all-to-all",
+        "halving-doubling",
+        "parameter-server",
+    )
     least_bytes: float = 20e6
     most_bytes: float = 500e6
     most_computing: float = 1.0
 
     def __post_init__(self) -> None:
         sizes = 0 < self.least_bytes <= self.most_bytes < float("inf")
-        if not (self.jobs > 0 and self.iterations > 0 and self.collectives and sizes):
+        if not (
+            self.jobs > 0
+            and self.iterations > 0
+            and self.collectives
+            and sizes
+        ):
             raise BadInput(
                 f"no jobs over light: {self.jobs} jobs of {self.iterations} iterations, "
                 f"collectives {self.collectives}, {self.least_bytes:g} to {self.most_bytes:g} "
                 "bytes: expected 1 or more of each, and sizes from low to high"
             )
         if not 0 <= self.most_computing < float("inf"):
-            raise BadInput(f"jobs compute {self.most_computing} times as long: expected 0 or more")
+            raise BadInput(
+                f"jobs compute {self.most_computing} times as long: expected 0 or more"
+            )
         for name in self.collectives:
             collective(name, 2, 1.0)  # Refuses a name that there is not.
 
-    def draw(self, rng: np.random.Generator, network: PathNetwork) -> list[LightJob]:
+    def draw(
+        self, rng: np.random.Generator, network: PathNetwork
+    ) -> list[LightJob]:
         """The jobs of an episode."""
         sizes = [size for size in (2, 4, 8) if size <= network.nodes]
         found = []
@@ -66,27 +85,60 @@ class LightJobs:
             size = int(rng.choice(sizes))
             nodes = tuple(rng.permutation(network.nodes)[:size].tolist())
             name = str(rng.choice(self.collectives))
-            nbytes = float(np.exp(rng.uniform(np.log(self.least_bytes), np.log(self.most_bytes))))
+            nbytes = float(
+                np.exp(
+                    rng.uniform(
+                        np.log(self.least_bytes), np.log(self.most_bytes)
+                    )
+                )
+            )
             rounds = collective(name, size, nbytes)
             # The shifts of an all-to-all do not wait for each other; other rounds do.
-            steps = [rounds] if name == "all-to-all" else [[each] for each in rounds]
-            flows = tuple(tuple(_flows(f"job-{number}", nodes, step)) for step in steps)
+            steps = (
+                [rounds]
+                if name == "all-to-all"
+                else [[each] for each in rounds]
+            )
+            flows = tuple(
+                tuple(_flows(f"job-{number}", nodes, step)) for step in steps
+            )
             ways = min(network.transmitters, network.receivers)
             least_s = sum(_busiest_s(network, step) for step in flows) / ways
             compute_s = float(rng.uniform(0, self.most_computing)) * least_s
-            found.append(LightJob(f"job-{number}", nodes, flows, compute_s, least_s))
+            found.append(
+                LightJob(
+                    f"job-{number}",
+                    nodes,
+                    flows,
+                    compute_s,
+                    least_s,
+                )
+            )
         return found
 
 
-def _flows(name: str, nodes: tuple[int, ...], step: list[Round]) -> Iterator[FlowRequest]:
+def _flows(
+    name: str,
+    nodes: tuple[int, ...],
+    step: list[Round],
+) -> Iterator[FlowRequest]:
     for number, each in enumerate(step):
-        for source, destination in zip(each.source, each.destination, strict=True):
+        for source, destination in zip(
+            each.source, each.destination, strict=True
+        ):
             ends = nodes[source], nodes[destination]
-            yield FlowRequest(0, *ends, each.bits / 8, collective=name, round=number)
+            yield FlowRequest(
+                0,
+                *ends,
+                each.bits / 8,
+                collective=name,
+                round=number,
+            )
 
 
 def _busiest_s(network: PathNetwork, flows: tuple[FlowRequest, ...]) -> float:
-    sent, received = np.zeros(network.nodes), np.zeros(network.nodes)
+    sent = np.zeros(network.nodes)
+    received = np.zeros(network.nodes)
     for flow in flows:
         sent[flow.source] += network.sending_s(flow.nbytes)
         received[flow.destination] += network.sending_s(flow.nbytes)
@@ -101,9 +153,11 @@ class ChosenPaths(PathScheduler):
 
     def fitting(self, most: int) -> list[FlowRequest]:
         """The first so many of the waiting flows for which there is a path now."""
-        occupancy, found = self._occupancy, list[FlowRequest]()
+        occupancy = self._occupancy
+        found = list[FlowRequest]()
         if occupancy.free_channels:
-            senders, receivers = occupancy.free_transmitters, occupancy.free_receivers
+            senders = occupancy.free_transmitters
+            receivers = occupancy.free_receivers
             for flow in self._waiting.values():
                 if senders[flow.source] and receivers[flow.destination]:
                     found.append(flow)
@@ -124,7 +178,12 @@ class ChosenPaths(PathScheduler):
         """By channel how many pairs of a transmitter and a receiver are tuned to it."""
         return self._occupancy.pairs_tuned
 
-    def give(self, flow: FlowRequest, now_s: float, channel: int | None = None) -> PathGrant:
+    def give(
+        self,
+        flow: FlowRequest,
+        now_s: float,
+        channel: int | None = None,
+    ) -> PathGrant:
         """A path for one of those that fit, over a free channel if one is given."""
         del self._waiting[flow.flow]
         return self._occupancy.take(flow, now_s, channel)
@@ -174,7 +233,10 @@ class LightRun:
         self._owner: dict[int, int] = {}
         self._communicating = 0
         # When, and the flow that is sent, or −1 − job for a job that has computed.
-        computed = [(job.compute_s, -1 - number) for number, job in enumerate(self.jobs)]
+        computed = [
+            (job.compute_s, -1 - number)
+            for number, job in enumerate(self.jobs)
+        ]
         self._events = sorted(computed)
 
     @property
@@ -199,7 +261,8 @@ class LightRun:
 
     def advance(self) -> float:
         """Go on to when something ends; the seconds till then, times jobs that communicate."""
-        before_s, jobs = self.now_s, self._communicating
+        before_s = self.now_s
+        jobs = self._communicating
         self.now_s = self._events[0][0]
         limit_s = self.now_s * (1 + _AT_ONCE)
         ended = []
@@ -221,9 +284,12 @@ class LightRun:
         self._ready(number)
 
     def _ready(self, number: int) -> None:
-        progress, first = self._progress[number], len(self.arrivals)
+        progress = self._progress[number]
+        first = len(self.arrivals)
         step = self.jobs[number].steps[progress.step]
-        flows = [flow._replace(flow=first + at) for at, flow in enumerate(step)]
+        flows = [
+            flow._replace(flow=first + at) for at, flow in enumerate(step)
+        ]
         progress.left = len(flows)
         self._owner.update((flow.flow, number) for flow in flows)
         self.bytes_left[number] += sum(flow.nbytes for flow in flows)
@@ -236,7 +302,8 @@ class LightRun:
 
     def _sent(self, flow: int) -> None:
         number = self._owner[flow]
-        job, progress = self.jobs[number], self._progress[number]
+        job = self.jobs[number]
+        progress = self._progress[number]
         progress.left -= 1
         self.bytes_left[number] -= self.arrivals[flow][1].nbytes
         if progress.left:
@@ -249,4 +316,6 @@ class LightRun:
         self.collectives_s.append(self.now_s - progress.began_s)
         progress.iterations += 1
         if progress.iterations < self.iterations:
-            heapq.heappush(self._events, (self.now_s + job.compute_s, -1 - number))
+            heapq.heappush(
+                self._events, (self.now_s + job.compute_s, -1 - number)
+            )

@@ -10,10 +10,20 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from patchlight.emulation.learning.envs.queued import MaskedEnv, Observation, unit
+from patchlight.emulation.learning.envs.queued import (
+    MaskedEnv,
+    Observation,
+    unit,
+)
 from patchlight.emulation.learning.envs.ramp_partition import scenarios
-from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
-from patchlight.emulation.simulator.ramp.ramp import PlacementRule, place_one_by_one
+from patchlight.emulation.learning.envs.registry import (
+    Heuristic,
+    first_allowed,
+)
+from patchlight.emulation.simulator.ramp.ramp import (
+    PlacementRule,
+    place_one_by_one,
+)
 from patchlight.emulation.simulator.ramp.steps import step_time
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Workloads
 from patchlight.testbed.errors import BadInput
@@ -47,7 +57,9 @@ def _least(seen: Observation, costs: NDArray[Any]) -> int:
     return int(np.where(seen["action_mask"] > 0, costs, np.inf).argmin())
 
 
-def plans_of(workloads: Workloads, degrees: Sequence[int]) -> list[PartitionedGraph]:
+def plans_of(
+    workloads: Workloads, degrees: Sequence[int]
+) -> list[PartitionedGraph]:
     """The models split by these degrees, so that any placement of their parts fits.
 
     A server has the memory for a part of each operation. ``BadInput`` if there is none.
@@ -67,17 +79,22 @@ def plans_of(workloads: Workloads, degrees: Sequence[int]) -> list[PartitionedGr
 
 
 def chosen_plan(
-    plans: Sequence[PartitionedGraph], rng: np.random.Generator, options: Mapping[str, Any]
+    plans: Sequence[PartitionedGraph],
+    rng: np.random.Generator,
+    options: Mapping[str, Any],
 ) -> PartitionedGraph:
     """One of them, drawn among those of the ``model`` and ``degree`` of an episode's options."""
     found = [
         plan
         for plan in plans
-        if options.get("model", plan.training.forward.name) == plan.training.forward.name
+        if options.get("model", plan.training.forward.name)
+        == plan.training.forward.name
         and options.get("degree", plan.degree) == plan.degree
     ]
     if not found:
-        raise BadInput(f"no model is {options}: expected a name and a degree of the environment")
+        raise BadInput(
+            f"no model is {options}: expected a name and a degree of the environment"
+        )
     return found[int(rng.integers(len(found)))]
 
 
@@ -89,13 +106,17 @@ class OperationsEnv(MaskedEnv):
 
     def __init__(self, workloads: Workloads | None) -> None:
         rule = PlacementRule.RAMP_FIRST_FIT
-        self.workloads = workloads or scenarios(LAW_NAMES[:1], rule, 1e6)[0].workloads
+        self.workloads = (
+            workloads or scenarios(LAW_NAMES[:1], rule, 1e6)[0].workloads
+        )
 
     @property
     def graph(self) -> PartitionedGraph:
         """The model of the episode; ``ResetNeeded`` before the first one."""
         if self._graph is None:
-            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+            raise gymnasium.error.ResetNeeded(
+                "call reset() before the first step()"
+            )
         return self._graph
 
     @abstractmethod
@@ -111,20 +132,41 @@ class OperationsEnv(MaskedEnv):
     ) -> tuple[Observation, dict[str, Any]]:
         """Another model on other servers; ``options`` may have ``model`` and ``degree``."""
         super().reset(seed=seed)
-        self._graph = graph = chosen_plan(self._plans, self.np_random, options or {})
+        self._graph = graph = chosen_plan(
+            self._plans, self.np_random, options or {}
+        )
         self._begin(graph)
-        return self._observe(), {"model": graph.training.forward.name, "degree": graph.degree}
+        return self._observe(), {
+            "model": graph.training.forward.name,
+            "degree": graph.degree,
+        }
 
     def _make_spaces(
-        self, plans: list[PartitionedGraph], rows: tuple[int, int], servers: int, actions: int
+        self,
+        plans: list[PartitionedGraph],
+        rows: tuple[int, int],
+        servers: int,
+        actions: int,
     ) -> dict[str, spaces.Space[Any]]:
         """``rows`` are the most operations and edges of these models."""
-        self._plans, self._rows, self._servers = plans, rows, servers
+        self._plans = plans
+        self._rows = rows
+        self._servers = servers
         self.action_space = spaces.Discrete(actions)
         return {
             "operations": unit(rows[0], OPERATION_FEATURES),
-            "edges": spaces.Box(0, rows[0] - 1, (rows[1], 2), np.int64),
-            "counts": spaces.Box(0, max(rows), (2,), np.int64),
+            "edges": spaces.Box(
+                0,
+                rows[0] - 1,
+                (rows[1], 2),
+                np.int64,
+            ),
+            "counts": spaces.Box(
+                0,
+                max(rows),
+                (2,),
+                np.int64,
+            ),
             "at": unit(rows[0], servers),
             "action_mask": spaces.MultiBinary(actions),
         }
@@ -139,13 +181,18 @@ class OperationsEnv(MaskedEnv):
         self._counts = np.array([operations, len(edges)])
 
     def _ended(
-        self, over: bool, illegal: bool, graph: PartitionedGraph
+        self,
+        over: bool,
+        illegal: bool,
+        graph: PartitionedGraph,
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """What a step returns; the last one has the time of the training step."""
         info: dict[str, Any] = {"illegal": True} if illegal else {}
         reward = 0.0
         if over:
-            info["step_over_sequential"] = self.step_s() / (1e-3 * graph.training.sequential_ms)
+            info["step_over_sequential"] = self.step_s() / (
+                1e-3 * graph.training.sequential_ms
+            )
             reward = -info["step_over_sequential"]
         return self._observe(), reward, over, False, info
 
@@ -192,21 +239,38 @@ class OperationPlacementEnv(OperationsEnv):
         super().__init__(workloads)
         size = self.workloads.ramp.shape.size
         if not 0 <= most_busy <= 1:
-            raise BadInput(f"{most_busy} of the servers are busy: expected 0 to 1")
+            raise BadInput(
+                f"{most_busy} of the servers are busy: expected 0 to 1"
+            )
         self._most_busy = most_busy
         plans = plans_of(self.workloads, degrees)
         graphs = [plan.training.forward for plan in plans]
-        rows = max(len(each.operations) for each in graphs), max(len(each.edges) for each in graphs)
-        seen = self._make_spaces(plans, rows, size, size)
-        self.observation_space = spaces.Dict({**seen, "servers": unit(size, SERVER_FEATURES)})
+        rows = (
+            max(len(each.operations) for each in graphs),
+            max(len(each.edges) for each in graphs),
+        )
+        seen = self._make_spaces(
+            plans,
+            rows,
+            size,
+            size,
+        )
+        self.observation_space = spaces.Dict(
+            {**seen, "servers": unit(size, SERVER_FEATURES)}
+        )
         self.servers: list[list[int]] = []
 
-    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: np.int64
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Place a part; the last one says how long a training step takes."""
-        graph, number = self.graph, int(action)
+        graph = self.graph
+        number = int(action)
         order = graph.training.forward.order
         if self._turn == len(order):
-            raise gymnasium.error.ResetNeeded("the episode is over: call reset()")
+            raise gymnasium.error.ResetNeeded(
+                "the episode is over: call reset()"
+            )
         illegal = not self._mask[number]
         server = int(self._mask.argmax()) if illegal else number
         operation = order[self._turn]
@@ -221,27 +285,45 @@ class OperationPlacementEnv(OperationsEnv):
     def step_s(self) -> float:
         """How long a training step takes once all is placed."""
         homes = [tuple(each) for each in self.servers] * 2
-        return step_time(self.graph, self.workloads.ramp, self.workloads.timing, homes)
+        return step_time(
+            self.graph,
+            self.workloads.ramp,
+            self.workloads.timing,
+            homes,
+        )
 
     def planned(self) -> int | None:
         """The server of the next part in PAC-ML's placer; ``None`` if it finds no place."""
         graph = self.graph
         if not self._plan_known:
             memory_bytes = self.workloads.device.memory_bytes
-            self._plan = place_one_by_one(self.workloads.ramp, graph, self.occupied, memory_bytes)
+            self._plan = place_one_by_one(
+                self.workloads.ramp,
+                graph,
+                self.occupied,
+                memory_bytes,
+            )
             self._plan_known = True
         operation = graph.training.forward.order[self._turn]
-        return None if self._plan is None else self._plan[operation][len(self.servers[operation])]
+        return (
+            None
+            if self._plan is None
+            else self._plan[operation][len(self.servers[operation])]
+        )
 
     def _begin(self, graph: PartitionedGraph) -> None:
-        training, forward = graph.training, graph.training.forward
-        size, count, half = self._servers, len(forward.operations), training.half
+        training = graph.training
+        forward = graph.training.forward
+        size = self._servers
+        count = len(forward.operations)
+        half = training.half
         most = int(min(self._most_busy * size, size - graph.max_split))
         number = int(self.np_random.integers(most + 1))
         busy = self.np_random.permutation(size)[:number].tolist()
         self.occupied = sum(1 << server for server in busy)
         self.servers = [[] for _ in forward.operations]
-        self._turn, self._plan_known = 0, False
+        self._turn = 0
+        self._plan_known = False
         self._pad(count, forward.edges)
         self._server = np.zeros((size, SERVER_FEATURES), np.float32)
         self._server[busy, 0] = 1.0
@@ -251,9 +333,15 @@ class OperationPlacementEnv(OperationsEnv):
             training.compute_ms[:half] + training.compute_ms[half:]
         ) / training.sequential_ms
         self._operations[:count, 1:4] = [
-            (each.activation_bytes / activations, each.parameter_bytes / parameters, parts)
+            (
+                each.activation_bytes / activations,
+                each.parameter_bytes / parameters,
+                parts,
+            )
             for each, parts in zip(
-                forward.operations, np.array(graph.splits[:half]) / size, strict=True
+                forward.operations,
+                np.array(graph.splits[:half]) / size,
+                strict=True,
             )
         ]
         self._show(graph)
@@ -271,7 +359,9 @@ class OperationPlacementEnv(OperationsEnv):
         if parents := forward.parents[operation]:
             self._server[:, 2] = self._at[list(parents)].mean(axis=0)
         self._server[self.servers[operation], 3] = 1.0
-        self._mask = ((self._server[:, 0] + self._server[:, 3]) == 0).astype(np.int8)
+        self._mask = ((self._server[:, 0] + self._server[:, 3]) == 0).astype(
+            np.int8
+        )
 
     def _observe(self) -> Observation:
         return {**super()._observe(), "servers": np.minimum(self._server, 1.0)}
@@ -311,10 +401,16 @@ class OperationOrderEnv(OperationsEnv):
     }
 
     def __init__(
-        self, workloads: Workloads | None = None, degrees: Sequence[int] = (1, 2, 4)
+        self,
+        workloads: Workloads | None = None,
+        degrees: Sequence[int] = (1, 2, 4),
     ) -> None:
         super().__init__(workloads)
-        plans = [p for p in plans_of(self.workloads, degrees) if not _is_chain(p.training)]
+        plans = [
+            p
+            for p in plans_of(self.workloads, degrees)
+            if not _is_chain(p.training)
+        ]
         most = max((plan.max_split for plan in plans), default=0)
         if not 0 < 2 * most <= self.workloads.ramp.shape.size:
             raise BadInput(
@@ -324,14 +420,24 @@ class OperationOrderEnv(OperationsEnv):
             )
         operations = max(2 * plan.training.half for plan in plans)
         rows = operations, max(len(plan.training.edges) for plan in plans)
-        seen = self._make_spaces(plans, rows, 2 * most, operations)
+        seen = self._make_spaces(
+            plans,
+            rows,
+            2 * most,
+            operations,
+        )
         self.observation_space = spaces.Dict(seen)
 
-    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: np.int64
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Put an operation into the list; the last one says how long a training step takes."""
-        graph, chosen = self.graph, int(action)
+        graph = self.graph
+        chosen = int(action)
         if len(self.listed) == 2 * graph.training.half:
-            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+            raise gymnasium.error.ResetNeeded(
+                "call reset() before the first step()"
+            )
         illegal = not self._mask[chosen]
         operation = int(self._mask.argmax()) if illegal else chosen
         self.listed.append(operation)
@@ -343,23 +449,43 @@ class OperationOrderEnv(OperationsEnv):
                 self._mask[target] = 1
         over = len(self.listed) == 2 * graph.training.half
         if over:
-            self._mask[0] = 1  # Nothing is left; a mask allows something all the same.
+            self._mask[0] = (
+                1  # Nothing is left; a mask allows something all the same.
+            )
         return self._ended(over, illegal, graph)
 
     def step_s(self) -> float:
         """How long a training step takes once all operations are in the list."""
-        if self._graph is None or len(self.listed) < 2 * self.graph.training.half:
-            raise BadInput("not all operations are in the list yet: expected the end of an episode")
+        if (
+            self._graph is None
+            or len(self.listed) < 2 * self.graph.training.half
+        ):
+            raise BadInput(
+                "not all operations are in the list yet: expected the end of an episode"
+            )
         turns = [0.0] * len(self.listed)
         for turn, operation in enumerate(self.listed):
             turns[operation] = float(turn)
-        ramp, timing = self.workloads.ramp, self.workloads.timing
-        return step_time(self.graph, ramp, timing, self.servers, turns=turns)
+        ramp = self.workloads.ramp
+        timing = self.workloads.timing
+        return step_time(
+            self.graph,
+            ramp,
+            timing,
+            self.servers,
+            turns=turns,
+        )
 
     def _begin(self, graph: PartitionedGraph) -> None:
-        training, size, half = graph.training, 2 * graph.max_split, graph.training.half
-        drawn = [tuple(self.np_random.permutation(size)[:n].tolist()) for n in graph.splits[:half]]
-        self.servers, self.listed = drawn * 2, list[int]()
+        training = graph.training
+        size = 2 * graph.max_split
+        half = graph.training.half
+        drawn = [
+            tuple(self.np_random.permutation(size)[:n].tolist())
+            for n in graph.splits[:half]
+        ]
+        self.servers = drawn * 2
+        self.listed = list[int]()
         count = 2 * half
         self._missing = [0] * count
         self._after: list[list[int]] = [[] for _ in range(count)]
@@ -367,7 +493,9 @@ class OperationOrderEnv(OperationsEnv):
             self._missing[target] += 1
             self._after[source].append(target)
         self._pad(count, training.edges)
-        self._operations[:count, 0] = training.compute_ms / training.sequential_ms
+        self._operations[:count, 0] = (
+            training.compute_ms / training.sequential_ms
+        )
         to_end = _to_end_ms(training, self._after, graph.part_ms)
         self._operations[:count, 1] = to_end / max(to_end)
         self._operations[:count, 2] = np.array(graph.splits) / self._servers
@@ -387,12 +515,17 @@ def _is_chain(training: TrainingGraph) -> bool:
 
 
 def _to_end_ms(
-    training: TrainingGraph, after: Sequence[Sequence[int]], part_ms: NDArray[np.float64]
+    training: TrainingGraph,
+    after: Sequence[Sequence[int]],
+    part_ms: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """The longest way from each operation's beginning to the end, without transfers."""
-    half, order = training.half, training.forward.order
+    half = training.half
+    order = training.forward.order
     found = part_ms.copy()
     # Backward operations are over in the other order; all of them come after the forward ones.
     for operation in [*(half + each for each in order), *reversed(order)]:
-        found[operation] += max((found[each] for each in after[operation]), default=0.0)
+        found[operation] += max(
+            (found[each] for each in after[operation]), default=0.0
+        )
     return found

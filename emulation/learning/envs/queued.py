@@ -15,11 +15,23 @@ from gymnasium import spaces
 from patchlight.controller.policies.contract import PlacementPolicy
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.sets import members
-from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
-from patchlight.emulation.simulator.cluster import QueueJob, Settings, Simulation, TwoLevel
+from patchlight.emulation.learning.envs.registry import (
+    Heuristic,
+    first_allowed,
+)
+from patchlight.emulation.simulator.cluster import (
+    QueueJob,
+    Settings,
+    Simulation,
+    TwoLevel,
+)
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
-from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
+from patchlight.emulation.simulator.cluster.simulated_job import (
+    Cause,
+    SimulatedJob,
+    State,
+)
 
 Floats = npt.NDArray[Any]
 Observation = dict[str, Any]
@@ -70,9 +82,15 @@ class QueuedEnv(MaskedEnv):
         self.size = len(self.cluster.shape.gpus)
         self.wait = actions - 1
         self.action_space = spaces.Discrete(actions)
-        seen = {"occupied": unit(self.size), "remaining": unit(self.size), "queue": unit(1)}
+        seen = {
+            "occupied": unit(self.size),
+            "remaining": unit(self.size),
+            "queue": unit(1),
+        }
         mask = spaces.MultiBinary(actions)
-        self.observation_space = spaces.Dict({**seen, "action_mask": mask, **extra})
+        self.observation_space = spaces.Dict(
+            {**seen, "action_mask": mask, **extra}
+        )
         self.simulation: Simulation | None = None
         self._mask = np.zeros(actions, np.int8)
 
@@ -84,26 +102,38 @@ class QueuedEnv(MaskedEnv):
         jobs: list[QueueJob] = (options or {}).get("jobs") or self.jobs.draw(
             self.np_random, self.size
         )
-        self._mean_s = max(1e-9, sum(job.duration_s for job in jobs) / len(jobs))
+        self._mean_s = max(
+            1e-9, sum(job.duration_s for job in jobs) / len(jobs)
+        )
         self.simulation = Simulation(self.cluster, jobs, self.settings)
         self._begin()
         self._next_decision()
         return self._observe(), {}
 
-    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: np.int64
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """One decision; ``reward`` counts until the next."""
         simulation = self._running()
         chosen = int(action)
         illegal = not self._mask[chosen]
         if illegal:
-            chosen = self.wait if self._mask[self.wait] else int(self._mask.argmax())
+            chosen = (
+                self.wait
+                if self._mask[self.wait]
+                else int(self._mask.argmax())
+            )
         jobs_s = 0.0
         if chosen == self.wait or not self._act(chosen):
             passed = self._advance()
             if passed is not None:
                 jobs_s += passed
-            elif simulation.waiting:  # Not even an empty cluster has a place for it.
-                simulation.block(next(iter(simulation.waiting.values())), Cause.UNPLACEABLE)
+            elif (
+                simulation.waiting
+            ):  # Not even an empty cluster has a place for it.
+                simulation.block(
+                    next(iter(simulation.waiting.values())), Cause.UNPLACEABLE
+                )
         jobs_s += self._next_decision()
         over = simulation.ended == len(simulation.jobs)
         info: dict[str, Any] = {"illegal": illegal} if illegal else {}
@@ -135,7 +165,9 @@ class QueuedEnv(MaskedEnv):
 
     def _running(self) -> Simulation:
         if self.simulation is None:
-            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+            raise gymnasium.error.ResetNeeded(
+                "call reset() before the first step()"
+            )
         return self.simulation
 
     def _next_decision(self) -> float:
@@ -156,7 +188,8 @@ class QueuedEnv(MaskedEnv):
     def _advance(self) -> float | None:
         """Go on to the next moment; how long jobs were in the system, ``None`` if none is left."""
         simulation = self._running()
-        before_s, jobs = simulation.now_s, len(simulation.waiting) + len(simulation.running)
+        before_s = simulation.now_s
+        jobs = len(simulation.waiting) + len(simulation.running)
         if not simulation.advance():
             return None
         simulation.joined.clear()
@@ -166,13 +199,16 @@ class QueuedEnv(MaskedEnv):
 
     def _observe(self) -> Observation:
         simulation = self._running()
-        occupied, remaining = [0.0] * self.size, [0.0] * self.size
-        now_s, mean_s = simulation.now_s, self._mean_s
+        occupied = [0.0] * self.size
+        remaining = [0.0] * self.size
+        now_s = simulation.now_s
+        mean_s = self._mean_s
         for job in simulation.running.values():
             left_s = job.ends_s - now_s
             left = left_s / (left_s + mean_s) if left_s < math.inf else 1.0
             for gpu in job.ring:
-                occupied[gpu], remaining[gpu] = 1.0, left
+                occupied[gpu] = 1.0
+                remaining[gpu] = left
         if simulation.occupancy.broken:
             for gpu in members(simulation.occupancy.broken):
                 occupied[gpu] = remaining[gpu] = 1.0
@@ -187,9 +223,13 @@ class QueuedEnv(MaskedEnv):
 
     def _job(self, job: SimulatedJob) -> list[float]:
         """A job's ``JOB_FEATURES``."""
-        now_s, mean_s, spec = self._running().now_s, self._mean_s, job.spec
+        now_s = self._running().now_s
+        mean_s = self._mean_s
+        spec = job.spec
         view = spec.view
-        left_s = job.remaining / job.units * spec.duration_s if job.units else 0.0
+        left_s = (
+            job.remaining / job.units * spec.duration_s if job.units else 0.0
+        )
         waited_s = now_s - job.waits_since_s
         slack_s = max(0.0, view.arrived_s + view.limit_s - now_s)
         return [
@@ -203,12 +243,22 @@ class QueuedEnv(MaskedEnv):
 
 def unit(*shape: int) -> spaces.Box:
     """A space of numbers from 0 to 1."""
-    return spaces.Box(0.0, 1.0, shape, np.float32)
+    return spaces.Box(
+        0.0,
+        1.0,
+        shape,
+        np.float32,
+    )
 
 
 def default_cluster() -> Cluster:
     """64 GPUs: 4 racks of 4 servers of 4, whose uplinks have a quarter of the NICs' rate."""
-    return TwoLevel(4, 4, 4, oversubscription=4.0)
+    return TwoLevel(
+        4,
+        4,
+        4,
+        oversubscription=4.0,
+    )
 
 
 def fifo(env: "ScheduleEnv", seen: Observation) -> int:
@@ -225,12 +275,22 @@ def shortest(env: "ScheduleEnv", seen: Observation) -> int:
 def smallest(env: "ScheduleEnv", seen: Observation) -> int:
     """Of the jobs that fit, the one with the least time left on the fewest GPUs."""
     left = seen["jobs"][:, 1].astype(float)
-    return _least(env, seen, seen["jobs"][:, 0] * left / np.maximum(1e-9, 1 - left))
+    return _least(
+        env, seen, seen["jobs"][:, 0] * left / np.maximum(1e-9, 1 - left)
+    )
 
 
-def _least(env: "ScheduleEnv", seen: Observation, costs: Floats) -> int:
+def _least(
+    env: "ScheduleEnv",
+    seen: Observation,
+    costs: Floats,
+) -> int:
     allowed = seen["action_mask"][:-1] > 0
-    return int(np.where(allowed, costs, np.inf).argmin()) if allowed.any() else env.wait
+    return (
+        int(np.where(allowed, costs, np.inf).argmin())
+        if allowed.any()
+        else env.wait
+    )
 
 
 class ScheduleEnv(QueuedEnv):
@@ -258,9 +318,19 @@ class ScheduleEnv(QueuedEnv):
         shown: int = 16,
     ) -> None:
         # More than the cluster can take, so that there is a queue to choose from.
-        jobs = jobs or SyntheticJobs(load=1.5, mean_s=SHORT_MEAN_S)
-        super().__init__(shown + 1, cluster, jobs, settings, {"jobs": unit(shown, JOB_FEATURES)})
-        self._placement, self._shown = placement or FirstFit(), shown
+        jobs = jobs or SyntheticJobs(
+            load=1.5,
+            mean_s=SHORT_MEAN_S,
+        )
+        super().__init__(
+            shown + 1,
+            cluster,
+            jobs,
+            settings,
+            {"jobs": unit(shown, JOB_FEATURES)},
+        )
+        self._placement = placement or FirstFit()
+        self._shown = shown
 
     def _begin(self) -> None:
         self._jobs: list[SimulatedJob] = []
@@ -274,8 +344,11 @@ class ScheduleEnv(QueuedEnv):
         return any(fits)
 
     def _act(self, action: int) -> bool:
-        simulation, job = self._running(), self._jobs[action]
-        ring = self._placement.place(simulation.view(), job.spec.view, job.workers)
+        simulation = self._running()
+        job = self._jobs[action]
+        ring = self._placement.place(
+            simulation.view(), job.spec.view, job.workers
+        )
         return ring is not None and simulation.start(job, ring)
 
     def _features(self) -> Observation:

@@ -16,7 +16,11 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.contract import PartitionPolicy
-from patchlight.controller.policies.degrees import Constant, Maximum, Sufficient
+from patchlight.controller.policies.degrees import (
+    Constant,
+    Maximum,
+    Sufficient,
+)
 from patchlight.controller.policies.files import shipped_models
 from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.observation import (
@@ -28,10 +32,16 @@ from patchlight.controller.policies.observation import (
 )
 from patchlight.emulation.experiments.pac_ml.run import find_profiles
 from patchlight.emulation.learning.envs.registry import Heuristic
-from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of
+from patchlight.emulation.learning.vector_episodes import (
+    VectorEpisodes,
+    layout_of,
+)
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.scenario import (
+    Scenario,
+    pac_ml_scenario,
+)
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
@@ -39,7 +49,8 @@ from patchlight.testbed.graphs import ComputationGraph
 REWARDS = {"signed": (-1.0, 1.0), "accepted": (0.0, 1.0)}
 """For each kind of reward that of a blocked job and of an accepted one."""
 # Below are the seeds that evaluations use.
-FIRST_SEED, LAST_SEED = 1000, 2**31
+FIRST_SEED = 1000
+LAST_SEED = 2**31
 
 
 def observation_space(layout: ObservationLayout) -> spaces.Dict:
@@ -47,7 +58,12 @@ def observation_space(layout: ObservationLayout) -> spaces.Dict:
     most = {"mask": 1.0, "nodes": 1.0, "edges": float(MAX_NODES)}
     return spaces.Dict(
         {
-            name: spaces.Box(0.0, most.get(name, LONGEST), shape, np.float32)
+            name: spaces.Box(
+                0.0,
+                most.get(name, LONGEST),
+                shape,
+                np.float32,
+            )
             for name, shape in layout.shapes.items()
         }
     )
@@ -64,7 +80,15 @@ def scenarios(
     if not laws:
         raise BadInput("an environment needs at least one law of requirements")
     workloads = _workloads(tuple(graphs or find_profiles(profiles).graphs))
-    return [pac_ml_scenario(workloads, law, rule, horizon_s) for law in laws]
+    return [
+        pac_ml_scenario(
+            workloads,
+            law,
+            rule,
+            horizon_s,
+        )
+        for law in laws
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -78,19 +102,26 @@ def ruled(policy: PartitionPolicy) -> Heuristic:
 
     def act(env: "RampPartitionEnv", seen: Observation) -> int:
         assert env.episode is not None
-        return env.layout.actions.index(policy.degree(*env.episode.question()) or 0)
+        return env.layout.actions.index(
+            policy.degree(*env.episode.question()) or 0
+        )
 
     act.__doc__ = type(policy).__doc__
     return act
 
 
 def new_episode(
-    random: np.random.Generator, laws: Sequence[Scenario], options: Mapping[str, Any] | None
+    random: np.random.Generator,
+    laws: Sequence[Scenario],
+    options: Mapping[str, Any] | None,
 ) -> Episode:
     """One drawn at random, as far as ``options`` do not say its ``episode_seed`` and ``law``."""
     given = options or {}
-    drawn, law = int(random.integers(FIRST_SEED, LAST_SEED)), int(random.integers(len(laws)))
-    return Episode(laws[int(given.get("law", law))], int(given.get("episode_seed", drawn)))
+    drawn = int(random.integers(FIRST_SEED, LAST_SEED))
+    law = int(random.integers(len(laws)))
+    return Episode(
+        laws[int(given.get("law", law))], int(given.get("episode_seed", drawn))
+    )
 
 
 @cache
@@ -123,7 +154,9 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
         "maximum": ruled(Maximum()),
         "sufficient": ruled(Sufficient()),
     }
-    trained: ClassVar[Mapping[str, Heuristic]] = {"learned-first-fit-any": learned_first_fit_any}
+    trained: ClassVar[Mapping[str, Heuristic]] = {
+        "learned-first-fit-any": learned_first_fit_any
+    }
 
     def __init__(
         self,
@@ -136,15 +169,26 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
         scenario: Sequence[Scenario] | None = None,
     ) -> None:
         if reward not in REWARDS:
-            raise BadInput(f"no reward {reward!r}: expected one of {', '.join(REWARDS)}")
+            raise BadInput(
+                f"no reward {reward!r}: expected one of {', '.join(REWARDS)}"
+            )
         if warm_up < 0:
             raise BadInput(f"warm_up is {warm_up}: expected 0 or more jobs")
-        self.scenarios = tuple(scenario or scenarios(laws, rule, horizon_s, profiles))
+        self.scenarios = tuple(
+            scenario
+            or scenarios(
+                laws,
+                rule,
+                horizon_s,
+                profiles,
+            )
+        )
         self.layout = layout_of(self.scenarios[0])
         space: spaces.Space[Any] = observation_space(self.layout)
         self.observation_space = space
         self.action_space = spaces.Discrete(len(self.layout.actions))
-        self._rewards, self._warm_up = REWARDS[reward], warm_up
+        self._rewards = REWARDS[reward]
+        self._warm_up = warm_up
         self._observer = RampObserver(self.layout)
         self.episode: Episode | None = None
         self._mask: NDArray[np.bool_] = np.ones(len(self.layout.actions), bool)
@@ -154,18 +198,25 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """A new episode; ``options`` may have ``episode_seed`` and ``law``, a place in the laws."""
         super().reset(seed=seed)
-        self.episode = episode = new_episode(self.np_random, self.scenarios, options)
+        self.episode = episode = new_episode(
+            self.np_random, self.scenarios, options
+        )
         found = self._observe()
         for _ in range(int(self.np_random.integers(self._warm_up + 1))):
             before = episode.fork()
             choices = np.flatnonzero(self._mask[1:]) + 1
             action = int(self.np_random.choice(choices)) if len(choices) else 0
             episode.decide(self.layout.actions[action])
-            if episode.job is None:  # It would be over: the last job is left to decide on.
+            if (
+                episode.job is None
+            ):  # It would be over: the last job is left to decide on.
                 self.episode = episode = before
                 break
             found = self._observe()
-        return found, {"law": episode.scenario.law.name, "episode_seed": episode.seed}
+        return found, {
+            "law": episode.scenario.law.name,
+            "episode_seed": episode.seed,
+        }
 
     def step(
         self, action: np.int64 | SupportsInt
@@ -197,7 +248,9 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
         return found
 
 
-class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np.bool_]]):
+class RampPartitionVectorEnv(
+    VectorEnv[Observation, NDArray[np.intp], NDArray[np.bool_]]
+):
     """``RampPartitionEnv`` ``num_envs`` times: the same clusters, jobs, rewards, observations.
 
     The observation's arrays are always the same ones, written over by each step: copy what is to
@@ -218,32 +271,60 @@ class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np
         scenario: Sequence[Scenario] | None = None,
     ) -> None:
         if reward not in REWARDS:
-            raise BadInput(f"no reward {reward!r}: expected one of {', '.join(REWARDS)}")
-        self.scenarios = tuple(scenario or scenarios(laws, rule, horizon_s, profiles))
+            raise BadInput(
+                f"no reward {reward!r}: expected one of {', '.join(REWARDS)}"
+            )
+        self.scenarios = tuple(
+            scenario
+            or scenarios(
+                laws,
+                rule,
+                horizon_s,
+                profiles,
+            )
+        )
         self.layout = layout_of(self.scenarios[0])
         self.num_envs = num_envs
-        self.metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.metadata = {
+            "render_modes": [],
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+        }
         self.single_observation_space = observation_space(self.layout)
         self.single_action_space = spaces.Discrete(len(self.layout.actions))
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.observation_space = batch_space(
+            self.single_observation_space, num_envs
+        )
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._rewards, self._staggered = REWARDS[reward], staggered
+        self._rewards = REWARDS[reward]
+        self._staggered = staggered
         self._arrays = self.layout.empty(num_envs)
         self.episodes: VectorEpisodes | None = None
 
     def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | list[int | None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Observation, dict[str, Any]]:
         """New episodes. ``seed`` is the first episode's; each has the one after that before it."""
         if isinstance(seed, list):
-            raise BadInput("these environments take one seed for all, not one for each")
+            raise BadInput(
+                "these environments take one seed for all, not one for each"
+            )
         first = FIRST_SEED if seed is None else seed
-        self.episodes = VectorEpisodes(self.scenarios, self.num_envs, first, self._staggered)
+        self.episodes = VectorEpisodes(
+            self.scenarios,
+            self.num_envs,
+            first,
+            self._staggered,
+        )
         return self.episodes.observe(self._arrays), {}
 
     def step(
         self, actions: NDArray[np.intp]
-    ) -> tuple[Observation, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+    ) -> tuple[
+        Observation, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]
+    ]:
         """One decision in each environment."""
         episodes = self._running()
         accepted, finished = episodes.step(np.asarray(actions))
@@ -254,7 +335,8 @@ class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np
             for each in finished:
                 rates[each.env] = each.blocking_rate
             information["blocking_rate"] = rates
-        over, cut = episodes.episode_start.copy(), np.zeros(self.num_envs, bool)
+        over = episodes.episode_start.copy()
+        cut = np.zeros(self.num_envs, bool)
         return episodes.observe(self._arrays), rewards, over, cut, information
 
     def action_masks(self) -> NDArray[np.bool_]:
@@ -263,5 +345,7 @@ class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np
 
     def _running(self) -> VectorEpisodes:
         if self.episodes is None:
-            raise BadInput("the environments have no episodes: call reset first")
+            raise BadInput(
+                "the environments have no episodes: call reset first"
+            )
         return self.episodes

@@ -11,22 +11,41 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from patchlight.controller.policies.contract import ElasticJob, PartitionPolicy, PlacementPolicy
+from patchlight.controller.policies.contract import (
+    ElasticJob,
+    PartitionPolicy,
+    PlacementPolicy,
+)
 from patchlight.controller.policies.degrees import GiveAndTake, Sufficient
 from patchlight.controller.policies.observation import LONGEST, UNIT_S
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.sets import members
-from patchlight.emulation.learning.envs.queued import JOB_FEATURES, Observation, QueuedEnv, unit
-from patchlight.emulation.learning.envs.ramp_partition import new_episode, scenarios
-from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
+from patchlight.emulation.learning.envs.queued import (
+    JOB_FEATURES,
+    Observation,
+    QueuedEnv,
+    unit,
+)
+from patchlight.emulation.learning.envs.ramp_partition import (
+    new_episode,
+    scenarios,
+)
+from patchlight.emulation.learning.envs.registry import (
+    Heuristic,
+    first_allowed,
+)
 from patchlight.emulation.simulator.cluster import Policies, Settings
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
 from patchlight.emulation.simulator.cluster.site import SimulatedSite
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
-from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, sub_blocks
+from patchlight.emulation.simulator.ramp.ramp import (
+    Block,
+    PlacementRule,
+    sub_blocks,
+)
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES
 from patchlight.testbed.errors import BadInput
@@ -53,7 +72,11 @@ def least_harm(env: "RampServersEnv", seen: Observation) -> int:
 
 def _least(seen: Observation, costs: NDArray[Any]) -> int:
     allowed = seen["action_mask"][1:] > 0
-    return int(np.where(allowed, costs, np.inf).argmin()) + 1 if allowed.any() else 0
+    return (
+        int(np.where(allowed, costs, np.inf).argmin()) + 1
+        if allowed.any()
+        else 0
+    )
 
 
 class RampServersEnv(gymnasium.Env[Observation, np.int64]):
@@ -92,34 +115,71 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
         scenario: Sequence[Scenario] | None = None,
     ) -> None:
         if any_degree and partition is not None:
-            raise BadInput("any_degree and a partition policy exclude each other: give one of them")
+            raise BadInput(
+                "any_degree and a partition policy exclude each other: give one of them"
+            )
         rule = PlacementRule.RAMP_BLOCK
-        self.scenarios = tuple(scenario or scenarios(laws, rule, horizon_s, profiles))
+        self.scenarios = tuple(
+            scenario
+            or scenarios(
+                laws,
+                rule,
+                horizon_s,
+                profiles,
+            )
+        )
         if any(each.rule != rule for each in self.scenarios):
-            raise BadInput(f"servers are chosen as whole blocks: expected scenarios of rule {rule}")
+            raise BadInput(
+                f"servers are chosen as whole blocks: expected scenarios of rule {rule}"
+            )
         self._partition = None if any_degree else partition or Sufficient()
         workloads = self._workloads = self.scenarios[0].workloads
-        sizes = sorted({plan.max_split for each in workloads.plans for plan in each.values()})
-        blocks = [block for size in sizes for block in workloads.ramp.blocks(size)]
+        sizes = sorted(
+            {
+                plan.max_split
+                for each in workloads.plans
+                for plan in each.values()
+            }
+        )
+        blocks = [
+            block for size in sizes for block in workloads.ramp.blocks(size)
+        ]
         self.blocks: tuple[Block, ...] = tuple(blocks)
         self._sizes = np.array([len(block.servers) for block in blocks])
-        self._members = np.zeros((len(blocks), workloads.ramp.shape.size), np.float32)
+        self._members = np.zeros(
+            (len(blocks), workloads.ramp.shape.size), np.float32
+        )
         for row, block in enumerate(blocks):
             self._members[row, list(block.servers)] = 1.0
         self._of_server = np.ascontiguousarray(self._members.T)
-        self._worth = (self._members @ self._members.T > 0) * self._sizes.astype(np.float32)
+        self._worth = (
+            self._members @ self._members.T > 0
+        ) * self._sizes.astype(np.float32)
         self._most_harm = self._worth.sum(axis=1)
         # The least degree that fills a block of each size, by model.
         self._degrees = [
-            {plan.max_split: degree for degree, plan in sorted(each.items(), reverse=True)}
+            {
+                plan.max_split: degree
+                for degree, plan in sorted(each.items(), reverse=True)
+            }
             for each in workloads.plans
         ]
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
         self.action_space = spaces.Discrete(len(blocks) + 1)
         self.observation_space = spaces.Dict(
             {
-                "remaining": spaces.Box(0.0, LONGEST, (workloads.ramp.shape.size,), np.float32),
-                "job": spaces.Box(0.0, LONGEST, (5,), np.float32),
+                "remaining": spaces.Box(
+                    0.0,
+                    LONGEST,
+                    (workloads.ramp.shape.size,),
+                    np.float32,
+                ),
+                "job": spaces.Box(
+                    0.0,
+                    LONGEST,
+                    (5,),
+                    np.float32,
+                ),
                 "options": unit(len(blocks) + 1, OPTION_FEATURES),
                 "action_mask": spaces.MultiBinary(len(blocks) + 1),
             }
@@ -131,19 +191,27 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """A new episode; ``options`` may have ``episode_seed`` and ``law``, a place in the laws."""
         super().reset(seed=seed)
-        self.episode = episode = new_episode(self.np_random, self.scenarios, options)
-        return self._observe(), {"law": episode.scenario.law.name, "episode_seed": episode.seed}
+        self.episode = episode = new_episode(
+            self.np_random, self.scenarios, options
+        )
+        return self._observe(), {
+            "law": episode.scenario.law.name,
+            "episode_seed": episode.seed,
+        }
 
     def step(
         self, action: np.int64 | SupportsInt
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """One decision; a block that is not allowed blocks the job."""
-        episode, number = self._running(), int(action)
+        episode = self._running()
+        number = int(action)
         assert episode.job is not None or number >= 0
         if number == 0 or not self._mask[number]:
             outcome = episode.decide(0)
         else:
-            outcome = episode.decide(self._degree_on(number - 1), self.blocks[number - 1])
+            outcome = episode.decide(
+                self._degree_on(number - 1), self.blocks[number - 1]
+            )
         over = episode.job is None
         info: dict[str, Any] = {"outcome": outcome.name.lower()}
         if over:
@@ -162,11 +230,15 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
 
     def _running(self) -> Episode:
         if self.episode is None:
-            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+            raise gymnasium.error.ResetNeeded(
+                "call reset() before the first step()"
+            )
         return self.episode
 
     def _degree_on(self, block: int) -> int:
-        return self._degree or self._degrees[self._graph][int(self._sizes[block])]
+        return (
+            self._degree or self._degrees[self._graph][int(self._sizes[block])]
+        )
 
     def _times_of(self, graph: int, degree: int) -> NDArray[np.float64]:
         """How long a model takes on each block; infinity where it does not go there."""
@@ -174,12 +246,20 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
         if known is None:
             known = np.full(len(self.blocks), np.inf)
             for number, block in enumerate(self.blocks):
-                chosen = degree or self._degrees[graph].get(len(block.servers), 0)
+                chosen = degree or self._degrees[graph].get(
+                    len(block.servers), 0
+                )
                 plan = self._workloads.plans[graph].get(chosen)
-                if plan is None or plan.max_split != len(block.servers) or not plan.fits_memory:
+                if (
+                    plan is None
+                    or plan.max_split != len(block.servers)
+                    or not plan.fits_memory
+                ):
                     continue
                 parts = sub_blocks(self._workloads.ramp, block, plan.splits)
-                known[number] = self._workloads.completion_s(graph, chosen, parts)
+                known[number] = self._workloads.completion_s(
+                    graph, chosen, parts
+                )
             self._times[graph, degree] = known
         return known
 
@@ -189,7 +269,11 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
         mask = self._mask = np.zeros(len(self.blocks) + 1, np.bool_)
         mask[0] = True
         options = np.zeros((len(mask), OPTION_FEATURES), np.float32)
-        seen = {"remaining": remaining, "job": np.zeros(5, np.float32), "options": options}
+        seen = {
+            "remaining": remaining,
+            "job": np.zeros(5, np.float32),
+            "options": options,
+        }
         job = episode.job
         if job is not None:
             question = episode.question()
@@ -199,15 +283,24 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
                 left = min((running.ends_s - episode.now_s) / UNIT_S, LONGEST)
                 remaining[members(running.gpus)] = left
             self._free = (self._members @ busy == 0).astype(np.float32)
-            self._graph, chooses = job.graph, self._partition
-            self._degree = 0 if chooses is None else chooses.degree(*question) or 0
+            self._graph = job.graph
+            chooses = self._partition
+            self._degree = (
+                0 if chooses is None else chooses.degree(*question) or 0
+            )
             refused = chooses is not None and self._degree == 0
             self.lasting_s = self._times_of(job.graph, self._degree)
             if not refused:
                 mask[1:] = (self._free > 0) & (self.lasting_s <= job.limit_s)
-            sequential, limit = job.sequential_s / UNIT_S, job.limit_s / UNIT_S
+            sequential = job.sequential_s / UNIT_S
+            limit = job.limit_s / UNIT_S
             size = len(remaining)
-            features = (job.requirement, sequential, limit, float(1 - busy.sum() / size))
+            features = (
+                job.requirement,
+                sequential,
+                limit,
+                float(1 - busy.sum() / size),
+            )
             seen["job"][:4] = np.minimum(features, LONGEST)
             seen["job"][4] = self._degree / size
             options = options[1:]
@@ -264,16 +357,32 @@ class ElasticityEnv(QueuedEnv):
         placement: PlacementPolicy | None = None,
         shown: int = 8,
     ) -> None:
-        extra = {"changes": unit(2 * shown, CHANGE_FEATURES), "waits": unit(JOB_FEATURES)}
+        extra = {
+            "changes": unit(2 * shown, CHANGE_FEATURES),
+            "waits": unit(JOB_FEATURES),
+        }
         jobs = jobs or SyntheticJobs(elastic=True)
-        super().__init__(2 * shown + 1, cluster, jobs, settings, extra)
-        self._shown, self._placement = shown, placement or FirstFit()
+        super().__init__(
+            2 * shown + 1,
+            cluster,
+            jobs,
+            settings,
+            extra,
+        )
+        self._shown = shown
+        self._placement = placement or FirstFit()
 
     def answer(self, policy: GiveAndTake) -> list[int]:
         """The actions for what an elasticity policy wants of the jobs shown, shrinking first."""
-        simulation, site = self._running(), self._site
-        queue = [site.queued(job) for job in islice(simulation.waiting.values(), self._shown)]
-        wanted = policy.resize(simulation.view(), [each for _, each in self._elastic], queue)
+        simulation = self._running()
+        site = self._site
+        queue = [
+            site.queued(job)
+            for job in islice(simulation.waiting.values(), self._shown)
+        ]
+        wanted = policy.resize(
+            simulation.view(), [each for _, each in self._elastic], queue
+        )
         found = []
         for number, (_, job) in enumerate(self._elastic):
             more = wanted.get(job.name, job.degree) - job.degree
@@ -289,21 +398,27 @@ class ElasticityEnv(QueuedEnv):
 
     def _choices(self) -> bool:
         simulation = self._running()
-        self._site.now_s, self._elastic = simulation.now_s, []
+        self._site.now_s = simulation.now_s
+        self._elastic = []
         while head := next(iter(simulation.waiting.values()), None):
             if simulation.occupancy.free < head.workers:
                 break
-            ring = self._placement.place(simulation.view(), head.spec.view, head.workers)
+            ring = self._placement.place(
+                simulation.view(), head.spec.view, head.workers
+            )
             if ring is None or not simulation.start(head, ring):
                 break
-        self._elastic, any_change = self._site.elastic(self._shown), False
+        self._elastic = self._site.elastic(self._shown)
+        any_change = False
         for number, (_, job) in enumerate(self._elastic):
             fewer, more = _neighbours(job)
             any_change = any_change or bool(fewer or more)
             if fewer:
-                self._mask[number], self._degrees[number] = 1, fewer
+                self._mask[number] = 1
+                self._degrees[number] = fewer
             if more:
-                self._mask[number + self._shown], self._degrees[number + self._shown] = 1, more
+                self._mask[number + self._shown] = 1
+                self._degrees[number + self._shown] = more
         return any_change
 
     def _act(self, action: int) -> bool:
@@ -314,21 +429,22 @@ class ElasticityEnv(QueuedEnv):
 
     def _features(self) -> Observation:
         changes = np.zeros((2 * self._shown, CHANGE_FEATURES), np.float32)
-        mask, rows = self._mask.tolist(), list[list[float]]()
+        mask = self._mask.tolist()
+        rows = list[list[float]]()
         for number, (job, shown) in enumerate(self._elastic):
             seen = [*self._job(job), shown.degree / self.size]
             now_s = shown.iteration_s[shown.degree]
             for action in (number, number + self._shown):
-                degree = self._degrees[action] if mask[action] else shown.degree
+                degree = (
+                    self._degrees[action] if mask[action] else shown.degree
+                )
                 after_s = shown.iteration_s[degree]
                 both_s = now_s + after_s
                 pace = after_s / both_s if 0 < both_s < math.inf else 0.5
                 rows.append([*seen, degree / self.size, pace])
         if rows:  # Shrinking and growing of one job after the other.
-            changes[: len(self._elastic)], changes[self._shown :][: len(self._elastic)] = (
-                rows[::2],
-                rows[1::2],
-            )
+            changes[: len(self._elastic)] = rows[::2]
+            changes[self._shown :][: len(self._elastic)] = rows[1::2]
         head = next(iter(self._running().waiting.values()), None)
         waits = [0.0] * JOB_FEATURES if head is None else self._job(head)
         return {"changes": changes, "waits": np.array(waits, np.float32)}
@@ -336,7 +452,9 @@ class ElasticityEnv(QueuedEnv):
 
 def _neighbours(job: ElasticJob) -> tuple[int, int]:
     """The next lower and the next higher number of GPUs that a job can have now; 0 for none."""
-    fewer, more, now = 0, 0, job.degree
+    fewer = 0
+    more = 0
+    now = job.degree
     for degree in job.iteration_s:
         if fewer < degree < now:
             fewer = degree

@@ -37,12 +37,22 @@ class Registered:
 
 
 def _registered(
-    name: str, decision: str, simulator: str, module: str, has_vector: bool = False
+    name: str,
+    decision: str,
+    simulator: str,
+    module: str,
+    has_vector: bool = False,
 ) -> Registered:
     """The classes of an environment are named for it."""
     kind = f"patchlight.emulation.learning.envs.{module}:{name}"
     vector = f"{kind}VectorEnv" if has_vector else None
-    return Registered(f"patchlight/{name}-v0", decision, simulator, f"{kind}Env", vector)
+    return Registered(
+        f"patchlight/{name}-v0",
+        decision,
+        simulator,
+        f"{kind}Env",
+        vector,
+    )
 
 
 ENVIRONMENTS: tuple[Registered, ...] = (
@@ -54,12 +64,35 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         has_vector=True,
     ),
     _registered(
-        "RampServers", "on which block of servers a job runs", "RAMP loss network", "ramp_servers"
+        "RampServers",
+        "on which block of servers a job runs",
+        "RAMP loss network",
+        "ramp_servers",
     ),
-    _registered("Placement", "on which server the next job begins", "queue", "topology"),
-    _registered("Schedule", "which waiting job is next", "queue", "queued"),
-    _registered("Topology", "which circuits the next job gets", "queue, on a lab", "topology"),
-    _registered("Elasticity", "which running job gets more or fewer GPUs", "queue", "ramp_servers"),
+    _registered(
+        "Placement",
+        "on which server the next job begins",
+        "queue",
+        "topology",
+    ),
+    _registered(
+        "Schedule",
+        "which waiting job is next",
+        "queue",
+        "queued",
+    ),
+    _registered(
+        "Topology",
+        "which circuits the next job gets",
+        "queue, on a lab",
+        "topology",
+    ),
+    _registered(
+        "Elasticity",
+        "which running job gets more or fewer GPUs",
+        "queue",
+        "ramp_servers",
+    ),
     _registered(
         "OperationPlacement",
         "on which server the next part of a split model is",
@@ -67,10 +100,23 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "operations",
     ),
     _registered(
-        "OperationOrder", "which ready operation is next", "a training step on a RAMP", "operations"
+        "OperationOrder",
+        "which ready operation is next",
+        "a training step on a RAMP",
+        "operations",
     ),
-    _registered("FlowSchedule", "which flow gets the next path", "paths of light", "flows"),
-    _registered("FlowChannel", "over which channel the next flow goes", "paths of light", "flows"),
+    _registered(
+        "FlowSchedule",
+        "which flow gets the next path",
+        "paths of light",
+        "flows",
+    ),
+    _registered(
+        "FlowChannel",
+        "over which channel the next flow goes",
+        "paths of light",
+        "flows",
+    ),
 )
 
 
@@ -78,7 +124,9 @@ def register_all() -> None:
     """Let ``gymnasium.make`` know them."""
     for each in ENVIRONMENTS:
         gymnasium.register(
-            each.name, entry_point=each.entry_point, vector_entry_point=each.vector_entry_point
+            each.name,
+            entry_point=each.entry_point,
+            vector_entry_point=each.vector_entry_point,
         )
 
 
@@ -104,11 +152,19 @@ def find_environment(name: str) -> EnvironmentRecipe:
     found = known.get(_short(name))
     if found is None:
         hint = nearest(_short(name), sorted(known), "the environments are")
-        raise BadInput(f"no environment {name!r}: {hint}", hint="one of your own is FILE.py:CLASS")
+        raise BadInput(
+            f"no environment {name!r}: {hint}",
+            hint="one of your own is FILE.py:CLASS",
+        )
     make = partial(_made, found.name)
     in_turns = None if found.vector_entry_point else "sync"
     many = partial(gymnasium.make_vec, found.name, vectorization_mode=in_turns)
-    return EnvironmentRecipe(found.name, found, make, many)
+    return EnvironmentRecipe(
+        found.name,
+        found,
+        make,
+        many,
+    )
 
 
 def _short(name: str) -> str:
@@ -119,13 +175,23 @@ def _made(name: str) -> Environment:
     return gymnasium.make(name).unwrapped
 
 
-def _in_file(name: str, path: Path, called: str) -> EnvironmentRecipe:
+def _in_file(
+    name: str,
+    path: Path,
+    called: str,
+) -> EnvironmentRecipe:
     there = vars(run_file(path, "environment's file"))
     if called not in there:
         kinds = [
-            k for k, v in there.items() if isinstance(v, type) and issubclass(v, gymnasium.Env)
+            k
+            for k, v in there.items()
+            if isinstance(v, type) and issubclass(v, gymnasium.Env)
         ]
-        hint = nearest(called, kinds, "its environments are") if kinds else "it has no environment"
+        hint = (
+            nearest(called, kinds, "its environments are")
+            if kinds
+            else "it has no environment"
+        )
         raise BadInput(f"{path} has no {called!r}: {hint}")
     found = there[called]
     if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
@@ -133,7 +199,12 @@ def _in_file(name: str, path: Path, called: str) -> EnvironmentRecipe:
             f"{name} is not an environment: expected a subclass of gymnasium.Env",
             hint="docs/environments.md has an example of 40 lines",
         )
-    return EnvironmentRecipe(name, None, found, lambda count: SyncVectorEnv([found] * count))
+    return EnvironmentRecipe(
+        name,
+        None,
+        found,
+        lambda count: SyncVectorEnv([found] * count),
+    )
 
 
 def heuristics_of(env: Environment) -> Mapping[str, Heuristic]:

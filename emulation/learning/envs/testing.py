@@ -19,7 +19,10 @@ from patchlight.emulation.learning.envs.registry import (
     masks_of,
     trained_of,
 )
-from patchlight.emulation.simulator.ramp.scenario import mean_and_interval, paired_difference
+from patchlight.emulation.simulator.ramp.scenario import (
+    mean_and_interval,
+    paired_difference,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
 
 MOST_STEPS = 1_000_000
@@ -61,8 +64,15 @@ def check_environment(recipe: EnvironmentRecipe, steps: int = 4000) -> Checked:
         ("a seed fixes the episode", lambda: _seeds(recipe)),
         ("heuristics", lambda: _heuristics(recipe)),
     )
-    checks = [EnvironmentCheck(what, _problem_of(part)) for what, part in parts]
-    num_envs, rate = (256 if recipe.registered and recipe.registered.vector_entry_point else 8), 0.0
+    checks = [
+        EnvironmentCheck(what, _problem_of(part)) for what, part in parts
+    ]
+    num_envs = (
+        256
+        if recipe.registered and recipe.registered.vector_entry_point
+        else 8
+    )
+    rate = 0.0
 
     def measure() -> str:
         nonlocal rate
@@ -70,7 +80,12 @@ def check_environment(recipe: EnvironmentRecipe, steps: int = 4000) -> Checked:
         return ""
 
     checks.append(EnvironmentCheck("several at once", _problem_of(measure)))
-    return Checked(recipe.name, tuple(checks), num_envs, rate)
+    return Checked(
+        recipe.name,
+        tuple(checks),
+        num_envs,
+        rate,
+    )
 
 
 def _problem_of(part: Any) -> str:
@@ -87,15 +102,24 @@ def _gymnasium(recipe: EnvironmentRecipe) -> str:
         warnings.simplefilter("always")
         check_env(recipe.make(), skip_render_check=True)
     # A ResourceWarning is about what another part of the program left to the garbage collector.
-    heard = [each for each in heard if not issubclass(each.category, ResourceWarning)]
-    said = [str(each.message) for each in heard if "check_env" not in str(each.message)]
+    heard = [
+        each
+        for each in heard
+        if not issubclass(each.category, ResourceWarning)
+    ]
+    said = [
+        str(each.message)
+        for each in heard
+        if "check_env" not in str(each.message)
+    ]
     return said[0] if said else ""
 
 
 def _masks(recipe: EnvironmentRecipe) -> str:
     """Under allowed actions nothing is forbidden, and all that is seen is in its space."""
     env = recipe.make()
-    count, rng = _actions(env), np.random.default_rng(0)
+    count = _actions(env)
+    rng = np.random.default_rng(0)
     seen, _ = env.reset(seed=1)
     for number in range(_LOOKED_AT):
         mask = masks_of(env)
@@ -105,10 +129,14 @@ def _masks(recipe: EnvironmentRecipe) -> str:
             return f"no action is allowed at step {number}"
         if not env.observation_space.contains(seen):
             return f"the observation at step {number} is not in the observation space"
-        shown = seen.get("action_mask", mask) if isinstance(seen, dict) else mask
+        shown = (
+            seen.get("action_mask", mask) if isinstance(seen, dict) else mask
+        )
         if not np.array_equal(shown, mask):
             return f"'action_mask' of the observation differs from the masks at step {number}"
-        seen, reward, over, cut, info = env.step(np.int64(rng.choice(np.flatnonzero(mask))))
+        seen, reward, over, cut, info = env.step(
+            np.int64(rng.choice(np.flatnonzero(mask)))
+        )
         if not math.isfinite(float(reward)):
             return f"the reward of step {number} is {reward}"
         if info.get("illegal"):
@@ -146,10 +174,14 @@ def _bytes_of(seen: Any) -> bytes:
 
 def _heuristics(recipe: EnvironmentRecipe) -> str:
     """Those that it names only do what is allowed."""
-    for name, rule in {**heuristics_of(env := recipe.make()), **trained_of(env)}.items():
+    for name, rule in {
+        **heuristics_of(env := recipe.make()),
+        **trained_of(env),
+    }.items():
         seen, _ = env.reset(seed=2)
         for number in range(_LOOKED_AT):
-            action, mask = rule(env, seen), masks_of(env)
+            action = rule(env, seen)
+            mask = masks_of(env)
             if not 0 <= action < len(mask):
                 return f"{name} chose action {action} of {len(mask)} at step {number}"
             seen, _, over, cut, info = env.step(np.int64(action))
@@ -162,21 +194,29 @@ def _heuristics(recipe: EnvironmentRecipe) -> str:
 
 def _actions(env: Environment) -> int:
     if not isinstance(env.action_space, gymnasium.spaces.Discrete):
-        raise BadInput(f"its actions are {env.action_space}: expected Discrete, so that masks fit")
+        raise BadInput(
+            f"its actions are {env.action_space}: expected Discrete, so that masks fit"
+        )
     return int(env.action_space.n)
 
 
-def _steps_per_s(recipe: EnvironmentRecipe, num_envs: int, steps: int) -> float:
+def _steps_per_s(
+    recipe: EnvironmentRecipe,
+    num_envs: int,
+    steps: int,
+) -> float:
     """Steps a second of processor time of several, under any allowed actions.
 
     The same steps are played twice and measured the second time: what is computed when it is
     first needed, and then known, is not what a step takes.
     """
-    envs, passed_s = recipe.make_many(num_envs), math.inf
+    envs = recipe.make_many(num_envs)
+    passed_s = math.inf
     rounds = max(1, steps // num_envs)
     for _ in range(2):
         envs.reset(seed=1000)
-        rng, began_s = np.random.default_rng(0), time.process_time()
+        rng = np.random.default_rng(0)
+        began_s = time.process_time()
         for _ in range(rounds):
             envs.step(_any_allowed(envs, rng))
         passed_s = time.process_time() - began_s
@@ -184,7 +224,9 @@ def _steps_per_s(recipe: EnvironmentRecipe, num_envs: int, steps: int) -> float:
     return rounds * num_envs / max(passed_s, 1e-9)
 
 
-def _any_allowed(envs: VectorEnv[Any, Any, Any], rng: np.random.Generator) -> Any:
+def _any_allowed(
+    envs: VectorEnv[Any, Any, Any], rng: np.random.Generator
+) -> Any:
     own: Any = getattr(envs, "action_masks", None)
     # Gymnasium's own vectors have their environments to call.
     call: Any = getattr(envs, "call", None)
@@ -206,7 +248,9 @@ class Compared(NamedTuple):
     more_half_width: float
 
 
-def baselines_of(recipe: EnvironmentRecipe, seeds: range) -> tuple[str, list[Compared]]:
+def baselines_of(
+    recipe: EnvironmentRecipe, seeds: range
+) -> tuple[str, list[Compared]]:
     """The environment's figure (less is better), and each rule's result on these seeds.
 
     All play the same episodes; ``random`` takes any allowed action. ``BadInput`` for an environment
@@ -225,23 +269,52 @@ def baselines_of(recipe: EnvironmentRecipe, seeds: range) -> tuple[str, list[Com
         return int(rng.choice(np.flatnonzero(masks_of(env))))
 
     rules: list[tuple[str, str, Heuristic]] = [("random", "random", anything)]
-    rules += [(name, "heuristic", rule) for name, rule in heuristics_of(env).items()]
-    rules += [(name, "trained", rule) for name, rule in trained_of(env).items()]
-    played = [[figure_of(env, rule, seed, figure) for seed in seeds] for _, _, rule in rules]
+    rules += [
+        (name, "heuristic", rule) for name, rule in heuristics_of(env).items()
+    ]
+    rules += [
+        (name, "trained", rule) for name, rule in trained_of(env).items()
+    ]
+    played = [
+        [
+            figure_of(
+                env,
+                rule,
+                seed,
+                figure,
+            )
+            for seed in seeds
+        ]
+        for _, _, rule in rules
+    ]
     beside = played[min(1, len(rules) - 1)]
     return figure, [
-        Compared(name, sort, *mean_and_interval(values), *paired_difference(values, beside))
+        Compared(
+            name,
+            sort,
+            *mean_and_interval(values),
+            *paired_difference(values, beside),
+        )
         for (name, sort, _), values in zip(rules, played, strict=True)
     ]
 
 
-def figure_of(env: Environment, rule: Heuristic, seed: int, figure: str) -> float:
+def figure_of(
+    env: Environment,
+    rule: Heuristic,
+    seed: int,
+    figure: str,
+) -> float:
     """An episode's figure under a rule."""
     seen, _ = env.reset(seed=seed)
     for _ in range(MOST_STEPS):
         seen, _, over, cut, info = env.step(np.int64(rule(env, seen)))
         if over or cut:
             if figure not in info:
-                raise BadInput(f"the last step's info has no {figure!r}, which is what counts")
+                raise BadInput(
+                    f"the last step's info has no {figure!r}, which is what counts"
+                )
             return float(info[figure])
-    raise BadInput(f"the episode of seed {seed} did not end within {MOST_STEPS:,} steps")
+    raise BadInput(
+        f"the episode of seed {seed} did not end within {MOST_STEPS:,} steps"
+    )

@@ -6,7 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from patchlight.controller.policies.contract import ClusterShape, PlacementPolicy
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    PlacementPolicy,
+)
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.sets import joined, lowest
 from patchlight.controller.policies.topology import (
@@ -25,8 +28,15 @@ from patchlight.emulation.learning.envs.queued import (
     QueuedEnv,
     unit,
 )
-from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
-from patchlight.emulation.simulator.cluster import LabCluster, Settings, TwoLevel
+from patchlight.emulation.learning.envs.registry import (
+    Heuristic,
+    first_allowed,
+)
+from patchlight.emulation.simulator.cluster import (
+    LabCluster,
+    Settings,
+    TwoLevel,
+)
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
@@ -38,7 +48,15 @@ from patchlight.testbed.labfile.reader import load_lab
 SWITCH_FEATURES = 3
 """The job's NICs under it, others' GPUs under it, whether light moves."""
 _JOBS = SyntheticJobs(
-    load=0.7, mean_s=SHORT_MEAN_S, sizes={1: 0.25, 2: 0.25, 3: 0.2, 4: 0.2, 6: 0.1}
+    load=0.7,
+    mean_s=SHORT_MEAN_S,
+    sizes={
+        1: 0.25,
+        2: 0.25,
+        3: 0.2,
+        4: 0.2,
+        6: 0.1,
+    },
 )
 
 
@@ -66,21 +84,37 @@ class OneGroup:
     """
 
     def __init__(
-        self, lab: Lab, maps: Mapping[str, PortMap], group: Sequence[str], *, locked: Ports
+        self,
+        lab: Lab,
+        maps: Mapping[str, PortMap],
+        group: Sequence[str],
+        *,
+        locked: Ports,
     ) -> None:
-        self._lab, self._maps, self._found = lab, maps, dict[str, dict[str, PortMap]]()
+        self._lab = lab
+        self._maps = maps
+        self._found = dict[str, dict[str, PortMap]]()
         self._names = group
         names = lab.switch_names
         self.switches: tuple[str, ...] = ()
         if lab.has_trunks:
             for switch in names:
                 with suppress(CannotRegroup):
-                    found = regroup(lab, maps, [group], locked=locked, switches=(switch,))
+                    found = regroup(
+                        lab,
+                        maps,
+                        [group],
+                        locked=locked,
+                        switches=(switch,),
+                    )
                     self._found[switch] = found
             self.switches = tuple(self._found)
             return
-        self._group, self._locked = tuple([lab.host(name).endpoint for name in group]), locked
-        shut, stays, need = with_other_ends(maps, locked), False, dict[str, int]()
+        self._group = tuple([lab.host(name).endpoint for name in group])
+        self._locked = locked
+        shut = with_other_ends(maps, locked)
+        stays = False
+        need = dict[str, int]()
         for nic in self._group:
             ocs, port = lab.host_plugs.get(nic, ("", 0))
             if ocs not in maps:
@@ -88,17 +122,26 @@ class OneGroup:
             stays = stays or port in shut.get(ocs, ())
             need[ocs] = need.get(ocs, 0) + 1
         if stays:
-            site = survey(lab, maps, locked, NO_PORTS)
-            self.switches = tuple(s for s in names if site.takes(self._group, s, site.room))
+            site = survey(
+                lab,
+                maps,
+                locked,
+                NO_PORTS,
+            )
+            self.switches = tuple(
+                s for s in names if site.takes(self._group, s, site.room)
+            )
             return
         # Nobody has to stay where he is: only ports count.
         for ocs, count in need.items():
-            closed, ports_of = shut.get(ocs, set()), lab.facing_ports[ocs]
+            closed = shut.get(ocs, set())
+            ports_of = lab.facing_ports[ocs]
             names = tuple(
                 [
                     switch
                     for switch in names
-                    if len(ports := ports_of.get(switch, ())) - len(closed.intersection(ports))
+                    if len(ports := ports_of.get(switch, ()))
+                    - len(closed.intersection(ports))
                     >= count
                 ]
             )
@@ -109,12 +152,25 @@ class OneGroup:
         found = self._found.get(switch)
         if found is None:
             lab = self._lab
-            lit = [lit_onto(lab, self._maps, lab.host_plugs[nic]) for nic in self._group]
+            lit = [
+                lit_onto(lab, self._maps, lab.host_plugs[nic])
+                for nic in self._group
+            ]
             if all(at is not None and at[0] == switch for at in lit):
                 return {}
             to = (switch,)
-            found = regroup(lab, self._maps, [self._names], locked=self._locked, switches=to)
-        return {ocs: each for ocs, each in found.items() if each != self._maps.get(ocs)}
+            found = regroup(
+                lab,
+                self._maps,
+                [self._names],
+                locked=self._locked,
+                switches=to,
+            )
+        return {
+            ocs: each
+            for ocs, each in found.items()
+            if each != self._maps.get(ocs)
+        }
 
 
 class TopologyEnv(QueuedEnv):
@@ -151,7 +207,8 @@ class TopologyEnv(QueuedEnv):
                 hint="choose a lab like ofc2022",
             )
         cluster = LabCluster(lab)
-        gpus, self._switches = len(cluster.shape.gpus), cluster.shape.racks
+        gpus = len(cluster.shape.gpus)
+        self._switches = cluster.shape.racks
         count = len(self._switches)
         extra = {
             "job": unit(JOB_FEATURES),
@@ -160,7 +217,13 @@ class TopologyEnv(QueuedEnv):
             "switches": unit(count + 1, SWITCH_FEATURES),
             "shared": unit(1),
         }
-        super().__init__(count + 2, cluster, jobs or _JOBS, settings, extra)
+        super().__init__(
+            count + 2,
+            cluster,
+            jobs or _JOBS,
+            settings,
+            extra,
+        )
         self._placement = placement or FirstFit()
 
     def _begin(self) -> None:
@@ -171,11 +234,14 @@ class TopologyEnv(QueuedEnv):
     def _choices(self) -> bool:
         simulation = self._running()
         while True:
-            self._head, self._ring = next(iter(simulation.waiting.values()), None), ()
+            self._head = next(iter(simulation.waiting.values()), None)
+            self._ring = ()
             head = self._head
             if head is None or simulation.occupancy.free < head.workers:
                 return False
-            ring = self._placement.place(simulation.view(), head.spec.view, head.workers)
+            ring = self._placement.place(
+                simulation.view(), head.spec.view, head.workers
+            )
             if ring is None:
                 return False
             self._ring = tuple(ring)
@@ -187,14 +253,23 @@ class TopologyEnv(QueuedEnv):
             assert view.lab is not None  # It is a LabCluster's.
             gpus = view.shape.gpus
             names = [gpus[gpu].name for gpu in self._ring]
-            self._lit = OneGroup(view.lab, view.circuits, names, locked=view.barred)
+            self._lit = OneGroup(
+                view.lab,
+                view.circuits,
+                names,
+                locked=view.barred,
+            )
             switches = self._lit.switches
-            self._mask[1:-1] = [switch in switches for switch in self._switches]
+            self._mask[1:-1] = [
+                switch in switches for switch in self._switches
+            ]
             return bool(self._mask[0] or switches)
         return False
 
     def _act(self, action: int) -> bool:
-        simulation, head, dark_s = self._running(), self._head, 0.0
+        simulation = self._running()
+        head = self._head
+        dark_s = 0.0
         assert head is not None
         if action and (maps := self._lit.onto(self._switches[action - 1])):
             dark_s = simulation.rewire(maps).dark_s
@@ -204,7 +279,8 @@ class TopologyEnv(QueuedEnv):
         simulation = self._running()
         if simulation.cluster.shape is not self._shape:
             self._shape = simulation.cluster.shape
-            capacity_bps, nic_bps = simulation.cluster.capacity_bps, simulation.cluster.nic_bps
+            capacity_bps = simulation.cluster.capacity_bps
+            nic_bps = simulation.cluster.nic_bps
             self._between = [  # Links that are no NIC's own, and how many NICs have their rate.
                 (link, rate_bps / nic_bps)
                 for link, rate_bps in capacity_bps.items()
@@ -220,7 +296,8 @@ class TopologyEnv(QueuedEnv):
         if self._ring:
             for gpu in self._ring:
                 ring[gpu] = 1.0
-            own, wanted = joined(self._ring), len(self._ring)
+            own = joined(self._ring)
+            wanted = len(self._ring)
             counts = [(own & gpus).bit_count() for gpus in self._racks]
             occupied = simulation.occupancy.occupied
             switches = [
@@ -234,7 +311,11 @@ class TopologyEnv(QueuedEnv):
                     for count, gpus in zip(counts, self._racks, strict=True)
                 ),
             ]
-        job = [0.0] * JOB_FEATURES if self._head is None else self._job(self._head)
+        job = (
+            [0.0] * JOB_FEATURES
+            if self._head is None
+            else self._job(self._head)
+        )
         shared = 0.0
         for running in simulation.running.values():
             for link, nics in self._between:
@@ -260,7 +341,10 @@ def consolidated(env: "PlacementEnv", seen: Observation) -> int:
 
 def emptiest(env: "PlacementEnv", seen: Observation) -> int:
     """The server with the most free GPUs."""
-    free = [(gpus.bit_count(), -server) for server, gpus in enumerate(env.free_gpus())]
+    free = [
+        (gpus.bit_count(), -server)
+        for server, gpus in enumerate(env.free_gpus())
+    ]
     return -max(free)[1]
 
 
@@ -288,21 +372,43 @@ class PlacementEnv(QueuedEnv):
         settings: Settings | None = None,
     ) -> None:
         # Uplinks of an eighth, and jobs that send half of the time: it matters where they are.
-        cluster = cluster or TwoLevel(4, 4, 4, oversubscription=8.0)
-        jobs = jobs or SyntheticJobs(load=0.9, mean_s=SHORT_MEAN_S, communication=0.5)
+        cluster = cluster or TwoLevel(
+            4,
+            4,
+            4,
+            oversubscription=8.0,
+        )
+        jobs = jobs or SyntheticJobs(
+            load=0.9,
+            mean_s=SHORT_MEAN_S,
+            communication=0.5,
+        )
         shape = cluster.shape
         extra = {
             "job": unit(JOB_FEATURES),
             "uplinks": unit(len(shape.racks)),
             "servers": unit(len(shape.servers), SERVER_FEATURES),
         }
-        super().__init__(len(shape.servers) + 1, cluster, jobs, settings, extra)
+        super().__init__(
+            len(shape.servers) + 1,
+            cluster,
+            jobs,
+            settings,
+            extra,
+        )
         self._sets = shape.server_gpus
         rack_of = {gpu.server: gpu.rack for gpu in reversed(shape.gpus)}
         # One more, of servers that are in no rack.
-        self._in_rack = [*(max(1, gpus.bit_count()) for gpus in shape.rack_gpus), 1]
-        self._sizes = np.array([max(1, gpus.bit_count()) for gpus in self._sets])
-        self._racks = [rack_of.get(server, -1) for server in range(len(self._sets))]
+        self._in_rack = [
+            *(max(1, gpus.bit_count()) for gpus in shape.rack_gpus),
+            1,
+        ]
+        self._sizes = np.array(
+            [max(1, gpus.bit_count()) for gpus in self._sets]
+        )
+        self._racks = [
+            rack_of.get(server, -1) for server in range(len(self._sets))
+        ]
         self._rack_at = np.array(self._racks)
 
     def free_gpus(self) -> list[int]:
@@ -322,8 +428,10 @@ class PlacementEnv(QueuedEnv):
             racks[rack] = racks.get(rack, 0) + count
 
         def tightness(server: int) -> tuple[int, int, int, int, int]:
-            here, around = servers[server], racks[self._racks[server]]
-            whole, in_rack = here >= wanted, around >= wanted
+            here = servers[server]
+            around = racks[self._racks[server]]
+            whole = here >= wanted
+            in_rack = around >= wanted
             return (
                 2 - whole - in_rack,
                 here if whole else 0,
@@ -333,7 +441,9 @@ class PlacementEnv(QueuedEnv):
             )
 
         return min(
-            (s for s, count in enumerate(servers) if count), key=tightness, default=self.wait
+            (s for s, count in enumerate(servers) if count),
+            key=tightness,
+            default=self.wait,
         )
 
     def _begin(self) -> None:
@@ -342,14 +452,18 @@ class PlacementEnv(QueuedEnv):
     def _choices(self) -> bool:
         simulation = self._running()
         self._head = next(iter(simulation.waiting.values()), None)
-        if self._head is None or simulation.occupancy.free < self._head.workers:
+        if (
+            self._head is None
+            or simulation.occupancy.free < self._head.workers
+        ):
             return False
         occupied = simulation.occupancy.occupied
         self._mask[:-1] = [gpus & ~occupied != 0 for gpus in self._sets]
         return True
 
     def _act(self, action: int) -> bool:
-        simulation, head = self._running(), self._head
+        simulation = self._running()
+        head = self._head
         assert head is not None
         free = self.free_gpus()
         ring = lowest(free[action], head.workers)
@@ -363,14 +477,19 @@ class PlacementEnv(QueuedEnv):
     def _around(self, action: int, free: list[int]) -> list[int]:
         """The other servers with free GPUs, in the order in which a job gets theirs."""
         here = self._racks[action]
-        others = [(self._racks[s] != here, -f.bit_count(), s) for s, f in enumerate(free) if f]
+        others = [
+            (self._racks[s] != here, -f.bit_count(), s)
+            for s, f in enumerate(free)
+            if f
+        ]
         return [server for _, _, server in sorted(others) if server != action]
 
     def _features(self) -> Observation:
         head = self._head
         simulation = self._running()
         uplinks = np.zeros(len(self.cluster.shape.racks), np.float32)
-        capacity_bps, nic_bps = simulation.cluster.capacity_bps, simulation.cluster.nic_bps
+        capacity_bps = simulation.cluster.capacity_bps
+        nic_bps = simulation.cluster.nic_bps
         for job in simulation.running.values():
             for link, edges in job.demand.items():
                 if isinstance(link, int):
@@ -385,11 +504,21 @@ class PlacementEnv(QueuedEnv):
         racks = [
             (min(1.0, count / size), count >= wanted, uplink)
             for count, size, uplink in zip(
-                around, self._in_rack, [*uplinks.tolist(), 0.0], strict=True
+                around,
+                self._in_rack,
+                [*uplinks.tolist(), 0.0],
+                strict=True,
             )
         ]
-        counts, in_rack = np.array(free), np.array(racks)[self._rack_at]
+        counts = np.array(free)
+        in_rack = np.array(racks)[self._rack_at]
         servers = np.empty((len(free), SERVER_FEATURES), np.float32)
-        servers[:, 0], servers[:, 1] = counts / self._sizes, in_rack[:, 0]
-        servers[:, 2], servers[:, 3:] = counts >= wanted, in_rack[:, 1:]
-        return {"job": np.array(features, np.float32), "uplinks": uplinks, "servers": servers}
+        servers[:, 0] = counts / self._sizes
+        servers[:, 1] = in_rack[:, 0]
+        servers[:, 2] = counts >= wanted
+        servers[:, 3:] = in_rack[:, 1:]
+        return {
+            "job": np.array(features, np.float32),
+            "uplinks": uplinks,
+            "servers": servers,
+        }

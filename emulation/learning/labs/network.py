@@ -17,9 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    ClusterView,
+    GpuSite,
+    JobView,
+)
 from patchlight.controller.policies.files import OUTPUT, OptionsCard
-from patchlight.controller.policies.options.cluster_graph import EDGE_FEATURES, NODE_FEATURES
+from patchlight.controller.policies.options.cluster_graph import (
+    EDGE_FEATURES,
+    NODE_FEATURES,
+)
 from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
@@ -33,9 +41,17 @@ from patchlight.controller.policies.options.observation import (
     Observation,
     Observer,
 )
-from patchlight.controller.policies.options.policies import WeighsPartitions, load_options
+from patchlight.controller.policies.options.policies import (
+    WeighsPartitions,
+    load_options,
+)
 from patchlight.emulation.learning.config import NAME, ConfigError
-from patchlight.emulation.learning.export import code_version, rounded, traced, write_files
+from patchlight.emulation.learning.export import (
+    code_version,
+    rounded,
+    traced,
+    write_files,
+)
 from patchlight.emulation.simulator.traces.files import LAWS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import ListOf, Text, Whole, choice
@@ -46,7 +62,11 @@ DRAWN = "drawn"
 LEARNED = ("partition",)
 """The kinds in which training adds to the rule *least-delay*."""
 _SEED = Whole("a seed", 0, 2**31)
-_LOAD = Number("a load", above=0, highest=4)
+_LOAD = Number(
+    "a load",
+    above=0,
+    highest=4,
+)
 
 
 @dataclass(frozen=True)
@@ -57,12 +77,24 @@ class Labs:
     """
 
     first_seed: int = setting(_SEED, "that of the first lab", 1000)
-    largest: int = setting(Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 64)
-    jobs: int = setting(Whole("a number of jobs", 2, 10_000), "that come to each lab", 40)
-    mixed: float = setting(
-        Number("a part", lowest=0, highest=1), "of the labs that has two GPU models", 0.3
+    largest: int = setting(
+        Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 64
     )
-    lowest_load: float = setting(_LOAD, "GPUs wanted over GPUs that there are, at least", 0.6)
+    jobs: int = setting(
+        Whole("a number of jobs", 2, 10_000), "that come to each lab", 40
+    )
+    mixed: float = setting(
+        Number(
+            "a part",
+            lowest=0,
+            highest=1,
+        ),
+        "of the labs that has two GPU models",
+        0.3,
+    )
+    lowest_load: float = setting(
+        _LOAD, "GPUs wanted over GPUs that there are, at least", 0.6
+    )
     highest_load: float = setting(_LOAD, "the same at most", 1.3)
     traces: tuple[str, ...] = setting(
         ListOf(choice("jobs", DRAWN, *LAWS), "kinds of jobs"),
@@ -72,9 +104,13 @@ class Labs:
 
     def __post_init__(self) -> None:
         if not self.traces:
-            raise BadInput(f"'traces' is empty: expected some of {DRAWN}, {', '.join(LAWS)}")
+            raise BadInput(
+                f"'traces' is empty: expected some of {DRAWN}, {', '.join(LAWS)}"
+            )
         if self.lowest_load > self.highest_load:
-            raise BadInput(f"'lowest_load' {self.lowest_load} is over {self.highest_load}")
+            raise BadInput(
+                f"'lowest_load' {self.lowest_load} is over {self.highest_load}"
+            )
 
 
 @dataclass(frozen=True)
@@ -82,8 +118,12 @@ class GraphNetwork:
     """How large the network is, and where the rule decides in its place."""
 
     width: int = setting(Whole("a width", 1, 512), "numbers for each node", 24)
-    rounds: int = setting(Whole("a number", 0, 8), "of messages between neighbours", 2)
-    waiting: int = setting(Whole("a number", 0, 1000), "of jobs; with fewer the rule decides", 3)
+    rounds: int = setting(
+        Whole("a number", 0, 8), "of messages between neighbours", 2
+    )
+    waiting: int = setting(
+        Whole("a number", 0, 1000), "of jobs; with fewer the rule decides", 3
+    )
 
 
 @dataclass(frozen=True)
@@ -95,19 +135,31 @@ class Trials:
     one decided about.
     """
 
-    decisions: int = setting(Whole("a number", 1, 1000), "of an episode that are looked at", 6)
-    options: int = setting(Whole("a number", 2, 100), "that seem best, and one more, are tried", 4)
-    horizon: int = setting(Whole("a number of jobs", 1, 10_000), "that come after and count", 24)
+    decisions: int = setting(
+        Whole("a number", 1, 1000), "of an episode that are looked at", 6
+    )
+    options: int = setting(
+        Whole("a number", 2, 100), "that seem best, and one more, are tried", 4
+    )
+    horizon: int = setting(
+        Whole("a number of jobs", 1, 10_000), "that come after and count", 24
+    )
 
 
 @dataclass(frozen=True)
 class Fitting:
     """How the network learns from what was tried: AdamW, until labs kept apart get no better."""
 
-    learning_rate: float = setting(Number("a learning rate", above=0), "AdamW's", 1e-3)
+    learning_rate: float = setting(
+        Number("a learning rate", above=0), "AdamW's", 1e-3
+    )
     weight_decay: float = setting(Number("a rate", lowest=0), "AdamW's", 0.1)
-    batch_size: int = setting(Whole("a number", 1, 4096), "decisions of a gradient step", 64)
-    n_epochs: int = setting(Whole("a number", 1, 1000), "through what was tried, at most", 20)
+    batch_size: int = setting(
+        Whole("a number", 1, 4096), "decisions of a gradient step", 64
+    )
+    n_epochs: int = setting(
+        Whole("a number", 1, 1000), "through what was tried, at most", 20
+    )
 
 
 @dataclass(frozen=True)
@@ -116,9 +168,17 @@ class HeldOut:
 
     first_seed: int = setting(_SEED, "that of the first lab", 500)
     labs: int = setting(Whole("a number", 2, 10_000), "of labs", 20)
-    largest: int = setting(Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 128)
+    largest: int = setting(
+        Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 128
+    )
     mixed: float = setting(
-        Number("a part", lowest=0, highest=1), "of the labs that has two GPU models", 0.3
+        Number(
+            "a part",
+            lowest=0,
+            highest=1,
+        ),
+        "of the labs that has two GPU models",
+        0.3,
     )
 
 
@@ -128,19 +188,39 @@ class LabConfig:
 
     name: str = setting(NAME, "the model's name")
     learns: tuple[str, ...] = setting(
-        ListOf(Text("a kind of policy", str), "kinds of policy"), "what it decides"
+        ListOf(Text("a kind of policy", str), "kinds of policy"),
+        "what it decides",
     )
-    steps: int = setting(Whole("a number", 1, 10**9, grouped=True), "decisions looked at", 2000)
+    steps: int = setting(
+        Whole(
+            "a number",
+            1,
+            10**9,
+            grouped=True,
+        ),
+        "decisions looked at",
+        2000,
+    )
     seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
     labs: Labs = setting(Record(Labs, "'labs'"), "where it learns", Labs())
-    network: GraphNetwork = setting(Record(GraphNetwork, "'network'"), "its size", GraphNetwork())
-    what_if: Trials = setting(Record(Trials, "'what_if'"), "what is tried out", Trials())
-    fitting: Fitting = setting(Record(Fitting, "'fitting'"), "how it learns from that", Fitting())
-    testing: HeldOut = setting(Record(HeldOut, "'testing'"), "at the end", HeldOut())
+    network: GraphNetwork = setting(
+        Record(GraphNetwork, "'network'"), "its size", GraphNetwork()
+    )
+    what_if: Trials = setting(
+        Record(Trials, "'what_if'"), "what is tried out", Trials()
+    )
+    fitting: Fitting = setting(
+        Record(Fitting, "'fitting'"), "how it learns from that", Fitting()
+    )
+    testing: HeldOut = setting(
+        Record(HeldOut, "'testing'"), "at the end", HeldOut()
+    )
 
     def __post_init__(self) -> None:
         if self.learns != LEARNED:
-            raise BadInput(f"'learns' is {list(self.learns)}: expected {list(LEARNED)}")
+            raise BadInput(
+                f"'learns' is {list(self.learns)}: expected {list(LEARNED)}"
+            )
 
     def as_data(self) -> dict[str, Any]:
         """As a card and a checkpoint keep it."""
@@ -167,34 +247,63 @@ _WAITING = 4  # the feature of the state that has n waiting jobs as n / (n + 8)
 _SAMPLES = ("of_node", "of_option", "of_operation")
 
 
-def _mean(values: Tensor, into: Tensor, like: Tensor, weight: Tensor | None = None) -> Tensor:
+def _mean(
+    values: Tensor,
+    into: Tensor,
+    like: Tensor,
+    weight: Tensor | None = None,
+) -> Tensor:
     """Means of rows by the group that each is ``into``; as many groups as ``like`` has rows."""
     wide = into.unsqueeze(-1).expand(-1, values.shape[-1])
     weighed = values if weight is None else values * weight
-    summed = torch.zeros_like(like[:, :1]).expand(-1, values.shape[-1]).contiguous()
+    summed = (
+        torch.zeros_like(like[:, :1]).expand(-1, values.shape[-1]).contiguous()
+    )
     summed = summed.scatter_add(0, wide, weighed)
     each = torch.ones_like(values[:, :1]) if weight is None else weight
-    counted = torch.zeros_like(like[:, :1]).scatter_add(0, into.unsqueeze(-1), each)
+    counted = torch.zeros_like(like[:, :1]).scatter_add(
+        0, into.unsqueeze(-1), each
+    )
     return summed / counted.clamp(min=1e-6)
 
 
 class Messages(nn.Module):
     """Rounds of messages along edges: each node hears the mean of its neighbours'."""
 
-    def __init__(self, features: int, edge_features: int, width: int, rounds: int) -> None:
+    def __init__(
+        self,
+        features: int,
+        edge_features: int,
+        width: int,
+        rounds: int,
+    ) -> None:
         super().__init__()
         self.enter = nn.Linear(features, width)
-        self.say = nn.ModuleList(nn.Linear(width + edge_features, width) for _ in range(rounds))
-        self.mix = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(rounds))
+        self.say = nn.ModuleList(
+            nn.Linear(width + edge_features, width) for _ in range(rounds)
+        )
+        self.mix = nn.ModuleList(
+            nn.Linear(2 * width, width) for _ in range(rounds)
+        )
 
-    def forward(self, nodes: Tensor, edges: Tensor, links: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        nodes: Tensor,
+        edges: Tensor,
+        links: Tensor | None,
+    ) -> Tensor:
         """Nodes × features, edges × 2, edges × features → nodes × width."""
         state = torch.relu(self.enter(nodes))
-        source, target = edges[:, 0], edges[:, 1]
+        source = edges[:, 0]
+        target = edges[:, 1]
         for say, mix in zip(self.say, self.mix, strict=True):
             heard = state[source]
-            said = torch.relu(say(heard if links is None else torch.cat([heard, links], -1)))
-            state = state + torch.relu(mix(torch.cat([state, _mean(said, target, state)], -1)))
+            said = torch.relu(
+                say(heard if links is None else torch.cat([heard, links], -1))
+            )
+            state = state + torch.relu(
+                mix(torch.cat([state, _mean(said, target, state)], -1))
+            )
         return state
 
 
@@ -208,8 +317,18 @@ class OptionNetwork(nn.Module):
         super().__init__()
         width = network.width
         self.least_waiting = (network.waiting - 0.5) / (network.waiting + 7.5)
-        self.cluster = Messages(NODE_FEATURES, EDGE_FEATURES, width, network.rounds)
-        self.job = Messages(OPERATION_FEATURES, 0, width, min(1, network.rounds))
+        self.cluster = Messages(
+            NODE_FEATURES,
+            EDGE_FEATURES,
+            width,
+            network.rounds,
+        )
+        self.job = Messages(
+            OPERATION_FEATURES,
+            0,
+            width,
+            min(1, network.rounds),
+        )
         # Of an option: the nodes that it touches, by how much of it is there and by how much of
         # them it takes; the cluster, the job, the state, and itself.
         self.judge = nn.Sequential(
@@ -229,13 +348,25 @@ class OptionNetwork(nn.Module):
         options = seen["options"]
         nodes = self.cluster(seen["nodes"], seen["edges"], seen["links"])
         operations = self.job(seen["operations"], seen["flows"], None)
-        option, node = seen["touched"][:, 0], seen["touched"][:, 1]
-        there, taken = seen["amounts"][:, 0:1], seen["amounts"][:, 1:2]
-        touched = [_mean(nodes[node], option, options, each) for each in (there, taken)]
+        option = seen["touched"][:, 0]
+        node = seen["touched"][:, 1]
+        there = seen["amounts"][:, 0:1]
+        taken = seen["amounts"][:, 1:2]
+        touched = [
+            _mean(
+                nodes[node],
+                option,
+                options,
+                each,
+            )
+            for each in (there, taken)
+        ]
         whole = _mean(nodes, seen["of_node"], seen["state"])
         job = _mean(operations, seen["of_operation"], seen["state"])
         shared = torch.cat([whole, job, seen["state"]], -1)[seen["of_option"]]
-        correction = self.judge(torch.cat([*touched, shared, options], -1)).squeeze(-1)
+        correction = self.judge(
+            torch.cat([*touched, shared, options], -1)
+        ).squeeze(-1)
         if not self.training:
             decides = (seen["state"][:, _WAITING] > self.least_waiting).float()
             correction = correction * decides[seen["of_option"]]
@@ -251,17 +382,32 @@ class OptionNetwork(nn.Module):
 
 def joined(observations: Sequence[Observation]) -> dict[str, Tensor]:
     """Many decisions as one: their graphs side by side, and of which decision each row is."""
-    found: dict[str, list[np.ndarray]] = {name: [] for name in (*INPUTS, *_SAMPLES)}
-    firsts = {name: np.zeros(2, np.int64) for name in ("edges", "flows", "touched")}
+    found: dict[str, list[np.ndarray]] = {
+        name: [] for name in (*INPUTS, *_SAMPLES)
+    }
+    firsts = {
+        name: np.zeros(2, np.int64) for name in ("edges", "flows", "touched")
+    }
     for number, seen in enumerate(observations):
-        sizes = len(seen["nodes"]), len(seen["options"]), len(seen["operations"])
+        sizes = (
+            len(seen["nodes"]),
+            len(seen["options"]),
+            len(seen["operations"]),
+        )
         for name in INPUTS:
-            found[name].append(seen[name] + firsts[name] if name in firsts else seen[name])
+            found[name].append(
+                seen[name] + firsts[name] if name in firsts else seen[name]
+            )
         for name, size in zip(_SAMPLES, sizes, strict=True):
             found[name].append(np.full(size, number, np.int64))
         for name, more in zip(firsts, ((0, 0), (2, 2), (1, 0)), strict=True):
-            firsts[name] = firsts[name] + np.array([sizes[more[0]], sizes[more[1]]])
-    return {name: torch.from_numpy(np.concatenate(arrays)) for name, arrays in found.items()}
+            firsts[name] = firsts[name] + np.array(
+                [sizes[more[0]], sizes[more[1]]]
+            )
+    return {
+        name: torch.from_numpy(np.concatenate(arrays))
+        for name, arrays in found.items()
+    }
 
 
 class OneDecision(nn.Module):
@@ -274,7 +420,9 @@ class OneDecision(nn.Module):
     def forward(self, *arrays: Tensor) -> Tensor:
         """The arrays in the order of ``INPUTS`` → a score for each option."""
         seen = dict(zip(INPUTS, arrays, strict=True))
-        for name, of in zip(_SAMPLES, ("nodes", "options", "operations"), strict=True):
+        for name, of in zip(
+            _SAMPLES, ("nodes", "options", "operations"), strict=True
+        ):
             seen[name] = torch.zeros_like(seen[of][:, 0], dtype=torch.int64)
         found: Tensor = self.network(seen)
         return found
@@ -294,7 +442,9 @@ class TorchSession:
         """All arrays of an observation."""
         return [_Input(name) for name in INPUTS]
 
-    def run(self, names: Sequence[str], seen: Observation) -> list[np.ndarray[Any, Any]]:
+    def run(
+        self, names: Sequence[str], seen: Observation
+    ) -> list[np.ndarray[Any, Any]]:
         """The scores of one decision's options."""
         with torch.inference_mode():
             return [self._network(joined([seen])).numpy()]
@@ -302,17 +452,34 @@ class TorchSession:
 
 def policy_of(network: OptionNetwork) -> WeighsPartitions:
     """The partition policy that a network makes, as an episode takes it."""
-    card = OptionsCard("training", LEARNED, SCHEMA, VERSION, 0, "", {}, "", "")
+    card = OptionsCard(
+        "training",
+        LEARNED,
+        SCHEMA,
+        VERSION,
+        0,
+        "",
+        {},
+        "",
+        "",
+    )
     return WeighsPartitions(card, TorchSession(network))
 
 
-_OPEN = {name: f"number of {name}" for name in ARRAYS if name not in ("state", "links", "amounts")}
+_OPEN = {
+    name: f"number of {name}"
+    for name in ARRAYS
+    if name not in ("state", "links", "amounts")
+}
 # These have a row for each row of another.
 _OPEN |= {"links": _OPEN["edges"], "amounts": _OPEN["touched"]}
 
 
 def export_lab_model(
-    network: OptionNetwork, config: LabConfig, training: Mapping[str, Any], folder: Path
+    network: OptionNetwork,
+    config: LabConfig,
+    training: Mapping[str, Any],
+    folder: Path,
 ) -> Path:
     """Writes the model into ``folder`` and reads it back as a user would; the ONNX file's path.
 
@@ -335,7 +502,12 @@ def export_lab_model(
         _notes(training),
         json.loads(json.dumps(training)),
     )
-    path = write_files(folder, config.name, content, card.written())
+    path = write_files(
+        folder,
+        config.name,
+        content,
+        card.written(),
+    )
     load_options(path, "partition")
     return path
 
@@ -346,7 +518,9 @@ def _notes(training: Mapping[str, Any]) -> str:
     if "tested" not in training:
         return f"{said}; never tested."
     tested = training["tested"]
-    name, (mean, spread) = max(tested["jct_over"].items(), key=lambda each: each[1][0])
+    name, (mean, spread) = max(
+        tested["jct_over"].items(), key=lambda each: each[1][0]
+    )
     return (
         f"{said}; mean JCT {mean:.3f} ± {spread:.3f} times that of {name}, the best of those it "
         f"was compared with, on {tested['labs']} other labs."
@@ -357,10 +531,25 @@ def lab_onnx_bytes(network: OptionNetwork) -> bytes:
     """The network as an ONNX model of one decision, of any size."""
     sites = tuple(GpuSite(f"gpu{n}", n // 2, n // 4) for n in range(8))
     shape = ClusterShape(sites, tuple("abcd"), ("tor1", "tor2"))
-    cluster, job, observer = ClusterView(0.0, shape, 0), JobView("job", 2), Observer()
+    cluster = ClusterView(0.0, shape, 0)
+    job = JobView("job", 2)
+    observer = Observer()
     outlook = observer.outlook(cluster)
-    options = Listing().placements(outlook, job, 2, with_circuits=False)
-    seen = observer.observe("placement", outlook, job, options)
+    options = Listing().placements(
+        outlook,
+        job,
+        2,
+        with_circuits=False,
+    )
+    seen = observer.observe(
+        "placement",
+        outlook,
+        job,
+        options,
+    )
     examples = {name: torch.from_numpy(seen[name]) for name in INPUTS}
-    open_axes = {**{k: {0: v} for k, v in _OPEN.items()}, OUTPUT: {0: "options"}}
+    open_axes = {
+        **{k: {0: v} for k, v in _OPEN.items()},
+        OUTPUT: {0: "options"},
+    }
     return traced(OneDecision(rounded(network).eval()), examples, open_axes)

@@ -27,10 +27,23 @@ from patchlight.emulation.learning.labs.network import (
     joined,
     policy_of,
 )
-from patchlight.emulation.learning.labs.what_if import Tried, WhatIf, episode_of, play
-from patchlight.emulation.learning.run_folder import KEPT_EVERY_S, SAID_EVERY_S, RunFolder, RunLog
+from patchlight.emulation.learning.labs.what_if import (
+    Tried,
+    WhatIf,
+    episode_of,
+    play,
+)
+from patchlight.emulation.learning.run_folder import (
+    KEPT_EVERY_S,
+    SAID_EVERY_S,
+    RunFolder,
+    RunLog,
+)
 from patchlight.emulation.simulator.executors import Engine
-from patchlight.emulation.simulator.randomlabs import PlayedPolicies, played_jct_s
+from patchlight.emulation.simulator.randomlabs import (
+    PlayedPolicies,
+    played_jct_s,
+)
 
 APART = 5
 """The decisions of one lab in so many are kept apart."""
@@ -92,40 +105,71 @@ class _Set:
         worth = torch.tensor([value for each in tried for value in each.worth])
         counts = torch.tensor([len(each.worth) for each in tried])
         of = torch.arange(len(tried)).repeat_interleave(counts)
-        return cls(seen, of, worth.float(), len(tried))
+        return cls(
+            seen,
+            of,
+            worth.float(),
+            len(tried),
+        )
 
     def centred(self, values: Tensor) -> Tensor:
         """Values less the mean over the options of the same decision."""
         sums = torch.zeros(self.count).index_add(0, self.of, values)
-        counts = torch.zeros(self.count).index_add(0, self.of, torch.ones_like(values))
+        counts = torch.zeros(self.count).index_add(
+            0, self.of, torch.ones_like(values)
+        )
         return values - (sums / counts)[self.of]
 
     def loss(self, scores: Tensor) -> Tensor:
         """How far scores are from what options are worth."""
-        return nn.functional.huber_loss(self.centred(scores), self.centred(self.worth))
+        return nn.functional.huber_loss(
+            self.centred(scores), self.centred(self.worth)
+        )
 
     def chosen(self, scores: Tensor) -> Tensor:
         """The row of the best option of each decision."""
-        best = torch.full((self.count,), -torch.inf).scatter_reduce(0, self.of, scores, "amax")
-        rows = torch.where(scores == best[self.of], torch.arange(len(scores)), len(scores))
-        return torch.full((self.count,), len(scores)).scatter_reduce(0, self.of, rows, "amin")
+        best = torch.full((self.count,), -torch.inf).scatter_reduce(
+            0,
+            self.of,
+            scores,
+            "amax",
+        )
+        rows = torch.where(
+            scores == best[self.of], torch.arange(len(scores)), len(scores)
+        )
+        return torch.full((self.count,), len(scores)).scatter_reduce(
+            0,
+            self.of,
+            rows,
+            "amin",
+        )
 
 
 def fit(
-    config: LabConfig, tried: Sequence[Tried], say: Callable[[str], None] = lambda line: None
+    config: LabConfig,
+    tried: Sequence[Tried],
+    say: Callable[[str], None] = lambda line: None,
 ) -> Fitted:
     """The network of a configuration, fitted to what was tried; the same each time."""
     torch.manual_seed(config.seed)
-    network, fitting = OptionNetwork(config.network), config.fitting
+    network = OptionNetwork(config.network)
+    fitting = config.fitting
     apart = [each for each in tried if each.seed % APART == 0]
     learned = [each for each in tried if each.seed % APART]
     if not apart or not learned:
         return Fitted(network, 0, None)
     optimiser = torch.optim.AdamW(
-        network.parameters(), lr=fitting.learning_rate, weight_decay=fitting.weight_decay
+        network.parameters(),
+        lr=fitting.learning_rate,
+        weight_decay=fitting.weight_decay,
     )
-    draw, kept = random.Random(f"fit {config.seed}"), _Set.join(apart)
-    best: tuple[float, int, dict[str, Any]] = _loss(network, kept), 0, _weights(network)
+    draw = random.Random(f"fit {config.seed}")
+    kept = _Set.join(apart)
+    best: tuple[float, int, dict[str, Any]] = (
+        _loss(network, kept),
+        0,
+        _weights(network),
+    )
     first_loss = best[0]
     for epoch in range(1, fitting.n_epochs + 1):
         order = draw.sample(learned, len(learned))
@@ -137,7 +181,9 @@ def fit(
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimiser.step()
         error = _loss(network, kept)
-        say(f"epoch {epoch}: loss on labs kept apart {error:.4f}, {first_loss:.4f} by the rule")
+        say(
+            f"epoch {epoch}: loss on labs kept apart {error:.4f}, {first_loss:.4f} by the rule"
+        )
         if error < best[0]:
             best = error, epoch, _weights(network)
     network.load_state_dict(best[2])
@@ -150,7 +196,12 @@ def _gain(network: OptionNetwork, kept: _Set) -> Gain:
         chosen = kept.chosen(network(kept.seen))
     gains = (kept.worth[chosen] - kept.worth[rule]).numpy()
     spread = 1.96 * float(np.std(gains)) / len(gains) ** 0.5
-    return Gain(float(gains.mean()), spread, int((chosen != rule).sum()), kept.count)
+    return Gain(
+        float(gains.mean()),
+        spread,
+        int((chosen != rule).sum()),
+        kept.count,
+    )
 
 
 def _loss(network: OptionNetwork, kept: _Set) -> float:
@@ -165,7 +216,10 @@ def _weights(network: OptionNetwork) -> dict[str, Any]:
 _RULE = PlayedPolicies("least-delay:circuits=false")
 COMPARED = (
     _RULE,
-    *(_RULE._replace(partition=each) for each in ("maximum", "constant:4", "least-delay")),
+    *(
+        _RULE._replace(partition=each)
+        for each in ("maximum", "constant:4", "least-delay")
+    ),
 )
 """What a model is compared with, the rule that it begins as last."""
 
@@ -196,18 +250,29 @@ def run_test(
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> Tested:
     """Play the labs of the configuration's test with the network and with each built-in choice."""
-    testing, count = config.testing, config.testing.labs
-    drawn = replace(config.labs, largest=testing.largest, mixed=testing.mixed)
+    testing = config.testing
+    count = config.testing.labs
+    drawn = replace(
+        config.labs,
+        largest=testing.largest,
+        mixed=testing.mixed,
+    )
     tested = replace(config, labs=drawn)
-    ratios: dict[str, list[float]] = {policies.name: [] for policies in COMPARED}
+    ratios: dict[str, list[float]] = {
+        policies.name: [] for policies in COMPARED
+    }
     measures: dict[str, list[float]] = {}
     for number in range(count):
         episode = episode_of(tested, testing.first_seed + number)
         for name, value in lab_range(episode.lab).items():
             measures.setdefault(name, []).append(value)
-        learned = _mean_s(play(episode.opened(), policy_of(network)).jobs["jct_s"])
+        learned = _mean_s(
+            play(episode.opened(), policy_of(network)).jobs["jct_s"]
+        )
         for policies in COMPARED:
-            ratios[policies.name].append(learned / _mean_s(played_jct_s(episode, policies)))
+            ratios[policies.name].append(
+                learned / _mean_s(played_jct_s(episode, policies))
+            )
         tell(number + 1, count)
     return Tested(
         count,
@@ -249,11 +314,14 @@ class LabRun:
         say: Callable[[str], None] = lambda line: None,
         engine: Engine | None = None,
     ) -> None:
-        self.config, self._say = config, say
+        self.config = config
+        self._say = say
         self._engine = engine or Engine("serial")
         timeless = config.as_data()
         del timeless["steps"], timeless["testing"], timeless["fitting"]
-        self._folder = RunFolder(folder, timeless, "'steps', 'fitting' and 'testing'")
+        self._folder = RunFolder(
+            folder, timeless, "'steps', 'fitting' and 'testing'"
+        )
         self._trials = WhatIf(config)
 
     def resume(self) -> None:
@@ -267,7 +335,8 @@ class LabRun:
         """
         self._folder.check()
         self._folder.begin(self.config.as_data())
-        trials, began = self._trials, time.monotonic()
+        trials = self._trials
+        began = time.monotonic()
         self._look(began)
         fitted = fit(self.config, trials.tried, self._say)
         if fitted.gain is not None:
@@ -275,14 +344,27 @@ class LabRun:
         if not fitted.corrects:
             return None
         spent_s = self._folder.before_s + time.monotonic() - began
-        self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
+        self._say(
+            f"testing on {self.config.testing.labs} labs that it has not seen"
+        )
         tested = run_test(fitted.network, self.config)
-        training = {**about(self.config, trials, spent_s, fitted), "tested": asdict(tested)}
+        training = {
+            **about(
+                self.config,
+                trials,
+                spent_s,
+                fitted,
+            ),
+            "tested": asdict(tested),
+        }
         return LabReport(fitted.network, tested, training)
 
     def _look(self, began: float) -> None:
         """All decisions, with progress and checkpoints."""
-        trials, steps, kept, said = self._trials, self.config.steps, began, began
+        trials = self._trials
+        steps = self.config.steps
+        kept = began
+        said = began
 
         def told() -> None:
             nonlocal kept, said
@@ -294,7 +376,14 @@ class LabRun:
                 said = now
                 self._log(log, now - began)
 
-        with closing(RunLog(self._folder.path, steps, trials.steps, self._folder.before_s)) as log:
+        with closing(
+            RunLog(
+                self._folder.path,
+                steps,
+                trials.steps,
+                self._folder.before_s,
+            )
+        ) as log:
             try:
                 trials.look(self._engine, told)
             finally:
@@ -304,16 +393,26 @@ class LabRun:
         self._folder.keep({"trials": self._trials.state()}, spent_s)
 
     def _log(self, log: RunLog, spent_s: float) -> None:
-        steps, labs = self._trials.steps, self._trials.episodes
+        steps = self._trials.steps
+        labs = self._trials.episodes
         wall_s = round(self._folder.before_s + spent_s, 1)
         log.row({"steps": steps, "labs": labs, "wall_s": wall_s})
         log.scalars(steps, {"labs": labs})
         self._say(f"{log.words(steps, spent_s)}  in {labs:,} labs")
 
 
-def about(config: LabConfig, trials: WhatIf, wall_s: float, fitted: Fitted) -> dict[str, Any]:
+def about(
+    config: LabConfig,
+    trials: WhatIf,
+    wall_s: float,
+    fitted: Fitted,
+) -> dict[str, Any]:
     """What a card says of a training run."""
-    gains = {} if fitted.gain is None else dict.fromkeys(LEARNED, asdict(fitted.gain))
+    gains = (
+        {}
+        if fitted.gain is None
+        else dict.fromkeys(LEARNED, asdict(fitted.gain))
+    )
     found = {"epoch": fitted.epoch, "gains": gains}
     return {
         "config": config.as_data(),

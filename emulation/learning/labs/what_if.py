@@ -17,21 +17,37 @@ import numpy as np
 import torch
 
 from patchlight.controller.policies.contract import ClusterView, JobView
-from patchlight.controller.policies.options.observation import NOT_PROPOSERS, Observation, typical_s
+from patchlight.controller.policies.options.observation import (
+    NOT_PROPOSERS,
+    Observation,
+    typical_s,
+)
 from patchlight.controller.policies.options.policies import (
     LeastDelayPartition,
     LeastDelayPlacement,
     WeighsPartitions,
     rule_cost,
 )
-from patchlight.emulation.learning.labs.network import DRAWN, LabConfig, OptionNetwork, policy_of
+from patchlight.emulation.learning.labs.network import (
+    DRAWN,
+    LabConfig,
+    OptionNetwork,
+    policy_of,
+)
 from patchlight.emulation.simulator.cluster import QueueResult
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.randomlabs import Episode, draw_jobs, trace_of, traced_jobs
+from patchlight.emulation.simulator.randomlabs import (
+    Episode,
+    draw_jobs,
+    trace_of,
+    traced_jobs,
+)
 from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.generate.generate import random_lab
 
-_MOST = 10.0  # of a difference, in times that jobs last; more is as good as that
+_MOST = (
+    10.0  # of a difference, in times that jobs last; more is as good as that
+)
 
 
 class NotedDecision(NamedTuple):
@@ -60,36 +76,66 @@ class Script:
     answers: list[int | None] = field(default_factory=list)
     decisions: list[NotedDecision] = field(default_factory=list)
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int | None:
         """As the contract says."""
         if len(self.answers) < len(self.given):
             answer = self.given[len(self.answers)]
         elif self.policy is None:
             answer = LeastDelayPartition().degree(cluster, job, legal)
         else:
-            answer = self._weighed(self.policy, cluster, job, legal)
+            answer = self._weighed(
+                self.policy,
+                cluster,
+                job,
+                legal,
+            )
         self.answers.append(answer)
         return answer
 
     def _weighed(
-        self, policy: WeighsPartitions, cluster: ClusterView, job: JobView, legal: tuple[int, ...]
+        self,
+        policy: WeighsPartitions,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
     ) -> int | None:
         """The answer of the lowest cost; noted as a decision where there are several."""
         outlook = policy.outlook(cluster)
         options = policy.options(outlook, job, legal)
         if not options:
             return None
-        by_cost = sorted(range(len(options)), key=lambda number: rule_cost(options[number]))
+        by_cost = sorted(
+            range(len(options)), key=lambda number: rule_cost(options[number])
+        )
         answers: list[int] = [option.answer for option in options]
         if len(options) > 1:
             seen = policy.observe(outlook, job, options)
             looks = np.round(seen["options"][by_cost, :NOT_PROPOSERS], 4)
-            _, firsts = np.unique(looks, axis=0, return_index=True)
+            _, firsts = np.unique(
+                looks,
+                axis=0,
+                return_index=True,
+            )
             ranked = [by_cost[place] for place in sorted(firsts.tolist())]
             if len(ranked) > 1:
-                unit_s, latest = typical_s(outlook.cluster, options), cluster.recent[-1].name
+                unit_s = typical_s(outlook.cluster, options)
+                latest = cluster.recent[-1].name
                 number = len(self.answers)
-                self.decisions.append(NotedDecision(number, seen, answers, ranked, unit_s, latest))
+                self.decisions.append(
+                    NotedDecision(
+                        number,
+                        seen,
+                        answers,
+                        ranked,
+                        unit_s,
+                        latest,
+                    )
+                )
         return answers[by_cost[0]]
 
 
@@ -141,40 +187,58 @@ class Looking:
         for decision in draw.sample(played.decisions, many):
             before = played.answers[: decision.number]
             # The best by the rule, and one of the others, so that those too are known.
-            best, others = decision.ranked[: what_if.options], decision.ranked[what_if.options :]
+            best = decision.ranked[: what_if.options]
+            others = decision.ranked[what_if.options :]
             tried = [*best, *draw.sample(others, min(1, len(others)))]
             last = names.index(decision.latest) + 1 + what_if.horizon
             then = Episode(episode.lab, episode.jobs[:last])
-            scripts = [Script([*before, decision.answers[number]]) for number in tried]
-            sums_s = [float(np.sum(play(then, script).jobs["jct_s"])) for script in scripts]
+            scripts = [
+                Script([*before, decision.answers[number]]) for number in tried
+            ]
+            sums_s = [
+                float(np.sum(play(then, script).jobs["jct_s"]))
+                for script in scripts
+            ]
             if not all(np.isfinite(sums_s)):
                 continue
             mean_s = sum(sums_s) / len(sums_s)
             worth = [
-                max(-_MOST, min(_MOST, (mean_s - each_s) / decision.unit_s)) for each_s in sums_s
+                max(-_MOST, min(_MOST, (mean_s - each_s) / decision.unit_s))
+                for each_s in sums_s
             ]
             found.append(Tried(seed, of_these(decision.seen, tried), worth))
         return found
 
 
-def play(episode: Episode, partition: Script | WeighsPartitions) -> QueueResult:
+def play(
+    episode: Episode, partition: Script | WeighsPartitions
+) -> QueueResult:
     """An episode, beside the rule's placement, first in, first out, light as it is."""
-    return episode.play(LeastDelayPlacement(circuits=False), partition=partition)
+    return episode.play(
+        LeastDelayPlacement(circuits=False), partition=partition
+    )
 
 
 class WhatIf:
     """Tries out answers, lab by lab; ``steps`` counts the decisions that were looked at."""
 
     def __init__(self, config: LabConfig) -> None:
-        self.config, self.steps, self.episodes = config, 0, 0
+        self.config = config
+        self.steps = 0
+        self.episodes = 0
         self.tried: list[Tried] = []
 
-    def look(self, engine: Engine | None = None, tell: Callable[[], None] = lambda: None) -> None:
+    def look(
+        self,
+        engine: Engine | None = None,
+        tell: Callable[[], None] = lambda: None,
+    ) -> None:
         """Labs until there are the configuration's steps; ``tell`` after each.
 
         They are taken in their order, as one process alone takes them, on any engine.
         """
-        looking, first = Looking(self.config), self.config.labs.first_seed
+        looking = Looking(self.config)
+        first = self.config.labs.first_seed
         ahead: dict[int, list[Tried]] = {}
 
         def take(number: int, tried: list[Tried]) -> None:
@@ -188,23 +252,38 @@ class WhatIf:
 
         while (left := self.config.steps - self.steps) > 0:
             # So many labs are needed at least.
-            begun, count = self.episodes, -(-left // self.config.what_if.decisions)
+            begun = self.episodes
+            count = -(-left // self.config.what_if.decisions)
             seeds = range(first + begun, first + begun + count)
-            run_all(seeds, looking, engine or Engine("serial"), hear=take)
+            run_all(
+                seeds,
+                looking,
+                engine or Engine("serial"),
+                hear=take,
+            )
 
     def state(self) -> dict[str, Any]:
         """What to go on from, as plain tensors."""
         tried = [
-            {"seed": each.seed, "seen": [_tensors(each.seen)], "worth": each.worth}
+            {
+                "seed": each.seed,
+                "seen": [_tensors(each.seen)],
+                "worth": each.worth,
+            }
             for each in self.tried
         ]
         return {"steps": self.steps, "episodes": self.episodes, "tried": tried}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        self.steps, self.episodes = int(state["steps"]), int(state["episodes"])
+        self.steps = int(state["steps"])
+        self.episodes = int(state["episodes"])
         self.tried = [
-            Tried(int(each["seed"]), _arrays(each["seen"][0]), list(each["worth"]))
+            Tried(
+                int(each["seed"]),
+                _arrays(each["seen"][0]),
+                list(each["worth"]),
+            )
             for each in state["tried"]
         ]
 
@@ -213,12 +292,25 @@ def episode_of(config: LabConfig, seed: int) -> Episode:
     """The lab of a seed, and its jobs as they are asked for."""
     labs = config.labs
     lab = random_lab(seed, labs.largest, labs.mixed)
-    load = random.Random(f"load {seed}").uniform(labs.lowest_load, labs.highest_load)
+    load = random.Random(f"load {seed}").uniform(
+        labs.lowest_load, labs.highest_load
+    )
     trace = labs.traces[seed % len(labs.traces)]
     if trace == DRAWN:
-        jobs = draw_jobs(lab, seed, labs.jobs, load)
+        jobs = draw_jobs(
+            lab,
+            seed,
+            labs.jobs,
+            load,
+        )
     else:
-        jobs = traced_jobs(lab, _drawn_by(trace, labs.largest), seed, labs.jobs, load)
+        jobs = traced_jobs(
+            lab,
+            _drawn_by(trace, labs.largest),
+            seed,
+            labs.jobs,
+            load,
+        )
     return Episode(lab, jobs)
 
 

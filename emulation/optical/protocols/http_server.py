@@ -77,7 +77,9 @@ class HttpServer(ProtocolServer):
     def _problem(self, status: int, message: str) -> HttpResponse:
         """An error in the vendor's format."""
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         connection = h11.Connection(h11.SERVER)
         # A device closes the connection on anything else than HTTP.
         with contextlib.suppress(h11.ProtocolError):
@@ -85,7 +87,10 @@ class HttpServer(ProtocolServer):
                 connection.start_next_cycle()
 
     async def _exchange(
-        self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> bool:
         head, data = await _receive(connection, reader)
         if head is None:
@@ -98,29 +103,58 @@ class HttpServer(ProtocolServer):
         except HungUp:
             writer.transport.abort()
             return False
-        body = (response.text if response.body is None else json.dumps(response.body)).encode()
-        headers = {"Content-Type": self.media_type, "Content-Length": str(len(body))}
+        body = (
+            response.text
+            if response.body is None
+            else json.dumps(response.body)
+        ).encode()
+        headers = {
+            "Content-Type": self.media_type,
+            "Content-Length": str(len(body)),
+        }
         headers |= response.headers
         # A status without a body has no length either.
         if response.status in (204, 304):
-            body, headers = b"", response.headers
+            body = b""
+            headers = response.headers
         events: list[h11.Event] = [
-            h11.Response(status_code=response.status, headers=list(headers.items())),
+            h11.Response(
+                status_code=response.status,
+                headers=list(headers.items()),
+            ),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ]
         answer = b"".join(connection.send(event) or b"" for event in events)
         writer.write(faults.spoilt(answer))
         await writer.drain()
-        return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+        return (
+            connection.our_state is h11.DONE
+            and connection.their_state is h11.DONE
+        )
 
-    async def _respond(self, head: h11.Request, data: bytes, refusal: str) -> HttpResponse:
-        headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
-        method, target = head.method.decode(), urlsplit(head.target.decode())
-        user = self._known(headers.get("authorization", "")) if self.secure else ""
+    async def _respond(
+        self,
+        head: h11.Request,
+        data: bytes,
+        refusal: str,
+    ) -> HttpResponse:
+        headers = {
+            name.decode(): value.decode("latin-1")
+            for name, value in head.headers
+        }
+        method = head.method.decode()
+        target = urlsplit(head.target.decode())
+        user = (
+            self._known(headers.get("authorization", ""))
+            if self.secure
+            else ""
+        )
         if user is None:
             denied = self._problem(401, "invalid user or password")
-            return HttpResponse(401, denied.body, {"WWW-Authenticate": 'Basic realm="switch"'})
+            return HttpResponse(
+                401, denied.body, {"WWW-Authenticate": 'Basic realm="switch"'}
+            )
         if method not in _READING and not self._device.may_change(user):
             return self._problem(403, "this user may only look")
         if refusal:
@@ -129,8 +163,16 @@ class HttpServer(ProtocolServer):
             body = json.loads(data) if data else None
         except ValueError:
             return self._problem(400, "the body is not JSON")
-        query = {name: values[-1] for name, values in parse_qs(target.query).items()}
-        request = HttpRequest(method, unquote(target.path), query, headers, body)
+        query = {
+            name: values[-1] for name, values in parse_qs(target.query).items()
+        }
+        request = HttpRequest(
+            method,
+            unquote(target.path),
+            query,
+            headers,
+            body,
+        )
         await self._device.settle()
         try:
             response = await self._answer(request)
@@ -142,17 +184,24 @@ class HttpServer(ProtocolServer):
     def _known(self, authorization: str) -> str | None:
         scheme, _, encoded = authorization.partition(" ")
         try:
-            user, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+            user, _, password = (
+                base64.b64decode(encoded, validate=True)
+                .decode()
+                .partition(":")
+            )
         except (binascii.Error, UnicodeDecodeError):
             return None
-        known = scheme.lower() == "basic" and self._device.lets_in(user, password)
+        known = scheme.lower() == "basic" and self._device.lets_in(
+            user, password
+        )
         return user if known else None
 
 
 async def _receive(
     connection: h11.Connection, reader: asyncio.StreamReader
 ) -> tuple[h11.Request | None, bytes]:
-    head, data = None, b""
+    head = None
+    data = b""
     while len(data) <= _BODY_LIMIT:
         event = connection.next_event()
         if event is h11.NEED_DATA:
@@ -181,8 +230,18 @@ def certificate() -> x509.Certificate:
         subject_name=name,
         public_key=_key().public_key(),
         serial_number=1,
-        not_valid_before=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
-        not_valid_after=datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC),
+        not_valid_before=datetime.datetime(
+            2020,
+            1,
+            1,
+            tzinfo=datetime.UTC,
+        ),
+        not_valid_after=datetime.datetime(
+            2120,
+            1,
+            1,
+            tzinfo=datetime.UTC,
+        ),
     ).sign(_key(), None)
 
 
@@ -190,14 +249,20 @@ def server_context() -> ssl.SSLContext:
     """The TLS settings of a device."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     private = _key().private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )
     with tempfile.NamedTemporaryFile() as file:
-        file.write(private + certificate().public_bytes(serialization.Encoding.PEM))
+        file.write(
+            private + certificate().public_bytes(serialization.Encoding.PEM)
+        )
         file.flush()
         context.load_cert_chain(file.name)
     return context
 
 
 def _key() -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(_SUBJECT.encode()).digest())
+    return Ed25519PrivateKey.from_private_bytes(
+        hashlib.sha256(_SUBJECT.encode()).digest()
+    )

@@ -31,7 +31,8 @@ _MATCH_IN_PORT = struct.Struct("!HHII4x")
 _IN_PORT = struct.Struct("!II")
 _ACTIONS = struct.Struct("!HH4x")
 _OUTPUT = struct.Struct("!HHIH6x")
-_APPLY_ACTIONS, _TO_PORT = 4, 0
+_APPLY_ACTIONS = 4
+_TO_PORT = 0
 _MORE = 1
 _ENTRIES_IN_A_PART = 500
 _ERROR_BYTES = 64
@@ -132,9 +133,21 @@ def messages(buffer: bytearray) -> Iterator[OpenFlowMessage]:
         yield OpenFlowMessage(kind, xid, raw)
 
 
-def message(kind: Kind, xid: int, body: bytes = b"") -> bytes:
+def message(
+    kind: Kind,
+    xid: int,
+    body: bytes = b"",
+) -> bytes:
     """One message as bytes."""
-    return HEADER.pack(VERSION, kind, HEADER.size + len(body), xid) + body
+    return (
+        HEADER.pack(
+            VERSION,
+            kind,
+            HEADER.size + len(body),
+            xid,
+        )
+        + body
+    )
 
 
 def error(fault: Fault, about: OpenFlowMessage) -> bytes:
@@ -143,9 +156,14 @@ def error(fault: Fault, about: OpenFlowMessage) -> bytes:
     return message(Kind.ERROR, about.xid, body)
 
 
-def multipart(part: int, xid: int, bodies: Iterable[bytes]) -> bytes:
+def multipart(
+    part: int,
+    xid: int,
+    bodies: Iterable[bytes],
+) -> bytes:
     """A reply in as many parts as its entries need."""
-    entries, reply = list(bodies), b""
+    entries = list(bodies)
+    reply = b""
     starts = range(0, max(len(entries), 1), _ENTRIES_IN_A_PART)
     for start in starts:
         body = _MULTIPART.pack(part, _MORE if start != starts[-1] else 0)
@@ -161,10 +179,23 @@ def multipart_of(body: bytes) -> tuple[int, bytes]:
 
 def features(datapath_id: int) -> bytes:
     """The body of a features reply: one table, no buffers, flow statistics."""
-    return _FEATURES.pack(datapath_id, 0, 1, 0, 1, 0)
+    return _FEATURES.pack(
+        datapath_id,
+        0,
+        1,
+        0,
+        1,
+        0,
+    )
 
 
-def description(vendor: str, hardware: str, software: str, serial: str, name: str) -> bytes:
+def description(
+    vendor: str,
+    hardware: str,
+    software: str,
+    serial: str,
+    name: str,
+) -> bytes:
     """The body of a description."""
     texts = (vendor, hardware, software, serial, name)
     return _DESCRIPTION.pack(*(text.encode() for text in texts))
@@ -186,12 +217,21 @@ class Port:
         live = not (self.dark or self.blocked or self.down)
         state = self.dark | self.blocked << 1 | live << 2
         name = self.name.encode()[:15]
-        return _PORT.pack(self.number, mac, name, int(self.down), state, *[0] * 6)
+        return _PORT.pack(
+            self.number,
+            mac,
+            name,
+            int(self.down),
+            state,
+            *[0] * 6,
+        )
 
 
 def port_modified(port: Port) -> bytes:
     """The message of a switch when a port changes."""
-    return message(Kind.PORT_STATUS, 0, struct.pack("!B7x", 2) + port.to_bytes())
+    return message(
+        Kind.PORT_STATUS, 0, struct.pack("!B7x", 2) + port.to_bytes()
+    )
 
 
 @dataclass(frozen=True)
@@ -205,10 +245,24 @@ class Flow:
 
     def to_bytes(self, age_s: float) -> bytes:
         """Encoded as in flow statistics."""
-        match = _MATCH_IN_PORT.pack(1, 12, _OXM_IN_PORT, self.inp)
+        match = _MATCH_IN_PORT.pack(
+            1,
+            12,
+            _OXM_IN_PORT,
+            self.inp,
+        )
         output = IN_PORT if self.inp == self.out else self.out
-        action = _OUTPUT.pack(_TO_PORT, _OUTPUT.size, output, 0)
-        rest = match + _ACTIONS.pack(_APPLY_ACTIONS, _ACTIONS.size + len(action)) + action
+        action = _OUTPUT.pack(
+            _TO_PORT,
+            _OUTPUT.size,
+            output,
+            0,
+        )
+        rest = (
+            match
+            + _ACTIONS.pack(_APPLY_ACTIONS, _ACTIONS.size + len(action))
+            + action
+        )
         head = _FLOW_STATS.pack(
             _FLOW_STATS.size + len(rest), 0, int(age_s), int(age_s % 1 * 1e9), self.priority,
             0, 0, 0, self.cookie, UNCOUNTED, UNCOUNTED,
@@ -241,7 +295,12 @@ def asked_flows(body: bytes) -> Selection:
     table, out, _group, cookie, mask = _unpack(_FLOW_STATS_REQUEST, body)
     inp, _ = _read_match(body[_FLOW_STATS_REQUEST.size :])
     # There is only one table.
-    return Selection(cookie, mask, 0 if table not in (0, ALL_TABLES) else out, inp)
+    return Selection(
+        cookie,
+        mask,
+        0 if table not in (0, ALL_TABLES) else out,
+        inp,
+    )
 
 
 def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
@@ -250,7 +309,19 @@ def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
     ``OpenFlowError`` if it is not possible.
     """
     fields = _unpack(_FLOW_MOD, body)
-    cookie, mask, table, command, idle, hard, priority, _buffer, out, _group, _flags = fields
+    (
+        cookie,
+        mask,
+        table,
+        command,
+        idle,
+        hard,
+        priority,
+        _buffer,
+        out,
+        _group,
+        _flags,
+    ) = fields
     inp, rest = _read_match(body[_FLOW_MOD.size :])
     if command > FlowModCommand.DELETE_STRICT:
         raise OpenFlowError(BAD_COMMAND)
@@ -258,7 +329,13 @@ def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
         raise OpenFlowError(BAD_TABLE)
     if command in (FlowModCommand.DELETE, FlowModCommand.DELETE_STRICT):
         strict = priority if command == FlowModCommand.DELETE_STRICT else None
-        return Selection(cookie, mask, out, inp, strict), None
+        return Selection(
+            cookie,
+            mask,
+            out,
+            inp,
+            strict,
+        ), None
     if command != FlowModCommand.ADD:
         raise OpenFlowError(BAD_COMMAND)
     if idle or hard:
@@ -275,18 +352,32 @@ def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
     action, _, target, _ = _unpack(_OUTPUT, actions)
     if action != _TO_PORT:
         raise OpenFlowError(BAD_ACTION)
-    flow = Flow(inp, inp if target == IN_PORT else target, cookie, priority)
+    flow = Flow(
+        inp,
+        inp if target == IN_PORT else target,
+        cookie,
+        priority,
+    )
     if target == inp:
         raise OpenFlowError(BAD_OUT_PORT)
-    return Selection(0, 0, ANY_PORT, inp, priority), flow
+    return Selection(
+        0,
+        0,
+        ANY_PORT,
+        inp,
+        priority,
+    ), flow
 
 
 def _read_match(body: bytes) -> tuple[int | None, bytes]:
     _, length = _unpack(_MATCH, body)
-    fields, rest = body[_MATCH.size : length], body[-(-length // 8) * 8 :]
+    fields = body[_MATCH.size : length]
+    rest = body[-(-length // 8) * 8 :]
     if not fields:
         return None, rest
-    if len(fields) != _IN_PORT.size or not fields.startswith(struct.pack("!I", _OXM_IN_PORT)):
+    if len(fields) != _IN_PORT.size or not fields.startswith(
+        struct.pack("!I", _OXM_IN_PORT)
+    ):
         raise OpenFlowError(BAD_MATCH_FIELD)
     return _IN_PORT.unpack(fields)[1], rest
 

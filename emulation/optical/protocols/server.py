@@ -24,7 +24,12 @@ from patchlight.emulation.optical.matrices import Reason, RequestRefused
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
 from patchlight.testbed.lab.wavelengths import OcsFault
-from patchlight.testbed.linux.sockets import bind_unix, free_ports, listen, split_address
+from patchlight.testbed.linux.sockets import (
+    bind_unix,
+    free_ports,
+    listen,
+    split_address,
+)
 
 log = logging.getLogger("patchlight.optical")
 _ACTIONS = ("report", "lose", "reboot")
@@ -65,7 +70,9 @@ class ProtocolServer(ABC):
         self._device = device
         self.writers: set[asyncio.StreamWriter] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """One client, until its connection ends; the circuits stay."""
         self.writers.add(writer)
         try:
@@ -82,7 +89,9 @@ class ProtocolServer(ABC):
             writer.transport.abort()
 
     @abstractmethod
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Serve one connection until it returns. ``OSError``: the client disconnected."""
 
     @abstractmethod
@@ -92,7 +101,10 @@ class ProtocolServer(ABC):
     def _refusal(self, refusal: RequestRefused) -> tuple[Any, str]:
         code, words = self.refusals.get(refusal.reason, self.refused)
         reason = refusal.reason.value
-        return code, refusal.message or words.format(port=refusal.port, reason=reason)
+        return code, refusal.message or words.format(
+            port=refusal.port,
+            reason=reason,
+        )
 
 
 DEVICE_GROUP = "patchlight.emulated_ocs"
@@ -113,7 +125,9 @@ def server_class(driver: str) -> type[ProtocolServer]:
         return cast(type[ProtocolServer], _SERVERS.load(driver))
     except KeyError:
         known = nearest(driver, emulated_drivers(), "known:")
-        raise BadInput(f"no emulated switch for driver {driver!r}: {known}") from None
+        raise BadInput(
+            f"no emulated switch for driver {driver!r}: {known}"
+        ) from None
 
 
 async def serve_until_stopped(
@@ -144,7 +158,11 @@ async def serve_until_stopped(
             stack.callback(dialling.cancel)
         else:
             opened = await asyncio.to_thread(listen, address)
-            server = await asyncio.start_server(protocol.serve, sock=opened, ssl=protocol.tls)
+            server = await asyncio.start_server(
+                protocol.serve,
+                sock=opened,
+                ssl=protocol.tls,
+            )
             stack.callback(protocol.cut)
             stack.callback(server.close)
             host, port = server.sockets[0].getsockname()[:2]
@@ -157,7 +175,11 @@ async def serve_until_stopped(
         await stop.wait()
 
 
-async def _dial(protocol: ProtocolServer, host: str, port: int) -> None:
+async def _dial(
+    protocol: ProtocolServer,
+    host: str,
+    port: int,
+) -> None:
     while True:
         with contextlib.suppress(OSError):
             await protocol.serve(*await asyncio.open_connection(host, port))
@@ -172,14 +194,19 @@ class FaultRequests:
     control socket takes one JSON object per line and answers each with one.
     """
 
-    def __init__(self, device: EmulatedSwitch, protocol: ProtocolServer) -> None:
-        self._device, self._protocol = device, protocol
+    def __init__(
+        self, device: EmulatedSwitch, protocol: ProtocolServer
+    ) -> None:
+        self._device = device
+        self._protocol = protocol
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, path: Path) -> asyncio.Server:
         """Listen on a Unix socket, replacing a dead process's."""
         serve = partial(answer_lines, answer=self._answer)
-        return await asyncio.start_unix_server(serve, sock=bind_unix(path, "emulated switch"))
+        return await asyncio.start_unix_server(
+            serve, sock=bind_unix(path, "emulated switch")
+        )
 
     async def schedule(self, faults: Sequence[OcsFault]) -> None:
         """Schedule a lab file's faults: immediately, after a time, or before a change.
@@ -189,7 +216,9 @@ class FaultRequests:
         counted = [fault for fault in faults if fault.after_changes]
 
         def before_change(changes: int) -> None:
-            for fault in [fault for fault in counted if fault.after_changes <= changes]:
+            for fault in [
+                fault for fault in counted if fault.after_changes <= changes
+            ]:
                 counted.remove(fault)
                 # Faults apply now, actions soon after.
                 self._start(self._act(self._begin(fault.control)))
@@ -216,11 +245,17 @@ class FaultRequests:
         try:
             await self._act(self._begin(fault.control))
         except BadInput as error:
-            log.warning("fault %s of the lab file failed: %s", fault.control, error.message)
+            log.warning(
+                "fault %s of the lab file failed: %s",
+                fault.control,
+                error.message,
+            )
 
     def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Set the faults; returns the actions to do."""
-        self._device.faults.update({k: v for k, v in request.items() if k not in _ACTIONS})
+        self._device.faults.update(
+            {k: v for k, v in request.items() if k not in _ACTIONS}
+        )
         self._device.apply_faults()
         return {k: v for k, v in request.items() if k in _ACTIONS}
 
@@ -235,7 +270,9 @@ class FaultRequests:
                 self._protocol.cut()
                 await self._device.reboot(keep_map=value == "keep")
             else:
-                raise BadInput(f"reboot cannot be {value!r}: expected 'keep' or 'forget' (the map)")
+                raise BadInput(
+                    f"reboot cannot be {value!r}: expected 'keep' or 'forget' (the map)"
+                )
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:

@@ -56,11 +56,16 @@ class SshServer(ProtocolServer):
 
     @abstractmethod
     async def _session(
-        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        user: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         """One session of this user; the connection ends when it returns."""
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if self.without_ssh is not None:
             await self._session(self.without_ssh, reader, writer)
             return
@@ -77,10 +82,18 @@ class SshServer(ProtocolServer):
             asyncio.create_task(_copy(inner[0], writer)),
             asyncio.create_task(self._once_opened(transport, opened)),
         ]
-        login = _Login(self._device, self.subsystem, loop, opened)
+        login = _Login(
+            self._device,
+            self.subsystem,
+            loop,
+            opened,
+        )
         try:
             # With an event it returns immediately; the handshake continues in paramiko's thread.
-            transport.start_server(event=threading.Event(), server=login)
+            transport.start_server(
+                event=threading.Event(),
+                server=login,
+            )
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks[2].done():
                 # The last output is still in paramiko's threads.
@@ -97,12 +110,18 @@ class SshServer(ProtocolServer):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _once_opened(
-        self, transport: paramiko.Transport, opened: asyncio.Future[paramiko.Channel]
+        self,
+        transport: paramiko.Transport,
+        opened: asyncio.Future[paramiko.Channel],
     ) -> None:
-        reader, writer = await asyncio.open_connection(sock=joined(await opened))
+        reader, writer = await asyncio.open_connection(
+            sock=joined(await opened)
+        )
         try:
             with contextlib.suppress(OSError):
-                await self._session(transport.get_username() or "", reader, writer)
+                await self._session(
+                    transport.get_username() or "", reader, writer
+                )
         finally:
             writer.close()
 
@@ -134,8 +153,14 @@ class _Login(paramiko.ServerInterface):
     def check_channel_shell_request(self, channel: paramiko.Channel) -> bool:
         return not self.subsystem and self._give(channel)
 
-    def check_channel_subsystem_request(self, channel: paramiko.Channel, name: str) -> bool:
-        return bool(self.subsystem) and name == self.subsystem and self._give(channel)
+    def check_channel_subsystem_request(
+        self, channel: paramiko.Channel, name: str
+    ) -> bool:
+        return (
+            bool(self.subsystem)
+            and name == self.subsystem
+            and self._give(channel)
+        )
 
     def _give(self, channel: paramiko.Channel) -> bool:
         if self.given:
@@ -152,7 +177,9 @@ class _Login(paramiko.ServerInterface):
         return True
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
             writer.write(data)
@@ -166,9 +193,15 @@ def _host_keys() -> list[paramiko.PKey]:
     If it cannot be saved, the key is only for this process.
     """
     try:
-        path = user_folder("XDG_STATE_HOME", ".local/state") / "patchlight/emulated_ssh_host_key"
+        path = (
+            user_folder("XDG_STATE_HOME", ".local/state")
+            / "patchlight/emulated_ssh_host_key"
+        )
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(
+                parents=True,
+                exist_ok=True,
+            )
             # Several devices of a lab start at once: the first complete file wins.
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                 new = f"{folder}/key"
@@ -176,9 +209,14 @@ def _host_keys() -> list[paramiko.PKey]:
                 with contextlib.suppress(FileExistsError):
                     os.link(new, path)
         others = sorted(path.parent.glob(f"{path.name}_*"))
-        return [paramiko.ECDSAKey(filename=str(path)), *map(paramiko.PKey.from_path, others)]
+        return [
+            paramiko.ECDSAKey(filename=str(path)),
+            *map(paramiko.PKey.from_path, others),
+        ]
     except (OSError, NoHome, paramiko.SSHException) as error:
-        log.warning("using a new host key for this start only: %s", reason(error))
+        log.warning(
+            "using a new host key for this start only: %s", reason(error)
+        )
         return [paramiko.ECDSAKey.generate()]
 
 
@@ -201,7 +239,12 @@ _CHUNK = re.compile(rb"\n#(\d{1,10})\n")
 class NetconfError(Exception):
     """The ``rpc-error`` of a reply."""
 
-    def __init__(self, tag: str, message: str, kind: str = "application") -> None:
+    def __init__(
+        self,
+        tag: str,
+        message: str,
+        kind: str = "application",
+    ) -> None:
         super().__init__(message)
         self.xml = (
             f"<rpc-error><error-type>{kind}</error-type><error-tag>{tag}</error-tag>"
@@ -224,17 +267,24 @@ class NetconfServer(SshServer):
 
     def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
-        self._operations: dict[str, Callable[[ET.Element], Awaitable[str]]] = {"get": self._get}
+        self._operations: dict[str, Callable[[ET.Element], Awaitable[str]]] = {
+            "get": self._get
+        }
         self._containers: dict[str, Callable[[], Awaitable[ET.Element]]] = {}
         self._sessions: set[_Session] = set()
         self._ids = itertools.count(1)
 
     async def _session(
-        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        user: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         session = _Session(user, writer)
         capabilities = (*_CAPABILITIES, self.module)
-        listed = "".join(f"<capability>{escape(name)}</capability>" for name in capabilities)
+        listed = "".join(
+            f"<capability>{escape(name)}</capability>" for name in capabilities
+        )
         session.send(
             f'<hello xmlns="{BASE}"><capabilities>{listed}</capabilities>'
             f"<session-id>{next(self._ids)}</session-id></hello>"
@@ -255,7 +305,9 @@ class NetconfServer(SshServer):
         return await self._data(request, self._containers)
 
     async def _data(
-        self, request: ET.Element, containers: Mapping[str, Callable[[], Awaitable[ET.Element]]]
+        self,
+        request: ET.Element,
+        containers: Mapping[str, Callable[[], Awaitable[ET.Element]]],
     ) -> str:
         """What the request's filter selects of these containers, by their tags."""
         asked = request.find(f"{{{BASE}}}filter")
@@ -263,7 +315,9 @@ class NetconfServer(SshServer):
             data = [await read() for read in containers.values()]
         elif asked.get("type", "subtree") != "subtree":
             raise NetconfError(
-                "operation-not-supported", "only subtree filters are supported", "protocol"
+                "operation-not-supported",
+                "only subtree filters are supported",
+                "protocol",
             )
         else:
             data = []
@@ -285,40 +339,64 @@ class NetconfServer(SshServer):
     async def _do(self, session: _Session, root: ET.Element) -> bool:
         kind = local(root.tag)
         if kind == "hello":
-            offered = {(c.text or "").strip() for c in root.iter(f"{{{BASE}}}capability")}
+            offered = {
+                (c.text or "").strip()
+                for c in root.iter(f"{{{BASE}}}capability")
+            }
             session.chunked = _CAPABILITIES[1] in offered
             return True
         if kind != "rpc" or len(root) != 1:
             return False
-        verb, faults = local(root[0].tag), self._device.faults
-        async with faults.around_command(changes=verb in self.changing) as refusal:
+        verb = local(root[0].tag)
+        faults = self._device.faults
+        async with faults.around_command(
+            changes=verb in self.changing
+        ) as refusal:
             try:
                 answer = await self._execute(session, root[0], refusal)
             except NetconfError as error:
                 answer = error.xml
         for number in range(faults.take_flood()):
-            self._notify(f"<system-error><message>Alarm {number}</message></system-error>")
+            self._notify(
+                f"<system-error><message>Alarm {number}</message></system-error>"
+            )
         # A reply has the attributes of its request.
-        given = "".join(f" {name}={quoteattr(value)}" for name, value in root.attrib.items())
-        reply = f'<rpc-reply xmlns="{BASE}"{given}>{answer or "<ok/>"}</rpc-reply>'
+        given = "".join(
+            f" {name}={quoteattr(value)}"
+            for name, value in root.attrib.items()
+        )
+        reply = (
+            f'<rpc-reply xmlns="{BASE}"{given}>{answer or "<ok/>"}</rpc-reply>'
+        )
         session.send(reply, faults.spoilt)
         with contextlib.suppress(ConnectionError):
             await session.writer.drain()
         return verb != "close-session"
 
-    async def _execute(self, session: _Session, operation: ET.Element, refusal: str) -> str:
+    async def _execute(
+        self,
+        session: _Session,
+        operation: ET.Element,
+        refusal: str,
+    ) -> str:
         verb = local(operation.tag)
         if verb in ("close-session", "create-subscription"):
-            session.subscribed = session.subscribed or verb == "create-subscription"
+            session.subscribed = (
+                session.subscribed or verb == "create-subscription"
+            )
             return ""
         if verb in self.changing:
             if refusal:
                 raise NetconfError("operation-failed", refusal)
             if not self._device.may_change(session.user):
-                raise NetconfError("access-denied", "this user may only look", "protocol")
+                raise NetconfError(
+                    "access-denied", "this user may only look", "protocol"
+                )
         execute = self._operations.get(verb)
         if execute is None:
-            raise NetconfError("operation-not-supported", f"no operation {verb}", "protocol")
+            raise NetconfError(
+                "operation-not-supported", f"no operation {verb}", "protocol"
+            )
         await self._device.settle()
         try:
             return await execute(operation)
@@ -333,10 +411,16 @@ class _Session:
     chunked: bool = False
     subscribed: bool = False
 
-    def send(self, text: str, spoilt: Callable[[bytes], bytes] = bytes) -> None:
+    def send(
+        self, text: str, spoilt: Callable[[bytes], bytes] = bytes
+    ) -> None:
         """Send one message."""
         data = text.encode()
-        framed = b"\n#%d\n%s\n##\n" % (len(data), data) if self.chunked else data + _END
+        framed = (
+            b"\n#%d\n%s\n##\n" % (len(data), data)
+            if self.chunked
+            else data + _END
+        )
         self.writer.write(spoilt(framed))
 
 
@@ -347,25 +431,40 @@ def local(tag: str) -> str:
 
 def selected(data: ET.Element, subtree: ET.Element) -> ET.Element | None:
     """What a subtree filter selects of ``data`` of the same name (RFC 6241, section 6)."""
-    exact = [child for child in subtree if not len(child) and (child.text or "").strip()]
+    exact = [
+        child
+        for child in subtree
+        if not len(child) and (child.text or "").strip()
+    ]
     others = [child for child in subtree if child not in exact]
     for child in exact:
         held = data.find(child.tag)
-        if held is None or (held.text or "").strip() != (child.text or "").strip():
+        if (
+            held is None
+            or (held.text or "").strip() != (child.text or "").strip()
+        ):
             return None
     if not others:
         return data
     kept = ET.Element(data.tag)
-    kept.extend(held for child in exact if (held := data.find(child.tag)) is not None)
+    kept.extend(
+        held for child in exact if (held := data.find(child.tag)) is not None
+    )
     for held in data:
         for child in others:
-            if child.tag == held.tag and (part := selected(held, child)) is not None:
+            if (
+                child.tag == held.tag
+                and (part := selected(held, child)) is not None
+            ):
                 kept.append(part)
     return kept if len(kept) > len(exact) else None
 
 
-async def _messages(reader: asyncio.StreamReader, session: _Session) -> AsyncIterator[bytes]:
-    buffer, whole = b"", b""
+async def _messages(
+    reader: asyncio.StreamReader, session: _Session
+) -> AsyncIterator[bytes]:
+    buffer = b""
+    whole = b""
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
             buffer += data
@@ -377,13 +476,16 @@ async def _messages(reader: asyncio.StreamReader, session: _Session) -> AsyncIte
                     buffer = rest
                     yield message.strip()
                 elif buffer.startswith(b"\n##\n"):
-                    message, whole, buffer = whole, b"", buffer[4:]
+                    message = whole
+                    whole = b""
+                    buffer = buffer[4:]
                     yield message
                 elif chunk := _CHUNK.match(buffer):
                     end_at = chunk.end() + int(chunk[1])
                     if len(buffer) < end_at:
                         break
-                    whole, buffer = whole + buffer[chunk.end() : end_at], buffer[end_at:]
+                    whole = whole + buffer[chunk.end() : end_at]
+                    buffer = buffer[end_at:]
                 elif len(buffer) >= 16:
                     return
                 else:

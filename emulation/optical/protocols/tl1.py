@@ -42,7 +42,12 @@ class Tl1Command:
         # Some drivers send the payload one field early, without a general block.
         payload = ":".join(fields[5:]).lstrip(":") or fields[4]
         params = tuple(_unquoted(param) for param in _split(payload, ","))
-        return cls(fields[0].upper(), _unquoted(fields[2]), fields[3] or "0", params)
+        return cls(
+            fields[0].upper(),
+            _unquoted(fields[2]),
+            fields[3] or "0",
+            params,
+        )
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,13 @@ class Tl1Answer:
     error: str = ""
     bye: bool = False
 
-    def pages(self, sid: str, ctag: str, *, repeat: bool) -> str:
+    def pages(
+        self,
+        sid: str,
+        ctag: str,
+        *,
+        repeat: bool,
+    ) -> str:
         """The encoded reply. ``repeat``: its pages are whole replies one after another."""
         text = ""
         count = max(1, -(-len(self.lines) // _PAGE_LINES))
@@ -67,7 +78,9 @@ class Tl1Answer:
             text += f"{_header(sid)}M  {ctag} {self.code}\r\n"
             if last and self.error:
                 text += f"   {self.error}\r\n"
-            text += _quoted(self.lines[page * _PAGE_LINES : (page + 1) * _PAGE_LINES])
+            text += _quoted(
+                self.lines[page * _PAGE_LINES : (page + 1) * _PAGE_LINES]
+            )
             if last and self.comment:
                 text += f"   /* {self.comment.replace('*/', '* /')} */\r\n"
             text += ";" if last or repeat else ">"
@@ -76,7 +89,12 @@ class Tl1Answer:
 
 def deny(error: str, comment: str) -> Tl1Answer:
     """A denial with a GR-831 error code and the device's message."""
-    return Tl1Answer("DENY", (), comment, error)
+    return Tl1Answer(
+        "DENY",
+        (),
+        comment,
+        error,
+    )
 
 
 def take_commands(buffer: bytearray) -> Iterator[str]:
@@ -96,7 +114,9 @@ def _header(sid: str) -> str:
 
 
 def _quoted(lines: Sequence[str]) -> str:
-    escaped = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+    escaped = (
+        line.replace("\\", "\\\\").replace('"', '\\"') for line in lines
+    )
     return "".join(f'   "{line}"\r\n' for line in escaped)
 
 
@@ -112,7 +132,12 @@ def _split(text: str, separator: str) -> list[str]:
 
 def _unquoted(text: str) -> str:
     if len(text) >= 2 and text[0] == text[-1] == '"':
-        return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
+        return re.sub(
+            r"\\(.)",
+            r"\1",
+            text[1:-1],
+            flags=re.DOTALL,
+        )
     return text
 
 
@@ -142,7 +167,9 @@ class Tl1Server(ProtocolServer):
         self._connections: set[Tl1Connection] = set()
         self._sid = device.switch.name.upper()
         self._atags = itertools.count(1)
-        self._handlers: dict[str, Callable[[Tl1Command], Result | Awaitable[Result]]] = {
+        self._handlers: dict[
+            str, Callable[[Tl1Command], Result | Awaitable[Result]]
+        ] = {
             "RTRV-HDR": lambda command: None,
             "RTRV-ALM-ALL": self._alarms,
             "RTRV-ALM-EQPT": self._alarms,
@@ -160,10 +187,13 @@ class Tl1Server(ProtocolServer):
             return "IIAC", "Invalid port"
         return super()._refusal(refusal)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         connection = Tl1Connection(writer)
         self._connections.add(connection)
-        telnet, buffer = TelnetFilter(), bytearray()
+        telnet = TelnetFilter()
+        buffer = bytearray()
         try:
             while data := await reader.read(65536):
                 buffer += telnet.filter(data)
@@ -185,13 +215,22 @@ class Tl1Server(ProtocolServer):
         subject, _, condition = (part.strip() for part in line.partition(":"))
         if code in _NOTIFICATIONS:
             notified = _NOTIFIED.match(condition)
-            alarm = condition if notified else f"{_NOTIFICATIONS[code]},{condition}"
+            alarm = (
+                condition
+                if notified
+                else f"{_NOTIFICATIONS[code]},{condition}"
+            )
             self._standing[modifier, subject] = alarm
         else:
             self._standing.pop((modifier, subject), None)
         self._broadcast(code, f"REPT ALM {modifier}", (line,))
 
-    def _broadcast(self, alarm_code: str, verb: str, lines: Sequence[str]) -> None:
+    def _broadcast(
+        self,
+        alarm_code: str,
+        verb: str,
+        lines: Sequence[str],
+    ) -> None:
         head = f"{_header(self._sid)}{alarm_code:<2} {next(self._atags)} {verb}\r\n"
         message = f"{head}{_quoted(lines)};".encode()
         for connection in tuple(self._connections):
@@ -202,40 +241,61 @@ class Tl1Server(ProtocolServer):
         self._broadcast("A", "REPT DBCHG", (f"{verb}:{what[:80]}",))
         return Tl1Answer()
 
-    async def _do(self, connection: Tl1Connection, command: Tl1Command) -> bool:
+    async def _do(
+        self, connection: Tl1Connection, command: Tl1Command
+    ) -> bool:
         faults = self._device.faults
 
         async def stall(left_s: float) -> None:
             while left_s > 0:
                 if faults.acknowledge:
-                    connection.writer.write(f"\r\nIP {command.ctag}\r\n<".encode())
+                    connection.writer.write(
+                        f"\r\nIP {command.ctag}\r\n<".encode()
+                    )
                 await asyncio.sleep(min(left_s, _ACKNOWLEDGE_EVERY_S))
                 left_s -= _ACKNOWLEDGE_EVERY_S
 
         ctag = command.ctag
         if not _CTAG.fullmatch(ctag):
-            ctag, answer = "0", deny("IICT", "Invalid correlation tag")
+            ctag = "0"
+            answer = deny("IICT", "Invalid correlation tag")
         else:
             changes = not command.verb.startswith(_READING)
-            async with faults.around_command(changes=changes, stall=stall) as refusal:
+            async with faults.around_command(
+                changes=changes,
+                stall=stall,
+            ) as refusal:
                 if refusal:
                     answer = deny("SROF", refusal)
-                elif changes and connection.user and not self._device.may_change(connection.user):
+                elif (
+                    changes
+                    and connection.user
+                    and not self._device.may_change(connection.user)
+                ):
                     answer = deny("PLNA", "Failed: this user may only look")
                 else:
                     answer = await self._execute(connection, command)
         for number in range(faults.take_flood()):
-            self._broadcast("*", "REPT ALM EQPT", (f"SYSTEM:MN,FLOOD,NSA,{number}",))
+            self._broadcast(
+                "*", "REPT ALM EQPT", (f"SYSTEM:MN,FLOOD,NSA,{number}",)
+            )
         if faults.take_stray():
-            stray = deny("ICNV", "Invalid command").pages(self._sid, "0", repeat=False)
+            stray = deny("ICNV", "Invalid command").pages(
+                self._sid, "0", repeat=False
+            )
             connection.writer.write(stray.encode())
         pages = answer.pages(self._sid, ctag, repeat=faults.repeat_pages)
         connection.writer.write(faults.spoilt(pages.encode()))
         await connection.writer.drain()
         return not answer.bye
 
-    async def _execute(self, connection: Tl1Connection, command: Tl1Command) -> Tl1Answer:
-        if not connection.user and command.verb not in ("ACT-USER", "RTRV-HDR"):
+    async def _execute(
+        self, connection: Tl1Connection, command: Tl1Command
+    ) -> Tl1Answer:
+        if not connection.user and command.verb not in (
+            "ACT-USER",
+            "RTRV-HDR",
+        ):
             return deny("PLNA", "Login Not Active")
         match command.verb:
             case "ACT-USER":
@@ -245,7 +305,10 @@ class Tl1Server(ProtocolServer):
                 if not self._device.lets_in(user, password):
                     return deny("PIUI", "Failed: invalid user or password")
                 connection.user = user
-                return Tl1Answer(lines=(f"{user}:{user},2",), comment="NOTICE emulated device")
+                return Tl1Answer(
+                    lines=(f"{user}:{user},2",),
+                    comment="NOTICE emulated device",
+                )
             case "CANC-USER":
                 connection.user = ""
                 return Tl1Answer(bye=True)
@@ -262,7 +325,11 @@ class Tl1Server(ProtocolServer):
         except RequestRefused as refusal:
             result = deny(*self._refusal(refusal))
         await self._device.settle()
-        return result if isinstance(result, Tl1Answer) else Tl1Answer(lines=result or ())
+        return (
+            result
+            if isinstance(result, Tl1Answer)
+            else Tl1Answer(lines=result or ())
+        )
 
     def _alarms(self, command: Tl1Command) -> list[str]:
         lines = [
@@ -270,7 +337,10 @@ class Tl1Server(ProtocolServer):
             for port in sorted(self._device.matrix.failed)
             for aid in self._aids(port)
         ]
-        lines += [f"{aid},{kind}:{alarm}" for (kind, aid), alarm in self._standing.items()]
+        lines += [
+            f"{aid},{kind}:{alarm}"
+            for (kind, aid), alarm in self._standing.items()
+        ]
         return lines
 
     def _aids(self, port: int) -> tuple[str, ...]:

@@ -11,9 +11,23 @@ from typing import Any
 
 from patchlight.controller.circuits.drivers.calient import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
-from patchlight.emulation.optical.protocols.http_server import HttpRequest, HttpResponse, HttpServer
-from patchlight.emulation.optical.protocols.tl1 import Tl1Answer, Tl1Command, Tl1Server, deny
+from patchlight.emulation.optical.matrices import (
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchedCircuit,
+)
+from patchlight.emulation.optical.protocols.http_server import (
+    HttpRequest,
+    HttpResponse,
+    HttpServer,
+)
+from patchlight.emulation.optical.protocols.tl1 import (
+    Tl1Answer,
+    Tl1Command,
+    Tl1Server,
+    deny,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 _CODES = {
@@ -52,8 +66,12 @@ class CalientTl1Server(Tl1Server):
             "ACT-CRS": self._turn,
             "CANC-CRS": self._turn,
             "DLT-CRS": self._delete,
-            "ENT-CRS-BULK": lambda command: self._bulk(command, self._enter_one),
-            "DLT-CRS-BULK": lambda command: self._bulk(command, self._delete_one),
+            "ENT-CRS-BULK": lambda command: self._bulk(
+                command, self._enter_one
+            ),
+            "DLT-CRS-BULK": lambda command: self._bulk(
+                command, self._delete_one
+            ),
         }
 
     def _refusal(self, refusal: RequestRefused) -> tuple[str, str]:
@@ -70,14 +88,20 @@ class CalientTl1Server(Tl1Server):
 
     def _circuits(self, command: Tl1Command) -> list[str]:
         everything = command.aid in ("", "ALL", "0")
-        circuits = self._device.matrix if everything else (self._named(command),)
+        circuits = (
+            self._device.matrix if everything else (self._named(command),)
+        )
         return [self._circuit_line(circuit) for circuit in circuits]
 
     def _ports(self, command: Tl1Command) -> list[str]:
-        matrix, lines = self._device.matrix, []
+        matrix = self._device.matrix
+        lines = []
         for port in self._asked_ports(command):
             sides = []
-            for side, circuit in (("IN", matrix.at("in", port)), ("OUT", matrix.at("out", port))):
+            for side, circuit in (
+                ("IN", matrix.at("in", port)),
+                ("OUT", matrix.at("out", port)),
+            ):
                 if port in matrix.failed:
                     state = ("IS", "OOS", "FAIL")
                 elif port in matrix.locked:
@@ -85,16 +109,28 @@ class CalientTl1Server(Tl1Server):
                 else:
                     lit = circuit is not None and circuit.phase is Phase.LIT
                     state = ("IS", "IS" if lit else "RDY", "OK")
-                sides.append("{0}AS={1},{0}OS={2},{0}OC={3},{0}RS=NPR".format(side, *state))
-            lines.append(f"{to_aid(port)}:WX,TRANSIT,TRANSIT:{','.join(sides)}")
+                sides.append(
+                    "{0}AS={1},{0}OS={2},{0}OC={3},{0}RS=NPR".format(
+                        side, *state
+                    )
+                )
+            lines.append(
+                f"{to_aid(port)}:WX,TRANSIT,TRANSIT:{','.join(sides)}"
+            )
         return lines
 
     async def _port_summary(self, command: Tl1Command) -> list[str]:
-        ports, matrix = self._asked_ports(command), self._device.matrix
-        readings, lines = await self._device.power(ports), []
+        ports = self._asked_ports(command)
+        matrix = self._device.matrix
+        readings = await self._device.power(ports)
+        lines = []
         for port in ports:
-            circuits = dict.fromkeys((matrix.at("in", port), matrix.at("out", port)))
-            states = [(_names(self._device, c)[0], _in_use(c)) for c in circuits if c]
+            circuits = dict.fromkeys(
+                (matrix.at("in", port), matrix.at("out", port))
+            )
+            states = [
+                (_names(self._device, c)[0], _in_use(c)) for c in circuits if c
+            ]
             first, second, *_ = (*states, ("NONE", "NONE"), ("NONE", "NONE"))
             arriving, leaving = (_dbm(dbm, "NONE") for dbm in readings[port])
             lines.append(
@@ -105,31 +141,49 @@ class CalientTl1Server(Tl1Server):
         return lines
 
     def _progress(self) -> str:
-        return "Completed" if self._device.matrix.next_due() is None else "In progress"
+        return (
+            "Completed"
+            if self._device.matrix.next_due() is None
+            else "In progress"
+        )
 
     def _aids(self, port: int) -> tuple[str, ...]:
         return (to_aid(port),)
 
     def _enter(self, command: Tl1Command) -> Tl1Answer:
         src, dst = _pair(command.aid)
-        given = [*command.params, "", "", ""]
+        given = [
+            *command.params,
+            "",
+            "",
+            "",
+        ]
         kind = given[1].upper() or "1WAY"
         if kind not in ("1WAY", "2WAY"):
             return deny("IPNV", f"Invalid connection type {given[1]}")
-        directions = _directions_of(CrossConnect(src, dst), two_way=kind == "2WAY")
+        directions = _directions_of(
+            CrossConnect(src, dst), two_way=kind == "2WAY"
+        )
         circuit = self._device.enter(directions, given[2], given[0] or _GROUP)
         return self._changed("ENT-CRS", _circuit_id(circuit))
 
     def _turn(self, command: Tl1Command) -> None:
         circuit = self._named(command)
-        turn = self._device.activate if command.verb == "ACT-CRS" else self._device.deactivate
+        turn = (
+            self._device.activate
+            if command.verb == "ACT-CRS"
+            else self._device.deactivate
+        )
         turn(circuit)
         self._changed(command.verb, _circuit_id(circuit))
 
     def _delete(self, command: Tl1Command) -> Tl1Answer:
         circuit = self._named(command)
         if circuit.phase is not Phase.PARKED:
-            return deny("SNVS", f"Failed: {_circuit_id(circuit)} is in service, cancel it first")
+            return deny(
+                "SNVS",
+                f"Failed: {_circuit_id(circuit)} is in service, cancel it first",
+            )
         self._device.remove(circuit)
         return self._changed("DLT-CRS", _circuit_id(circuit))
 
@@ -143,9 +197,12 @@ class CalientTl1Server(Tl1Server):
             raise RequestRefused(Reason.NOT_FOUND)
         self._device.remove(circuit)
 
-    def _bulk(self, command: Tl1Command, do: Callable[[str], object]) -> Tl1Answer:
+    def _bulk(
+        self, command: Tl1Command, do: Callable[[str], object]
+    ) -> Tl1Answer:
         """Do what is possible: COMPLD if that is all, PRTL if some, DENY if none."""
-        conns, failures = command.aid.split("&"), []
+        conns = command.aid.split("&")
+        failures = []
         for conn in conns:
             try:
                 do(conn)
@@ -157,11 +214,14 @@ class CalientTl1Server(Tl1Server):
             return Tl1Answer()
         summary = _failed(failures)
         return (
-            deny("SROF", summary) if len(failures) == len(conns) else Tl1Answer("PRTL", (), summary)
+            deny("SROF", summary)
+            if len(failures) == len(conns)
+            else Tl1Answer("PRTL", (), summary)
         )
 
     def _circuit_line(self, circuit: SwitchedCircuit) -> str:
-        c, kind = circuit.directions[0], "2WAY" if circuit.two_way else "1WAY"
+        c = circuit.directions[0]
+        kind = "2WAY" if circuit.two_way else "1WAY"
         name, group = _names(self._device, circuit)
         return (
             f"{_circuit_id(circuit)}:SRCPORT={to_aid(c.inp)},DSTPORT={to_aid(c.out)},"
@@ -177,13 +237,22 @@ class CalientTl1Server(Tl1Server):
         given = {param for param in command.params if param not in ("", "ALL")}
         circuit: SwitchedCircuit | None
         if command.aid:
-            circuit = self._device.matrix.find(CrossConnect(*_pair(command.aid)))
+            circuit = self._device.matrix.find(
+                CrossConnect(*_pair(command.aid))
+            )
             if circuit is not None:
-                names = {_circuit_id(circuit), *_names(self._device, circuit), _GROUP}
+                names = {
+                    _circuit_id(circuit),
+                    *_names(self._device, circuit),
+                    _GROUP,
+                }
                 circuit = circuit if given <= names else None
         else:
             conns = given - {_GROUP}
-            named = ((c, {_circuit_id(c), _names(self._device, c)[0]}) for c in self._device.matrix)
+            named = (
+                (c, {_circuit_id(c), _names(self._device, c)[0]})
+                for c in self._device.matrix
+            )
             circuit = next((c for c, names in named if names & conns), None)
         if circuit is None:
             raise RequestRefused(Reason.NOT_FOUND)
@@ -192,7 +261,11 @@ class CalientTl1Server(Tl1Server):
     def _asked_ports(self, command: Tl1Command) -> list[int]:
         ports = list(range(1, self._device.switch.ports + 1))
         if command.aid not in ("", "0", "ALL"):
-            ports = [p for p in ports if f"{to_aid(p)}.".startswith(f"{command.aid}.")]
+            ports = [
+                p
+                for p in ports
+                if f"{to_aid(p)}.".startswith(f"{command.aid}.")
+            ]
         if not ports:
             raise RequestRefused(Reason.NO_PORT)
         return ports
@@ -207,7 +280,9 @@ class CalientRestServer(HttpServer):
 
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
-        self._resources: dict[tuple[str, str, str], Callable[[HttpRequest], object]] = {
+        self._resources: dict[
+            tuple[str, str, str], Callable[[HttpRequest], object]
+        ] = {
             ("GET", "crossconnects", "list"): self._circuits,
             ("POST", "crossconnects", "add"): lambda r: {
                 "status": "ok",
@@ -215,11 +290,17 @@ class CalientRestServer(HttpServer):
             },
             ("POST", "crossconnects", "badd"): self._add_bulk,
             ("POST", "crossconnects", "activate"): self._activate,
-            ("POST", "crossconnects", "deactivate"): lambda r: device.deactivate(self._named(r)),
-            ("DELETE", "crossconnects", "delete"): lambda r: device.remove(self._named(r)),
+            ("POST", "crossconnects", "deactivate"): lambda r: (
+                device.deactivate(self._named(r))
+            ),
+            ("DELETE", "crossconnects", "delete"): lambda r: device.remove(
+                self._named(r)
+            ),
             ("GET", "ports", "summary"): self._ports,
             ("GET", "node", "summary"): self._node,
-            ("GET", "info", "softwareversion"): lambda request: {"version": _SOFTWARE},
+            ("GET", "info", "softwareversion"): lambda request: {
+                "version": _SOFTWARE
+            },
         }
 
     def report(self, text: str) -> None:
@@ -229,7 +310,9 @@ class CalientRestServer(HttpServer):
         base, _, name = request.path.strip("/").partition("/")
         key = (request.method, name, request.query.get("id", ""))
         if base != "rest" or key not in self._resources:
-            return self._problem(404, f"no such resource: {request.method} {request.path}")
+            return self._problem(
+                404, f"no such resource: {request.method} {request.path}"
+            )
         try:
             body = self._resources[key](request)
             body = await body if isinstance(body, Awaitable) else body
@@ -247,12 +330,20 @@ class CalientRestServer(HttpServer):
     async def _circuits(self, request: HttpRequest) -> list[dict[str, Any]]:
         circuits = tuple(self._device.matrix)
         directions = [c for circuit in circuits for c in circuit.directions]
-        power = await self._device.power({port for c in directions for port in (c.inp, c.out)})
+        power = await self._device.power(
+            {port for c in directions for port in (c.inp, c.out)}
+        )
         rows = []
         for circuit in circuits:
-            first, *second = (self._half(circuit, c, power) for c in circuit.directions)
+            first, *second = (
+                self._half(circuit, c, power) for c in circuit.directions
+            )
             name, group = _names(self._device, circuit)
-            row = {"name": name, "group": group, "dir": "bi" if circuit.two_way else "uni"}
+            row = {
+                "name": name,
+                "group": group,
+                "dir": "bi" if circuit.two_way else "uni",
+            }
             halves = {"half1": first, "half2": second[0] if second else {}}
             rows.append({**row, "band": "CBAND", **halves})
         return rows
@@ -263,8 +354,11 @@ class CalientRestServer(HttpServer):
         c: CrossConnect,
         power: dict[int, tuple[float | None, float | None]],
     ) -> dict[str, str]:
-        arriving, leaving = power[c.inp][0], power[c.out][1]
-        loss = None if arriving is None or leaving is None else arriving - leaving
+        arriving = power[c.inp][0]
+        leaving = power[c.out][1]
+        loss = (
+            None if arriving is None or leaving is None else arriving - leaving
+        )
         return {
             "conn": f"{to_aid(c.inp)}>{to_aid(c.out)}",
             "inp": _dbm(arriving, ""),
@@ -272,11 +366,14 @@ class CalientRestServer(HttpServer):
             "loss": _dbm(loss, ""),
             "alarm": "CR" if circuit.phase is Phase.FAILED else "CL",
             "state": _in_use(circuit),
-            **dict(zip(("as", "os", "oc"), _STATES[circuit.phase], strict=True)),
+            **dict(
+                zip(("as", "os", "oc"), _STATES[circuit.phase], strict=True)
+            ),
         }
 
     async def _ports(self, request: HttpRequest) -> list[dict[str, str]]:
-        matrix, numbers = self._device.matrix, range(1, self._device.switch.ports + 1)
+        matrix = self._device.matrix
+        numbers = range(1, self._device.switch.ports + 1)
         power = await self._device.power(numbers)
         rows = []
         for port in numbers:
@@ -284,25 +381,38 @@ class CalientRestServer(HttpServer):
             conn = _circuit_id(circuit) if circuit else ""
             name = self._device.name_of(circuit, conn) if circuit else ""
             row = {"port": to_aid(port), "conn": conn, "connid": name}
-            rows.append(row | {"power": _dbm(power[port][0], ""), "inalias": "", "outalias": ""})
+            rows.append(
+                row
+                | {
+                    "power": _dbm(power[port][0], ""),
+                    "inalias": "",
+                    "outalias": "",
+                }
+            )
         return rows
 
     def _node(self, request: HttpRequest) -> Any:
         switch = self._device.switch
         if request.query.get("detail") == "SOFTWARE":
             return [{"version": _SOFTWARE}]
-        return {"partnumber": _model_of(switch.ports), "serialnumber": f"EMU-{switch.name}"}
+        return {
+            "partnumber": _model_of(switch.ports),
+            "serialnumber": f"EMU-{switch.name}",
+        }
 
     def _add_bulk(self, request: HttpRequest) -> None:
         if not isinstance(request.body, list):
             raise ValueError("expected a list of connections")
-        failures, last = [], None
+        failures = []
+        last = None
         for connection in request.body:
             try:
                 self._added(connection)
             except RequestRefused as refusal:
                 last = refusal
-                failures.append(f"{connection.get('conn', '')}: {_refusal_words(refusal)}")
+                failures.append(
+                    f"{connection.get('conn', '')}: {_refusal_words(refusal)}"
+                )
         if last is not None:
             raise RequestRefused(last.reason, message=_failed(failures))
 
@@ -312,29 +422,45 @@ class CalientRestServer(HttpServer):
     def _added(self, connection: Any) -> SwitchedCircuit:
         if not isinstance(connection, dict):
             raise ValueError("a connection is an object")
-        aids = (str(connection.get(key, "")).partition("/")[0] for key in ("in", "out"))
+        aids = (
+            str(connection.get(key, "")).partition("/")[0]
+            for key in ("in", "out")
+        )
         src, dst = map(to_port, aids)
         if src is None or dst is None:
             raise RequestRefused(Reason.NO_PORT)
         two_way = connection.get("dir", "bi") == "bi"
         directions = _directions_of(CrossConnect(src, dst), two_way=two_way)
-        name, group = str(connection.get("conn", "")), str(connection.get("group") or _GROUP)
+        name = str(connection.get("conn", ""))
+        group = str(connection.get("group") or _GROUP)
         return self._device.make(directions, name, group)
 
     def _named(self, request: HttpRequest) -> SwitchedCircuit:
         """By its id, else by its name."""
         conn, name = (request.query.get(key, "") for key in ("conn", "name"))
-        ids = {_circuit_id(circuit): circuit for circuit in self._device.matrix}
-        named = (c for c in ids.values() if name and self._device.name_of(c, "") == name)
+        ids = {
+            _circuit_id(circuit): circuit for circuit in self._device.matrix
+        }
+        named = (
+            c
+            for c in ids.values()
+            if name and self._device.name_of(c, "") == name
+        )
         circuit = ids.get(conn) or ids.get(name) or next(named, None)
         if circuit is None:
             raise RequestRefused(Reason.NOT_FOUND)
         return circuit
 
 
-def _directions_of(there: CrossConnect, *, two_way: bool) -> tuple[CrossConnect, ...]:
+def _directions_of(
+    there: CrossConnect, *, two_way: bool
+) -> tuple[CrossConnect, ...]:
     """One direction or both; a port with itself has one only."""
-    return (there, there.reverse) if two_way and there.inp != there.out else (there,)
+    return (
+        (there, there.reverse)
+        if two_way and there.inp != there.out
+        else (there,)
+    )
 
 
 def _pair(aid: str) -> tuple[int, int]:
@@ -346,11 +472,15 @@ def _pair(aid: str) -> tuple[int, int]:
 
 def _directions(conn: str) -> tuple[CrossConnect, ...]:
     mark = ">" if ">" in conn else "-"
-    return _directions_of(CrossConnect(*_pair(conn.replace(mark, ",", 1))), two_way=mark == "-")
+    return _directions_of(
+        CrossConnect(*_pair(conn.replace(mark, ",", 1))), two_way=mark == "-"
+    )
 
 
 def _model_of(ports: int) -> str:
-    return next((name for most, name in _MODELS if ports <= most), _MODELS[-1][1])
+    return next(
+        (name for most, name in _MODELS if ports <= most), _MODELS[-1][1]
+    )
 
 
 def _circuit_id(circuit: SwitchedCircuit) -> str:
@@ -367,7 +497,11 @@ def _dbm(power: float | None, dark: str) -> str:
 
 
 def _refusal_words(refusal: RequestRefused) -> str:
-    port = to_aid(refusal.port) if refusal.port is not None and refusal.port > 0 else "port"
+    port = (
+        to_aid(refusal.port)
+        if refusal.port is not None and refusal.port > 0
+        else "port"
+    )
     there = _circuit_id(refusal.circuit) if refusal.circuit else ""
     return {
         Reason.NO_PORT: f"Invalid port {port}",

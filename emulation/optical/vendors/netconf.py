@@ -15,7 +15,11 @@ from xml.sax.saxutils import escape
 from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
 from patchlight.emulation.optical.matrices import Reason
 from patchlight.emulation.optical.protocols import ssh_server
-from patchlight.emulation.optical.protocols.ssh_server import BASE, NetconfError, NetconfServer
+from patchlight.emulation.optical.protocols.ssh_server import (
+    BASE,
+    NetconfError,
+    NetconfServer,
+)
 from patchlight.emulation.optical.vendors.polatis import STATUS, PolatisSwitch
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
@@ -67,24 +71,39 @@ class PolatisNetconfServer(NetconfServer):
 
     async def _get_config(self, request: ET.Element) -> str:
         if request.find(f"{{{BASE}}}source/{_RUNNING}") is None:
-            raise NetconfError("invalid-value", "the only datastore is running", "protocol")
-        return await self._data(request, {_tag("cross-connects"): self._cross_connects})
+            raise NetconfError(
+                "invalid-value", "the only datastore is running", "protocol"
+            )
+        return await self._data(
+            request, {_tag("cross-connects"): self._cross_connects}
+        )
 
     async def _product(self) -> ET.Element:
-        return _element(NAMESPACE, "product-information", self._switch.product())
+        return _element(
+            NAMESPACE, "product-information", self._switch.product()
+        )
 
     async def _ports(self) -> ET.Element:
         switch = self._switch
-        rows = ({"port-id": n, "status": STATUS[switch.state(n)]} for n in switch.numbers)
+        rows = (
+            {"port-id": n, "status": STATUS[switch.state(n)]}
+            for n in switch.numbers
+        )
         return _list("port-config", "port", rows)
 
     async def _power(self) -> ET.Element:
         powers = await self._switch.monitored(self._switch.numbers)
-        rows = ({"port-id": number, "power": f"{dbm:.2f}"} for number, dbm in powers.items())
+        rows = (
+            {"port-id": number, "power": f"{dbm:.2f}"}
+            for number, dbm in powers.items()
+        )
         return _list("opm-power", "port", rows)
 
     async def _cross_connects(self) -> ET.Element:
-        rows = ({"ingress": inp, "egress": out} for inp, out in sorted(self._switch.pairs()))
+        rows = (
+            {"ingress": inp, "egress": out}
+            for inp, out in sorted(self._switch.pairs())
+        )
         return _list("cross-connects", "pair", rows)
 
     async def _edit(self, request: ET.Element) -> str:
@@ -101,15 +120,21 @@ class PolatisNetconfServer(NetconfServer):
             inp = _port(pair, "ingress")
             operation = pair.get(_OPERATION, "merge")
             if operation not in _PAIR_OPERATIONS:
-                raise NetconfError("bad-attribute", f"no operation {operation}", "protocol")
+                raise NetconfError(
+                    "bad-attribute", f"no operation {operation}", "protocol"
+                )
             if operation in ("delete", "remove"):
                 if inp in held:
                     breaks.append(inp)
                 elif operation == "delete":
-                    raise NetconfError("data-missing", f"Port {inp} has no connection")
+                    raise NetconfError(
+                        "data-missing", f"Port {inp} has no connection"
+                    )
                 continue
             if operation == "create" and inp in held:
-                raise NetconfError("data-exists", f"Port {inp} has a connection")
+                raise NetconfError(
+                    "data-exists", f"Port {inp} has a connection"
+                )
             makes[inp] = _port(pair, "egress")
         if whole == "replace":
             await self._switch.only(list(makes), list(makes.values()))
@@ -123,7 +148,9 @@ class PolatisNetconfServer(NetconfServer):
 
     async def _set_state(self, request: ET.Element) -> str:
         for leaf, on in (("port-enab", True), ("port-disab", False)):
-            if numbers := [_number(port) for port in request.iterfind(_tag(leaf))]:
+            if numbers := [
+                _number(port) for port in request.iterfind(_tag(leaf))
+            ]:
                 await self._switch.enable(numbers, on=on)
         return ""
 
@@ -132,8 +159,14 @@ def _tag(name: str) -> str:
     return f"{{{NAMESPACE}}}{name}"
 
 
-def _list(name: str, entry: str, rows: Iterable[Mapping[str, object]]) -> ET.Element:
-    return _element(NAMESPACE, name, [_element(NAMESPACE, entry, row) for row in rows])
+def _list(
+    name: str,
+    entry: str,
+    rows: Iterable[Mapping[str, object]],
+) -> ET.Element:
+    return _element(
+        NAMESPACE, name, [_element(NAMESPACE, entry, row) for row in rows]
+    )
 
 
 def _port(pair: ET.Element, leaf: str) -> int:
@@ -152,18 +185,29 @@ def _number(leaf: ET.Element) -> int:
 
 def _edited(request: ET.Element, tag: str) -> Iterable[ET.Element]:
     if request.find(f"{{{BASE}}}target/{_RUNNING}") is None:
-        raise NetconfError("invalid-value", "the only datastore is running", "protocol")
+        raise NetconfError(
+            "invalid-value", "the only datastore is running", "protocol"
+        )
     for part in request.iterfind(f"{{{BASE}}}config/*"):
         if part.tag != tag:
-            raise NetconfError("unknown-element", f"{ssh_server.local(part.tag)} cannot be edited")
+            raise NetconfError(
+                "unknown-element",
+                f"{ssh_server.local(part.tag)} cannot be edited",
+            )
         yield part
 
 
-def _element(namespace: str, name: str, content: object) -> ET.Element:
+def _element(
+    namespace: str,
+    name: str,
+    content: object,
+) -> ET.Element:
     """An element with text, a mapping's leaves and groups, or these elements."""
     made = ET.Element(f"{{{namespace}}}{name}")
     if isinstance(content, Mapping):
-        made.extend(_element(namespace, key, value) for key, value in content.items())
+        made.extend(
+            _element(namespace, key, value) for key, value in content.items()
+        )
     elif isinstance(content, list):
         made.extend(content)
     else:
@@ -176,8 +220,12 @@ _EQUIPMENT = "http://www.lumentum.com/lumentum-ote-equipment"
 _PORT = "http://www.lumentum.com/lumentum-ote-port"
 _OPTICAL = "http://www.lumentum.com/lumentum-ote-port-optical"
 _SYSTEM = "urn:ietf:params:xml:ns:yang:ietf-system"
-_MUX, _DEMUX = 1, 2
-_LINE_IN, _LINE_OUT, _ADD, _DROP = 5101, 4201, 4100, 5200
+_MUX = 1
+_DEMUX = 2
+_LINE_IN = 5101
+_LINE_OUT = 4201
+_ADD = 4100
+_DROP = 5200
 _MOST = 130
 _DARK_DBM = -60.0
 _CARD = "ne=1;chassis=1;card=1"
@@ -238,7 +286,8 @@ class LumentumServer(NetconfServer):
         return _element(_EQUIPMENT, "chassis-list", {"chassis": chassis})
 
     async def _ports(self) -> ET.Element:
-        switch, locked = self._device.switch, self._device.matrix.locked
+        switch = self._device.switch
+        locked = self._device.matrix.locked
         ports = []
         for side, powers in (
             ("in", await self._device.input_powers()),
@@ -246,19 +295,32 @@ class LumentumServer(NetconfServer):
         ):
             for number, dbm in powers.items():
                 fibre = _fibre(switch, side, number)
-                port = _element(_PORT, "physical-port", {"dn": f"{_CARD};port={fibre}"})
-                state = _element(_OPTICAL, "state", {f"{side}put-power": _dbm(dbm)})
+                port = _element(
+                    _PORT, "physical-port", {"dn": f"{_CARD};port={fibre}"}
+                )
+                state = _element(
+                    _OPTICAL, "state", {f"{side}put-power": _dbm(dbm)}
+                )
                 state.tag = f"{{{_PORT}}}state"
                 port.append(state)
-                in_service = "out-of-service" if number in locked else "in-service"
-                port.append(_element(_PORT, "config", {"maintenance-state": in_service}))
+                in_service = (
+                    "out-of-service" if number in locked else "in-service"
+                )
+                port.append(
+                    _element(
+                        _PORT, "config", {"maintenance-state": in_service}
+                    )
+                )
                 ports.append(port)
         return _element(_PORT, "physical-ports", ports)
 
     async def _connections(self) -> ET.Element:
-        switch, held = self._device.switch, self._numbered()
+        switch = self._device.switch
+        held = self._numbered()
         connections = []
-        for way, (entering, leaving) in (await self._device.channel_powers()).items():
+        for way, (entering, leaving) in (
+            await self._device.channel_powers()
+        ).items():
             module, number = held[way]
             first, last = (193_100 + edge * 6.25 for edge in way.channel.edges)
             config = {
@@ -281,12 +343,15 @@ class LumentumServer(NetconfServer):
         return _element(CONNECTION, "connections", connections)
 
     async def _edit(self, request: ET.Element) -> str:
-        held, made = set(self._numbered().values()), dict[ChannelConnect, Connection]()
+        held = set(self._numbered().values())
+        made = dict[ChannelConnect, Connection]()
         for part in _edited(request, f"{{{CONNECTION}}}connections"):
             for entry in part.iterfind(f"{{{CONNECTION}}}connection"):
                 connection = _connection(entry)
                 if connection in held or connection in made.values():
-                    raise NetconfError("data-exists", f"connection {connection[1]} exists")
+                    raise NetconfError(
+                        "data-exists", f"connection {connection[1]} exists"
+                    )
                 made[self._way(entry, connection)] = connection
         self._device.make(made)
         self._held |= made
@@ -295,15 +360,21 @@ class LumentumServer(NetconfServer):
 
     async def _delete(self, request: ET.Element) -> str:
         connection = _connection(request)
-        found = [way for way, held in self._numbered().items() if held == connection]
+        found = [
+            way for way, held in self._numbered().items() if held == connection
+        ]
         if not found:
-            raise NetconfError("data-missing", f"no connection {connection[1]}")
+            raise NetconfError(
+                "data-missing", f"no connection {connection[1]}"
+            )
         self._device.remove(found)
         await self._device.settle()
         return ""
 
     async def _delete_all(self, request: ET.Element) -> str:
-        module = (request.findtext(f"{{{CONNECTION}}}dn") or "").rpartition("module=")[2]
+        module = (request.findtext(f"{{{CONNECTION}}}dn") or "").rpartition(
+            "module="
+        )[2]
         held = list(self._numbered().items())
         self._device.remove(way for way, (m, _) in held if str(m) == module)
         await self._device.settle()
@@ -311,48 +382,89 @@ class LumentumServer(NetconfServer):
 
     def _numbered(self) -> dict[ChannelConnect, Connection]:
         """Every entry with its connection; one made elsewhere gets the next number."""
-        now = {way: self._held[way] for way in self._device.matrix if way in self._held}
+        now = {
+            way: self._held[way]
+            for way in self._device.matrix
+            if way in self._held
+        }
         for way in self._device.matrix:
             if way not in now:
                 line = _fibre(self._device.switch, "out", way.out) == _LINE_OUT
-                module, taken = _MUX if line else _DEMUX, set(now.values())
-                free = (n for n in range(1, _MOST + 1) if (module, n) not in taken)
+                module = _MUX if line else _DEMUX
+                taken = set(now.values())
+                free = (
+                    n for n in range(1, _MOST + 1) if (module, n) not in taken
+                )
                 now[way] = (module, next(free))
         self._held = now
         return now
 
-    def _way(self, entry: ET.Element, connection: Connection) -> ChannelConnect:
+    def _way(
+        self, entry: ET.Element, connection: Connection
+    ) -> ChannelConnect:
         def leaf(name: str) -> str:
-            text = entry.findtext(f"{{{CONNECTION}}}config/{{{CONNECTION}}}{name}")
+            text = entry.findtext(
+                f"{{{CONNECTION}}}config/{{{CONNECTION}}}{name}"
+            )
             if text is None:
-                raise NetconfError("missing-element", f"a connection has no {name}")
+                raise NetconfError(
+                    "missing-element", f"a connection has no {name}"
+                )
             return text.strip()
 
         switch = self._device.switch
-        fibres = [_FIBRE.fullmatch(leaf(f"{side}put-port-reference")) for side in ("in", "out")]
+        fibres = [
+            _FIBRE.fullmatch(leaf(f"{side}put-port-reference"))
+            for side in ("in", "out")
+        ]
         ins = {_fibre(switch, "in", n): n for n in range(1, switch.inputs + 1)}
-        outs = {_fibre(switch, "out", n): n for n in range(1, switch.outputs + 1)}
+        outs = {
+            _fibre(switch, "out", n): n for n in range(1, switch.outputs + 1)
+        }
         numbers = [int(match[1]) if match else 0 for match in fibres]
         line = (numbers[0] == _LINE_IN, numbers[1] == _LINE_OUT)
         if line != ((False, True) if connection[0] == _MUX else (True, False)):
-            raise NetconfError("invalid-value", "these fibres are not of that module")
+            raise NetconfError(
+                "invalid-value", "these fibres are not of that module"
+            )
         if numbers[0] not in ins or numbers[1] not in outs:
             raise NetconfError("invalid-value", f"no such port: {numbers}")
         try:
-            first, last = (float(leaf(name)) for name in ("start-freq", "end-freq"))
+            first, last = (
+                float(leaf(name)) for name in ("start-freq", "end-freq")
+            )
             low, high = ((ghz - 193_100) / 6.25 for ghz in (first, last))
             less_db = float(leaf("attenuation"))
         except ValueError as error:
             raise NetconfError("invalid-value", str(error)) from error
-        if low % 1 or high % 1 or (high - low) % 2 or not 1 <= (high - low) // 2 <= 400:
-            raise NetconfError("invalid-value", f"no slot is {first} to {last} GHz")
+        if (
+            low % 1
+            or high % 1
+            or (high - low) % 2
+            or not 1 <= (high - low) // 2 <= 400
+        ):
+            raise NetconfError(
+                "invalid-value", f"no slot is {first} to {last} GHz"
+            )
         channel = Channel(int(low + high) // 2, int(high - low) // 2)
-        return ChannelConnect(ins[numbers[0]], outs[numbers[1]], channel, less_db)
+        return ChannelConnect(
+            ins[numbers[0]],
+            outs[numbers[1]],
+            channel,
+            less_db,
+        )
 
 
-def _fibre(switch: WavelengthSwitch, side: str, number: int) -> int:
+def _fibre(
+    switch: WavelengthSwitch,
+    side: str,
+    number: int,
+) -> int:
     """The device's fibre number for the lab's port ``number`` on that side."""
-    own, other, line, first = switch.inputs, switch.outputs, _LINE_IN, _ADD
+    own = switch.inputs
+    other = switch.outputs
+    line = _LINE_IN
+    first = _ADD
     if side == "out":
         own, other, line, first = other, own, _LINE_OUT, _DROP
     if own == 1 or (number == 1 and other > 1):
@@ -361,7 +473,9 @@ def _fibre(switch: WavelengthSwitch, side: str, number: int) -> int:
 
 
 def _connection(entry: ET.Element) -> Connection:
-    match = _DN.fullmatch((entry.findtext(f"{{{CONNECTION}}}dn") or "").strip())
+    match = _DN.fullmatch(
+        (entry.findtext(f"{{{CONNECTION}}}dn") or "").strip()
+    )
     if match is None or not 1 <= int(match[2]) <= _MOST:
         raise NetconfError("invalid-value", "no connection has that dn")
     return int(match[1]), int(match[2])

@@ -14,9 +14,17 @@ from typing import Literal
 from patchlight.controller.circuits.contract import Side
 from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.controller.circuits.drivers.polatis import channels, units
-from patchlight.controller.circuits.protocols.tcp import FramingError, LineFramer
+from patchlight.controller.circuits.protocols.tcp import (
+    FramingError,
+    LineFramer,
+)
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
+from patchlight.emulation.optical.matrices import (
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchedCircuit,
+)
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -24,7 +32,11 @@ SOFTWARE = "6.5.2.18-emulated"
 _DARK_DBM = -60.0  # a monitor's reading without a signal
 
 PortLetter = Literal["E", "D", "F"]
-STATUS: dict[PortLetter, str] = {"E": "ENABLED", "D": "DISABLED", "F": "FAILED"}
+STATUS: dict[PortLetter, str] = {
+    "E": "ENABLED",
+    "D": "DISABLED",
+    "F": "FAILED",
+}
 
 
 class PolatisSwitch:
@@ -45,7 +57,11 @@ class PolatisSwitch:
 
     def pairs(self) -> list[tuple[int, int]]:
         """The cross-connects as numbers, in order of creation."""
-        return [self._pair(c) for circuit in self.device.matrix for c in circuit.directions]
+        return [
+            self._pair(c)
+            for circuit in self.device.matrix
+            for c in circuit.directions
+        ]
 
     def partner(self, number: int) -> int | None:
         """The port that this one is connected to."""
@@ -66,22 +82,34 @@ class PolatisSwitch:
         for number in (*ins, *outs):
             state = self.state(number)
             if state != "E":
-                raise RequestRefused(Reason.FAILED if state == "F" else Reason.LOCKED, port=number)
+                raise RequestRefused(
+                    Reason.FAILED if state == "F" else Reason.LOCKED,
+                    port=number,
+                )
         new = [c for c in cross_connects if matrix.find(c) is None]
         for c in new:
-            self.device.remove_all((matrix.at("in", c.inp), matrix.at("out", c.out)))
+            self.device.remove_all(
+                (matrix.at("in", c.inp), matrix.at("out", c.out))
+            )
         made = await self.device.light(new)
         failed = [circuit for circuit in made if circuit.phase is Phase.FAILED]
         self.device.remove_all(failed)
         if failed:
-            raise RequestRefused(Reason.FAILED, port=self._pair(failed[0].directions[0])[0])
+            raise RequestRefused(
+                Reason.FAILED, port=self._pair(failed[0].directions[0])[0]
+            )
 
-    async def disconnect(self, ins: Sequence[int], outs: Sequence[int]) -> None:
+    async def disconnect(
+        self, ins: Sequence[int], outs: Sequence[int]
+    ) -> None:
         """Break these; for ports without a counterpart, all their connections."""
         for number in (*ins, *outs):
             self._known(number)
         if ins and outs:
-            circuits = [self.device.matrix.find(c) for c in self._cross_connects(ins, outs)]
+            circuits = [
+                self.device.matrix.find(c)
+                for c in self._cross_connects(ins, outs)
+            ]
         else:
             circuits = [self._at(number) for number in (*ins, *outs)]
         self.device.remove_all(circuits)
@@ -95,24 +123,33 @@ class PolatisSwitch:
     async def only(self, ins: Sequence[int], outs: Sequence[int]) -> None:
         """Replace the whole map."""
         kept = set(self._cross_connects(ins, outs))
-        self.device.remove_all(c for c in self.device.matrix if not kept.issuperset(c.directions))
+        self.device.remove_all(
+            c for c in self.device.matrix if not kept.issuperset(c.directions)
+        )
         await self.connect(ins, outs)
 
     def state(self, number: int) -> PortLetter:
         """Enabled, disabled or failed."""
-        port, matrix = self._known(number), self.device.matrix
+        port = self._known(number)
+        matrix = self.device.matrix
         if port in matrix.failed:
             return "F"
-        return "D" if number in self._disabled or port in matrix.locked else "E"
+        return (
+            "D" if number in self._disabled or port in matrix.locked else "E"
+        )
 
     async def enable(self, numbers: Iterable[int], *, on: bool) -> None:
         """Open or close the shutters of these ports; a closed one blocks the signal."""
         numbers = set(numbers)
         for number in numbers:
             self._known(number)
-        self._disabled = self._disabled - numbers if on else self._disabled | numbers
+        self._disabled = (
+            self._disabled - numbers if on else self._disabled | numbers
+        )
         for circuit in tuple(self.device.matrix):
-            ends = {number for c in circuit.directions for number in self._pair(c)}
+            ends = {
+                number for c in circuit.directions for number in self._pair(c)
+            }
             if not ends & numbers:
                 continue
             if ends & self._disabled:
@@ -125,14 +162,21 @@ class PolatisSwitch:
     def has_monitor(self, number: int) -> bool:
         """Whether that port has a power monitor."""
         monitors = self.device.faults.monitors
-        return monitors == "both" or (monitors == "out" and number > self.numbering.ins)
+        return monitors == "both" or (
+            monitors == "out" and number > self.numbering.ins
+        )
 
     async def power(self, numbers: Sequence[int]) -> list[float]:
         """Power in dBm at each; the monitor's floor without a signal."""
         ports = [self._known(number) for number in numbers]
         readings = await self.device.power(set(ports))
-        sides = [0 if number <= self.numbering.ins else 1 for number in numbers]
-        powers = [readings[port][side] for port, side in zip(ports, sides, strict=True)]
+        sides = [
+            0 if number <= self.numbering.ins else 1 for number in numbers
+        ]
+        powers = [
+            readings[port][side]
+            for port, side in zip(ports, sides, strict=True)
+        ]
         return [_DARK_DBM if dbm is None else dbm for dbm in powers]
 
     async def monitored(self, numbers: Iterable[int]) -> dict[int, float]:
@@ -158,7 +202,9 @@ class PolatisSwitch:
     def _pair(self, c: CrossConnect) -> tuple[int, int]:
         return c.inp, self.numbering.to_number("out", c.out)
 
-    def _cross_connects(self, ins: Sequence[int], outs: Sequence[int]) -> list[CrossConnect]:
+    def _cross_connects(
+        self, ins: Sequence[int], outs: Sequence[int]
+    ) -> list[CrossConnect]:
         cross_connects = []
         for inp, out in zip(ins, outs, strict=True):
             self._known(inp)
@@ -177,7 +223,9 @@ _MESSAGE_LIMIT = 65536
 _ERRORS_KEPT = 30
 _NO_ERROR = '0,"No error"'
 _POWER_LIMIT = 256  # ports per power query
-_HEADER = re.compile(r":?([a-z]\w*(?::[a-z]\w*)*|\*[a-z]+)(\?)?(?:\s+(.*))?", re.I | re.DOTALL)
+_HEADER = re.compile(
+    r":?([a-z]\w*(?::[a-z]\w*)*|\*[a-z]+)(\?)?(?:\s+(.*))?", re.I | re.DOTALL
+)
 _LIST = r"\s*\(@([^()]*)\)\s*"
 _SHORT = {
     "switch": "swit", "connect": "conn", "subtract": "sub", "disconnect": "disc",
@@ -222,27 +270,45 @@ class PolatisScpiServer(ProtocolServer):
         super().__init__(device)
         self._switch = switch = PolatisSwitch(device)
         self._errors: deque[ScpiError] = deque()
-        self._commands: dict[str, Callable[[str], Awaitable[str | None] | str | None]] = {
+        self._commands: dict[
+            str, Callable[[str], Awaitable[str | None] | str | None]
+        ] = {
             "*cls": lambda text: self._errors.clear(),
             "*opc?": lambda text: "1",
             "syst:err?": self._next_error,
             "syst:err:next?": self._next_error,
             "syst:err:all?": self._all_errors,
-            "*idn?": lambda text: f"Polatis,{switch.model},{switch.serial},{SOFTWARE}",
-            "oxc:swit:size?": lambda text: f"{switch.numbering.ins},{switch.numbering.outs}",
-            "oxc:swit:conn:add": lambda text: switch.connect(*_two_lists(text, even=True)),
-            "oxc:swit:conn:only": lambda text: switch.only(*_two_lists(text, even=True)),
-            "oxc:swit:conn:sub": lambda text: switch.disconnect(*_two_lists(text, even=False)),
+            "*idn?": lambda text: (
+                f"Polatis,{switch.model},{switch.serial},{SOFTWARE}"
+            ),
+            "oxc:swit:size?": lambda text: (
+                f"{switch.numbering.ins},{switch.numbering.outs}"
+            ),
+            "oxc:swit:conn:add": lambda text: switch.connect(
+                *_two_lists(text, even=True)
+            ),
+            "oxc:swit:conn:only": lambda text: switch.only(
+                *_two_lists(text, even=True)
+            ),
+            "oxc:swit:conn:sub": lambda text: switch.disconnect(
+                *_two_lists(text, even=False)
+            ),
             "oxc:swit:disc:all": lambda text: switch.disconnect_all(),
             "oxc:swit:conn:stat?": self._connections,
             "oxc:swit:conn:port?": self._partner,
             "oxc:swit:port:stat?": self._port_states,
-            "oxc:swit:port:enab": lambda text: switch.enable(_numbers(text), on=True),
-            "oxc:swit:port:dis": lambda text: switch.enable(_numbers(text), on=False),
+            "oxc:swit:port:enab": lambda text: switch.enable(
+                _numbers(text), on=True
+            ),
+            "oxc:swit:port:dis": lambda text: switch.enable(
+                _numbers(text), on=False
+            ),
             "pmon:pow?": self._power,
         }
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         framer = LineFramer(_MESSAGE_LIMIT)
         with contextlib.suppress(FramingError):
             while data := await reader.read(65536):
@@ -260,8 +326,11 @@ class PolatisScpiServer(ProtocolServer):
             self._errors.append(ScpiError(code, message))
 
     async def _do(self, message: str, writer: asyncio.StreamWriter) -> None:
-        parts, faults = list(units(message)), self._device.faults
-        changes = any("?" not in part and not part.startswith("*") for part in parts)
+        parts = list(units(message))
+        faults = self._device.faults
+        changes = any(
+            "?" not in part and not part.startswith("*") for part in parts
+        )
         answers = []
         async with faults.around_command(changes=changes) as refusal:
             for number in range(faults.take_flood()):
@@ -284,7 +353,9 @@ class PolatisScpiServer(ProtocolServer):
         match = _HEADER.fullmatch(part)
         if match is None:
             raise ScpiError(-102, "Syntax error")
-        mnemonics = (_SHORT.get(word, word) for word in match[1].lower().split(":"))
+        mnemonics = (
+            _SHORT.get(word, word) for word in match[1].lower().split(":")
+        )
         header = ":".join(mnemonics) + (match[2] or "")
         command = self._commands.get(header)
         if command is None:
@@ -320,24 +391,35 @@ class PolatisScpiServer(ProtocolServer):
         return '""' if partner is None else f'"{partner}"'
 
     def _port_states(self, parameters: str) -> str:
-        numbers = _numbers(parameters) if parameters else list(self._switch.numbers)
-        return f"({','.join(self._switch.state(number) for number in numbers)})"
+        numbers = (
+            _numbers(parameters) if parameters else list(self._switch.numbers)
+        )
+        return (
+            f"({','.join(self._switch.state(number) for number in numbers)})"
+        )
 
     async def _power(self, parameters: str) -> str:
         numbers = _numbers(parameters)
         if len(numbers) > _POWER_LIMIT:
-            raise ScpiError(-223, f"Too much data;{len(numbers)} ports, at most {_POWER_LIMIT}")
+            raise ScpiError(
+                -223,
+                f"Too much data;{len(numbers)} ports, at most {_POWER_LIMIT}",
+            )
         powers = await self._switch.power(numbers)
         for number in numbers:
             if not self._switch.has_monitor(number):
-                raise ScpiError(-241, f"Hardware missing;no power monitor at port {number}")
+                raise ScpiError(
+                    -241, f"Hardware missing;no power monitor at port {number}"
+                )
         return f"({','.join(f'{dbm:.2f}' for dbm in powers)})"
 
 
 def _two_lists(text: str, *, even: bool) -> tuple[list[int], list[int]]:
     ins, outs = _lists(text, 2)
     if len(ins) != len(outs) and (even or (ins and outs)):
-        raise ScpiError(-108, "Parameter not allowed;lists of different length")
+        raise ScpiError(
+            -108, "Parameter not allowed;lists of different length"
+        )
     return ins, outs
 
 

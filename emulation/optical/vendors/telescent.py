@@ -26,7 +26,12 @@ _REFUSALS = {
     Reason.ACTIVE: ("", "port {port} is locked"),
     Reason.FAILED: ("", "the robot failed at port {port}"),
 }
-_LEVELS = {"*C": "CRITICAL", "**": "MAJOR", "*": "MINOR", "A": "NOTICE"}
+_LEVELS = {
+    "*C": "CRITICAL",
+    "**": "MAJOR",
+    "*": "MINOR",
+    "A": "NOTICE",
+}
 
 
 class TelescentSshServer(SshServer):
@@ -42,7 +47,9 @@ class TelescentSshServer(SshServer):
         self._shells: set[asyncio.StreamWriter] = set()
         self._robot = asyncio.Lock()
         self._unlocked: set[DirectedPort] = set()
-        self._handlers: dict[str, Callable[[list[str]], Awaitable[list[str]]]] = {
+        self._handlers: dict[
+            str, Callable[[list[str]], Awaitable[list[str]]]
+        ] = {
             "switchstate": self._state,
             "connect": self._connect,
             "unlock": self._unlock,
@@ -53,15 +60,27 @@ class TelescentSshServer(SshServer):
         """Print ``"*C EQPT: 7: robot stuck"`` in every shell."""
         code, _, rest = text.partition(" ")
         for shell in tuple(self._shells):
-            shell.write(f"\r\n{_LEVELS.get(code, 'NOTICE')}: {rest}\r\n".encode())
+            shell.write(
+                f"\r\n{_LEVELS.get(code, 'NOTICE')}: {rest}\r\n".encode()
+            )
 
     def _refusal(self, refusal: RequestRefused) -> tuple[str, str]:
         if refusal.port is None:
-            return "", "no such port" if refusal.reason is Reason.NO_PORT else "failed"
-        return super()._refusal(RequestRefused(refusal.reason, port=refusal.port - 1))
+            return (
+                "",
+                "no such port"
+                if refusal.reason is Reason.NO_PORT
+                else "failed",
+            )
+        return super()._refusal(
+            RequestRefused(refusal.reason, port=refusal.port - 1)
+        )
 
     async def _session(
-        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        user: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self._shells.add(writer)
         try:
@@ -74,14 +93,21 @@ class TelescentSshServer(SshServer):
         finally:
             self._shells.discard(writer)
 
-    async def _do(self, user: str, line: str, writer: asyncio.StreamWriter) -> None:
+    async def _do(
+        self,
+        user: str,
+        line: str,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         verb, *arguments = line.split() or [""]
         faults = self._device.faults
         changes = verb in _CHANGING
         async with faults.around_command(changes=changes) as refused:
             if refused:
                 lines = [f"ERROR: {refused}"]
-            elif (changes or verb == "unlock") and not self._device.may_change(user):
+            elif (changes or verb == "unlock") and not self._device.may_change(
+                user
+            ):
                 lines = ["ERROR: permission denied: this user may only look"]
             elif verb in self._handlers:
                 await self._device.settle()
@@ -101,7 +127,9 @@ class TelescentSshServer(SshServer):
         rows = -(-self._device.switch.ports // _COLUMNS)
         return [
             f"\x1b[32mR{row}#A\x1b[0m "
-            + " ".join(self._cell(row * _COLUMNS + at + 1) for at in range(_COLUMNS))
+            + " ".join(
+                self._cell(row * _COLUMNS + at + 1) for at in range(_COLUMNS)
+            )
             for row in range(rows)
         ]
 
@@ -114,11 +142,15 @@ class TelescentSshServer(SshServer):
             there = CrossConnect(ports[0].number, ports[2].number)
             cross_connects = [there, there.reverse]
         else:
-            return ["ERROR: usage: connect [--force] -in PORT -out PORT | PORT PORT"]
+            return [
+                "ERROR: usage: connect [--force] -in PORT -out PORT | PORT PORT"
+            ]
         async with self._robot:
             for c in cross_connects:
                 await self._join(c, force=force)
-        return [f"connected {c.inp - 1} to {c.out - 1}" for c in cross_connects]
+        return [
+            f"connected {c.inp - 1} to {c.out - 1}" for c in cross_connects
+        ]
 
     async def _unlock(self, arguments: list[str]) -> list[str]:
         _, ports = _parsed(arguments)
@@ -132,7 +164,10 @@ class TelescentSshServer(SshServer):
             for port in ports:
                 self._check(port)
                 # A port locked on one side only cannot be released.
-                if any(self._is_locked(DirectedPort(side, port.number)) for side in SIDES):
+                if any(
+                    self._is_locked(DirectedPort(side, port.number))
+                    for side in SIDES
+                ):
                     return [f"ERROR: port {port.number - 1} is locked"]
                 if circuit := self._device.matrix.at(*port):
                     self._device.remove(circuit)
@@ -148,7 +183,11 @@ class TelescentSshServer(SshServer):
             if self._is_locked(port):
                 raise RequestRefused(Reason.ACTIVE, port=port.number)
         new = self._device.matrix.find(c) is None
-        there = {circuit for port in ends if (circuit := self._device.matrix.at(*port))}
+        there = {
+            circuit
+            for port in ends
+            if (circuit := self._device.matrix.at(*port))
+        }
         if new and there and not force:
             raise RequestRefused(Reason.BUSY, port=c.inp)
         self._unlocked -= set(ends)
@@ -166,7 +205,10 @@ class TelescentSshServer(SshServer):
                 raise RequestRefused(Reason.NO_PORT, port=port.number)
 
     def _is_locked(self, port: DirectedPort) -> bool:
-        return self._device.matrix.at(*port) is not None and port not in self._unlocked
+        return (
+            self._device.matrix.at(*port) is not None
+            and port not in self._unlocked
+        )
 
     def _cell(self, out: int) -> str:
         matrix = self._device.matrix
@@ -176,12 +218,20 @@ class TelescentSshServer(SshServer):
         if circuit is not None:
             inp = next(c.inp for c in circuit.directions if c.out == out)
             return f"{'AL' if self._is_locked(DirectedPort('out', out)) else 'A'}{inp - 1}"
-        status = "F" if out in matrix.failed else "D" if out in matrix.locked else "U"
+        status = (
+            "F"
+            if out in matrix.failed
+            else "D"
+            if out in matrix.locked
+            else "U"
+        )
         return f"{status}{out - 1}"
 
 
 def _parsed(arguments: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
-    force, ports, side = False, [], ""
+    force = False
+    ports = []
+    side = ""
     for argument in arguments:
         if argument == "--force":
             force = True
@@ -189,7 +239,11 @@ def _parsed(arguments: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
             side = argument
         elif re.fullmatch(r"\d{1,6}", argument):
             number = int(argument) + 1
-            ports += [DirectedPort(named, number) for named in SIDES if side in ("", f"-{named}")]
+            ports += [
+                DirectedPort(named, number)
+                for named in SIDES
+                if side in ("", f"-{named}")
+            ]
             side = ""
         else:
             raise RequestRefused(Reason.NO_PORT)
@@ -201,7 +255,11 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
     text = ""
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
-            text += data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+            text += (
+                data.decode("utf-8", "replace")
+                .replace("\r\n", "\n")
+                .replace("\r", "\n")
+            )
             *whole, text = text.split("\n")
             for line in whole:
                 yield line

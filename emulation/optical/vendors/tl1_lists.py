@@ -10,9 +10,22 @@ from collections.abc import Callable, Sequence
 from patchlight.controller.circuits.contract import SIDES, Side
 from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
-from patchlight.emulation.optical.protocols.tl1 import Tl1Answer, Tl1Command, Tl1Server, deny
-from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
+from patchlight.emulation.optical.matrices import (
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchedCircuit,
+)
+from patchlight.emulation.optical.protocols.tl1 import (
+    Tl1Answer,
+    Tl1Command,
+    Tl1Server,
+    deny,
+)
+from patchlight.emulation.optical.vendors.polatis import (
+    SOFTWARE,
+    PolatisSwitch,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 _POLATIS_REFUSALS = {
@@ -46,8 +59,12 @@ class PolatisTl1Server(Tl1Server):
         super().__init__(device)
         self._switch = switch = PolatisSwitch(device)
         self._handlers |= {
-            "RTRV-NETYPE": lambda command: [f"Polatis,{switch.model},OCS,{SOFTWARE}"],
-            "RTRV-INV": lambda command: [f"OCS::SN={switch.serial.replace('-', '')}"],
+            "RTRV-NETYPE": lambda command: [
+                f"Polatis,{switch.model},OCS,{SOFTWARE}"
+            ],
+            "RTRV-INV": lambda command: [
+                f"OCS::SN={switch.serial.replace('-', '')}"
+            ],
             "RTRV-EQPT": self._equipment,
             "ED-EQPT": lambda command: None,
             "RTRV-PATCH": self._patches,
@@ -60,20 +77,31 @@ class PolatisTl1Server(Tl1Server):
         }
 
     def _aids(self, port: int) -> tuple[str, ...]:
-        return tuple(str(self._switch.numbering.to_number(side, port)) for side in SIDES)
+        return tuple(
+            str(self._switch.numbering.to_number(side, port)) for side in SIDES
+        )
 
     def _equipment(self, command: Tl1Command) -> Tl1Answer:
-        if command.aid.upper() != "SYSTEM" or "PARAMETER=SIZE" not in command.params:
+        if (
+            command.aid.upper() != "SYSTEM"
+            or "PARAMETER=SIZE" not in command.params
+        ):
             return deny("IIAC", f"Invalid AID {command.aid}")
         return Tl1Answer(lines=(f"SYSTEM:SIZE={self._switch.numbering}",))
 
     def _patches(self, command: Tl1Command) -> list[str]:
         ports = set(self._ports(command.aid))
-        return [f"{inp},{out}" for inp, out in self._switch.pairs() if {inp, out} & ports]
+        return [
+            f"{inp},{out}"
+            for inp, out in self._switch.pairs()
+            if {inp, out} & ports
+        ]
 
     def _shutters(self, command: Tl1Command) -> list[str]:
         ports = self._ports(command.aid)
-        return [f"{port}:{_SHUTTER[self._switch.state(port)]}" for port in ports]
+        return [
+            f"{port}:{_SHUTTER[self._switch.state(port)]}" for port in ports
+        ]
 
     async def _power(self, command: Tl1Command) -> list[str]:
         powers = await self._switch.monitored(self._ports(command.aid))
@@ -97,7 +125,9 @@ class PolatisTl1Server(Tl1Server):
         return self._changed("DLT-PATCH", command.aid)
 
     async def _turn_shutters(self, command: Tl1Command) -> None:
-        await self._switch.enable(self._ports(command.aid), on=command.verb.startswith("RLS"))
+        await self._switch.enable(
+            self._ports(command.aid), on=command.verb.startswith("RLS")
+        )
 
     def _ports(self, aid: str) -> list[int]:
         """The ports of a list or range; by default all."""
@@ -116,7 +146,12 @@ class GlimmerglassTl1Server(Tl1Server):
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         ports = device.switch.ports
-        self._numbering = Numbering(ports, ports, 10000, 20000)
+        self._numbering = Numbering(
+            ports,
+            ports,
+            10000,
+            20000,
+        )
         self._handlers |= {
             "RTRV-SYSTEM-INFO": self._system,
             "RTRV-CFG-FIBER": self._ports,
@@ -136,11 +171,14 @@ class GlimmerglassTl1Server(Tl1Server):
         return [f"GGN:{item}={value}" for item, value in items.items()]
 
     def _ports(self, command: Tl1Command) -> list[str]:
-        lines, names = [], self._device.faults.names
+        lines = []
+        names = self._device.faults.names
         for number in self._asked(command.aid):
             port = self._numbering.to_port(number)
             assert port is not None
-            health = "bad" if port.number in self._device.matrix.failed else "good"
+            health = (
+                "bad" if port.number in self._device.matrix.failed else "good"
+            )
             lines.append(
                 f"GGN:PORTID={number},PORTNAME={names or f'{port.side.upper()}{port.number}'},"
                 f"PORTDIR={port.side}put,PORTHEALTH={health},PORTCAT=nor,PORTPRIV=0x1"
@@ -149,25 +187,43 @@ class GlimmerglassTl1Server(Tl1Server):
 
     async def _circuits(self, command: Tl1Command) -> list[str]:
         """One line per circuit, and per unconnected fibre."""
-        numbers, listed, lines = self._asked(command.aid), set(), []
-        names, matrix = self._device.faults.names, self._device.matrix
-        readings = await self._device.power(range(1, self._device.switch.ports + 1))
+        numbers = self._asked(command.aid)
+        listed = set()
+        lines = []
+        names = self._device.faults.names
+        matrix = self._device.matrix
+        readings = await self._device.power(
+            range(1, self._device.switch.ports + 1)
+        )
         for number in numbers:
             if number in listed:
                 continue
             port = self._numbering.to_port(number)
             assert port is not None
-            inp, out = (port.number, 0) if port.side == "in" else (0, port.number)
+            inp, out = (
+                (port.number, 0) if port.side == "in" else (0, port.number)
+            )
             circuit = matrix.at(*port)
             if circuit is not None:
-                held = next(c for c in circuit.directions if c.inp == inp or c.out == out)
-                inp, out = held.inp, held.out
-            ids = inp and self._numbering.to_number("in", inp), out and 20000 + out
+                held = next(
+                    c
+                    for c in circuit.directions
+                    if c.inp == inp or c.out == out
+                )
+                inp = held.inp
+                out = held.out
+            ids = (
+                inp and self._numbering.to_number("in", inp),
+                out and 20000 + out,
+            )
             listed |= set(ids)
             arriving = _dbm(readings[inp][0]) if inp else 0.0
             leaving = _dbm(readings[out][1]) if out else 0.0
             loss = arriving - leaving if circuit else 0.0
-            state, cause = _state(circuit, lit=circuit is not None and readings[out][1] is not None)
+            state, cause = _state(
+                circuit,
+                lit=circuit is not None and readings[out][1] is not None,
+            )
             lines.append(
                 f"GGN:IPORTID={ids[0]},IPORTNAME={names},OPORTID={ids[1]},OPORTNAME={names},CONNID=0,"
                 f"CONNSTATE={state},CONNCAUSE={cause},INPWR={arriving:.3f},OUTPWR={leaving:.3f},"
@@ -176,15 +232,21 @@ class GlimmerglassTl1Server(Tl1Server):
         return lines
 
     def _aids(self, port: int) -> tuple[str, ...]:
-        return tuple(str(self._numbering.to_number(side, port)) for side in SIDES)
+        return tuple(
+            str(self._numbering.to_number(side, port)) for side in SIDES
+        )
 
     async def _enter(self, command: Tl1Command) -> None:
         pairs = self._pairs(command.aid)
         try:
             await self._device.light(pairs)
         except RequestRefused as refusal:
-            side: Side = "in" if any(c.inp == refusal.port for c in pairs) else "out"
-            number = refusal.port and self._numbering.to_number(side, refusal.port)
+            side: Side = (
+                "in" if any(c.inp == refusal.port for c in pairs) else "out"
+            )
+            number = refusal.port and self._numbering.to_number(
+                side, refusal.port
+            )
             raise RequestRefused(refusal.reason, port=number) from refusal
         self._changed("ENT-CRS-FIBER", command.aid)
 
@@ -197,8 +259,15 @@ class GlimmerglassTl1Server(Tl1Server):
         elif "," in command.aid:
             circuits = [matrix.find(c) for c in self._pairs(command.aid)]
         else:
-            inputs = [self._numbering.to_port(number) for number in self._asked(command.aid)]
-            circuits = [matrix.at("in", port.number) for port in inputs if port is not None]
+            inputs = [
+                self._numbering.to_port(number)
+                for number in self._asked(command.aid)
+            ]
+            circuits = [
+                matrix.at("in", port.number)
+                for port in inputs
+                if port is not None
+            ]
         if None in circuits:
             raise RequestRefused(Reason.NOT_FOUND)
         self._device.remove_all(circuits)
@@ -213,7 +282,9 @@ class GlimmerglassTl1Server(Tl1Server):
             raise RequestRefused(Reason.NO_PORT)
         pairs = []
         for inp, out in zip(ins, outs, strict=True):
-            if (cross_connect := self._numbering.to_directed(inp, out)) is None:
+            if (
+                cross_connect := self._numbering.to_directed(inp, out)
+            ) is None:
                 raise RequestRefused(Reason.NO_PORT, port=out)
             pairs.append(cross_connect)
         return pairs
@@ -221,8 +292,14 @@ class GlimmerglassTl1Server(Tl1Server):
     def _asked(self, aid: str) -> Sequence[int]:
         ports = self._device.switch.ports
         if aid.lower() in ("", "all"):
-            return [base + n for base in (10000, 20000) for n in range(1, ports + 1)]
-        return _port_numbers(aid, lambda number: self._numbering.to_port(number) is not None)
+            return [
+                base + n
+                for base in (10000, 20000)
+                for n in range(1, ports + 1)
+            ]
+        return _port_numbers(
+            aid, lambda number: self._numbering.to_port(number) is not None
+        )
 
 
 def _state(circuit: SwitchedCircuit | None, *, lit: bool) -> tuple[str, str]:
@@ -234,7 +311,11 @@ def _state(circuit: SwitchedCircuit | None, *, lit: bool) -> tuple[str, str]:
     if circuit.phase is not Phase.LIT:
         return "pending", "none"
     # Without a signal the mirrors cannot be tuned.
-    return ("steady", "none") if lit else ("fault", "initial_connection_timer_expired")
+    return (
+        ("steady", "none")
+        if lit
+        else ("fault", "initial_connection_timer_expired")
+    )
 
 
 def _dbm(power: float | None) -> float:
@@ -247,7 +328,9 @@ def _port_numbers(text: str, known: Callable[[int], bool]) -> list[int]:
     Unknown ports within a range are skipped.
     """
     numbers: list[int] = []
-    for match in (_PORTS.fullmatch(part) for part in re.split(r"(?<!&)&(?!&)", text)):
+    for match in (
+        _PORTS.fullmatch(part) for part in re.split(r"(?<!&)&(?!&)", text)
+    ):
         if match is None:
             raise RequestRefused(Reason.NO_PORT)
         if match[2] is None:

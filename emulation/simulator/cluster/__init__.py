@@ -3,7 +3,9 @@ end."""
 
 from patchlight.emulation.simulator.cluster.cluster import LabCluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
-from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
+from patchlight.emulation.simulator.cluster.networkcluster import (
+    NetworkCluster,
+)
 from patchlight.emulation.simulator.cluster.results import QueueResult
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.site import Policies

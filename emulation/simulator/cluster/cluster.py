@@ -10,11 +10,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from patchlight.controller.policies.contract import ClusterShape, Frozen, GpuSite
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    Frozen,
+    GpuSite,
+)
 from patchlight.controller.policies.sets import members
-from patchlight.controller.prediction.completion import PhasedJob, groups, set_paces_of
+from patchlight.controller.prediction.completion import (
+    PhasedJob,
+    groups,
+    set_paces_of,
+)
 from patchlight.controller.prediction.interleaving import set_slots_of
-from patchlight.controller.prediction.network import Demand, LabNetwork, Load, fair_rates
+from patchlight.controller.prediction.network import (
+    Demand,
+    LabNetwork,
+    Load,
+    fair_rates,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -112,7 +125,8 @@ class RingNetwork:
     """
 
     def __init__(self, network: Cluster, wire: float = 1.0) -> None:
-        self._network, self._wire = network, wire
+        self._network = network
+        self._wire = wire
         self._sharing: dict[int, RingShare] = {}
         self._rings_on: dict[Hashable, int] = {}
 
@@ -126,10 +140,15 @@ class RingNetwork:
         job.demand = demand or {}
         if not demand or not job.load.ring_bits:
             dark = demand is None
-            job.unit_s = math.inf if dark else job.load.unit_s(self._network.edge_bps / self._wire)
+            job.unit_s = (
+                math.inf
+                if dark
+                else job.load.unit_s(self._network.edge_bps / self._wire)
+            )
             return shared
         self._sharing[job.index] = job
-        shares, rings_on = False, self._rings_on
+        shares = False
+        rings_on = self._rings_on
         for link in demand:
             before = rings_on.get(link, 0)
             rings_on[link] = before + 1
@@ -138,7 +157,8 @@ class RingNetwork:
             job.unit_s = math.inf
             return True
         # The result of ``fair_rates`` for a ring that shares no link.
-        capacity_bps, rate_bps = self._network.capacity_bps, self._network.edge_bps
+        capacity_bps = self._network.capacity_bps
+        rate_bps = self._network.edge_bps
         for link, edges in demand.items():
             rate_bps = min(rate_bps, capacity_bps[link] / edges)
         job.unit_s = job.load.unit_s(rate_bps / self._wire)
@@ -148,19 +168,26 @@ class RingNetwork:
         """Take a job's ring off its links; returns whether it shared any."""
         if self._sharing.pop(job.index, None) is None:
             return False
-        shared, rings_on = False, self._rings_on
+        shared = False
+        rings_on = self._rings_on
         for link in job.demand:
             left = rings_on[link] - 1
             if left:
-                rings_on[link], shared = left, True
+                rings_on[link] = left
+                shared = True
             else:
                 del rings_on[link]
         return shared
 
     def new_paces(self) -> Iterator[tuple[RingShare, float]]:
         """Share the links; returns the jobs whose pace changes, each with its seconds per unit."""
-        jobs, network = list(self._sharing.values()), self._network
-        rates = fair_rates([job.demand for job in jobs], network.capacity_bps, network.edge_bps)
+        jobs = list(self._sharing.values())
+        network = self._network
+        rates = fair_rates(
+            [job.demand for job in jobs],
+            network.capacity_bps,
+            network.edge_bps,
+        )
         for job, rate_bps in zip(jobs, rates, strict=True):
             unit_s = job.load.unit_s(rate_bps / self._wire)
             if unit_s != job.unit_s:
@@ -176,21 +203,37 @@ class PhasedRings(RingNetwork):
 
     def __init__(self, network: LabCluster) -> None:
         super().__init__(network, network.wire)
-        self._set_paces_of = set_slots_of if network.lab.policies.interleave else set_paces_of
-        self._together: set[frozenset[tuple[int, frozenset[tuple[Hashable, int]]]]] = set()
+        self._set_paces_of = (
+            set_slots_of if network.lab.policies.interleave else set_paces_of
+        )
+        self._together: set[
+            frozenset[tuple[int, frozenset[tuple[Hashable, int]]]]
+        ] = set()
 
     def new_paces(self) -> Iterator[tuple[RingShare, float]]:
         """The jobs whose pace changes, each with its seconds for a unit."""
-        wire, capacity_bps = self._wire, self._network.capacity_bps
+        wire = self._wire
+        capacity_bps = self._network.capacity_bps
         phased = {
-            PhasedJob(job.demand, job.load.compute_s, job.load.ring_bits * wire, job.remaining): job
+            PhasedJob(
+                job.demand,
+                job.load.compute_s,
+                job.load.ring_bits * wire,
+                job.remaining,
+            ): job
             for job in self._sharing.values()
         }
-        known, self._together = self._together, set()
+        known = self._together
+        self._together = set()
         for group, capacities in groups(list(phased), capacity_bps):
-            key = frozenset((phased[each].index, frozenset(each.demand.items())) for each in group)
+            key = frozenset(
+                (phased[each].index, frozenset(each.demand.items()))
+                for each in group
+            )
             self._together.add(key)
-            if key in known and all(phased[each].unit_s < math.inf for each in group):
+            if key in known and all(
+                phased[each].unit_s < math.inf for each in group
+            ):
                 continue
             self._set_paces_of(group, capacities)
             for each in group:
@@ -219,12 +262,16 @@ class TwoLevel:
                 f"a cluster of {self.racks} racks × {self.servers} servers × {self.gpus} GPUs: "
                 f"expected at least 1 of each, and at most {MAX_GPUS} GPUs in all"
             )
-        if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
+        if not (
+            math.isfinite(self.oversubscription) and self.oversubscription >= 1
+        ):
             raise BadInput(
                 f"racks cannot be oversubscribed {self.oversubscription} times: expected 1 or more"
             )
         if not (math.isfinite(self.nic_bps) and self.nic_bps > 0):
-            raise BadInput(f"NICs cannot have {self.nic_bps} bit/s: expected more than 0")
+            raise BadInput(
+                f"NICs cannot have {self.nic_bps} bit/s: expected more than 0"
+            )
 
     @classmethod
     def parse(cls, text: str) -> TwoLevel:
@@ -234,7 +281,12 @@ class TwoLevel:
         try:
             *sizes, taper = match.groups("1") if match else ()
             racks, servers, gpus = map(int, sizes)
-            return cls(racks, servers, gpus, oversubscription=float(taper))
+            return cls(
+                racks,
+                servers,
+                gpus,
+                oversubscription=float(taper),
+            )
         except ValueError as error:
             raise BadInput(
                 f"{text!r} is not a cluster: expected racks x servers x GPUs, like 16x16x8 or "
@@ -244,14 +296,20 @@ class TwoLevel:
     @cached_property
     def shape(self) -> ClusterShape:
         """Server by server, rack by rack."""
-        names = [(r, s) for r in range(self.racks) for s in range(self.servers)]
+        names = [
+            (r, s) for r in range(self.racks) for s in range(self.servers)
+        ]
         return ClusterShape(
             gpus=tuple(
-                GpuSite(f"rack{rack + 1}.server{server + 1}.gpu{gpu}", number, rack)
+                GpuSite(
+                    f"rack{rack + 1}.server{server + 1}.gpu{gpu}", number, rack
+                )
                 for number, (rack, server) in enumerate(names)
                 for gpu in range(self.gpus)
             ),
-            servers=tuple(f"rack{rack + 1}.server{server + 1}" for rack, server in names),
+            servers=tuple(
+                f"rack{rack + 1}.server{server + 1}" for rack, server in names
+            ),
             racks=tuple(f"rack{rack + 1}" for rack in range(self.racks)),
         )
 
@@ -263,7 +321,9 @@ class TwoLevel:
     @cached_property
     def capacity_bps(self) -> Mapping[Hashable, float]:
         """The uplinks. A ring leaves a rack as often as it enters it: one direction is enough."""
-        uplink_bps = self.servers * self.gpus * self.nic_bps / self.oversubscription
+        uplink_bps = (
+            self.servers * self.gpus * self.nic_bps / self.oversubscription
+        )
         return dict.fromkeys(range(self.racks), uplink_bps)
 
     @property
@@ -317,20 +377,33 @@ class LabCluster:
     lab's flow tables.
     """
 
-    def __init__(self, lab: Lab, circuits: Mapping[str, PortMap] | None = None) -> None:
+    def __init__(
+        self, lab: Lab, circuits: Mapping[str, PortMap] | None = None
+    ) -> None:
         self.lab = lab
-        self.circuits: Mapping[str, PortMap] = Frozen(circuits or lab.initial_maps)
+        self.circuits: Mapping[str, PortMap] = Frozen(
+            circuits or lab.initial_maps
+        )
         network = LabNetwork(lab, trace_links(lab, self.circuits))
         self.hosts: tuple[Host, ...] = network.hosts
-        self.nic_bps, self.edge_bps = network.nic_bps, network.edge_bps
-        servers = {server.name: number for number, server in enumerate(lab.servers)}
-        self._racks = {switch.name: number for number, switch in enumerate(lab.packet_switches)}
+        self.nic_bps = network.nic_bps
+        self.edge_bps = network.edge_bps
+        servers = {
+            server.name: number for number, server in enumerate(lab.servers)
+        }
+        self._racks = {
+            switch.name: number
+            for number, switch in enumerate(lab.packet_switches)
+        }
         self._ports: dict[int, Mapping[str, Set[int]]] = {}
         self._first: LabCluster | None = None
         self.shape = ClusterShape(
             gpus=tuple(
                 GpuSite(
-                    host.name, servers[host.server.name], -1, host.gpu.model if host.gpu else ""
+                    host.name,
+                    servers[host.server.name],
+                    -1,
+                    host.gpu.model if host.gpu else "",
                 )
                 for host in network.hosts
             ),
@@ -353,12 +426,16 @@ class LabCluster:
 
     def _show(self, network: LabNetwork) -> None:
         """Store the present links, and the location of each GPU with a new circuit."""
-        self._network, self.links, self.wire = network, network.links, network.wire
+        self._network = network
+        self.links = network.links
+        self.wire = network.wire
         self.capacity_bps: Mapping[Hashable, float] = network.capacity_bps
         relit = members(network.relit)
         self._asked: tuple[int, Mapping[str, frozenset[int]]] | None = None
         self._ports = {
-            gpu: ports for gpu, ports in self._ports.items() if not network.relit >> gpu & 1
+            gpu: ports
+            for gpu, ports in self._ports.items()
+            if not network.relit >> gpu & 1
         }
         racks = {}
         for number in relit:
@@ -377,8 +454,15 @@ class LabCluster:
             for number in members(gpus):
                 for ocs, ports in self._ports_at(number).items():
                     found.setdefault(ocs, []).append(ports)
-            joined = {ocs: frozenset[int]().union(*ports) for ocs, ports in found.items()}
-            self._asked = gpus, Frozen(joined)  # Asked again until a job comes or goes.
+            joined = {
+                ocs: frozenset[int]().union(*ports)
+                for ocs, ports in found.items()
+            }
+            # Asked again until a job comes or goes.
+            self._asked = (
+                gpus,
+                Frozen(joined),
+            )
         return self._asked[1]
 
     def _ports_at(self, gpu: int) -> Mapping[str, Set[int]]:
@@ -399,7 +483,8 @@ class LabCluster:
 
         ``BadInput`` for an OCS that the lab does not have.
         """
-        dark_s, changed = 0.0, 0
+        dark_s = 0.0
+        changed = 0
         circuits = dict(self.circuits)
         for name, wanted in maps.items():
             ocs = self.lab.circuit_switch(name)
@@ -408,8 +493,14 @@ class LabCluster:
                 dark_s = max(dark_s, ocs.switching_time_s)
                 circuits[name] = wanted
         if not changed:
-            return Rewiring(0.0, 0, 0, 0)
-        self.circuits, before = Frozen(circuits), self.links.paths
+            return Rewiring(
+                0.0,
+                0,
+                0,
+                0,
+            )
+        self.circuits = Frozen(circuits)
+        before = self.links.paths
         links, ends = self.links.after(circuits)
         self._show(self._network.after(links, ends))
         moved = 0
@@ -417,6 +508,13 @@ class LabCluster:
             if (end := self._network.ends[number]) in ends:
                 paths = [before.get(end), links.paths.get(end)]
                 # In labs with wavelengths a signal may take the same path and end elsewhere.
-                if (paths[0] and paths[0].hops) != (paths[1] and paths[1].hops):
+                if (paths[0] and paths[0].hops) != (
+                    paths[1] and paths[1].hops
+                ):
                     moved |= 1 << number
-        return Rewiring(dark_s, changed, moved, self._network.relit)
+        return Rewiring(
+            dark_s,
+            changed,
+            moved,
+            self._network.relit,
+        )

@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchlight.controller.jobs.cluster_view import alone_s, training_of, view_of
+from patchlight.controller.jobs.cluster_view import (
+    alone_s,
+    training_of,
+    view_of,
+)
 from patchlight.controller.jobs.specs import check_specs
 from patchlight.controller.policies.contract import Frozen, JobView
 from patchlight.controller.prediction.network import (
@@ -54,7 +58,12 @@ class QueueJob(NamedTuple):
     asked: int = 0
 
 
-def load_of(job: QueueJob, workers: int, models: Collection[str], nic_bps: float) -> Load:
+def load_of(
+    job: QueueJob,
+    workers: int,
+    models: Collection[str],
+    nic_bps: float,
+) -> Load:
     """The work of a job on GPUs of these models, behind NICs of this rate.
 
     A training's unit is an iteration. A trace's job is counted in seconds of its own duration, of
@@ -63,17 +72,33 @@ def load_of(job: QueueJob, workers: int, models: Collection[str], nic_bps: float
     not know a model.
     """
     if job.training is None:
-        share, wanted = job.communication if workers > 1 else 0.0, job.asked or job.view.workers
+        share = job.communication if workers > 1 else 0.0
+        wanted = job.asked or job.view.workers
         if workers == wanted or workers not in job.degrees:
             return Load(job.duration_s, 1.0 - share, share * nic_bps)
-        compute_s = (1.0 - (job.communication if wanted > 1 else 0.0)) * wanted / workers
-        bits = share * nic_bps * ring_bits(workers, 1.0) / ring_bits(wanted, 1.0) if share else 0.0
+        compute_s = (
+            (1.0 - (job.communication if wanted > 1 else 0.0))
+            * wanted
+            / workers
+        )
+        bits = (
+            share * nic_bps * ring_bits(workers, 1.0) / ring_bits(wanted, 1.0)
+            if share
+            else 0.0
+        )
         return Load(job.duration_s, compute_s, bits)
-    return training_load(job.view.name, job.training, workers, models)
+    return training_load(
+        job.view.name,
+        job.training,
+        workers,
+        models,
+    )
 
 
 def queue_jobs(
-    traced: Iterable[TraceJob], communication: float = 0.0, speed: float = 1.0
+    traced: Iterable[TraceJob],
+    communication: float = 0.0,
+    speed: float = 1.0,
 ) -> list[QueueJob]:
     """A trace's jobs in order of arrival; the first arrives at 0 s.
 
@@ -83,7 +108,9 @@ def queue_jobs(
     GPUs may have half or twice as many while it runs: traces do not record that either.
     """
     if not (math.isfinite(speed) and speed > 0):
-        raise BadInput(f"jobs cannot come {speed} times as fast: expected more than 0")
+        raise BadInput(
+            f"jobs cannot come {speed} times as fast: expected more than 0"
+        )
     if not 0 <= communication < 1:
         raise BadInput(
             f"jobs cannot communicate for {communication} of their time: expected "
@@ -91,16 +118,29 @@ def queue_jobs(
         )
     in_order = sorted(traced, key=lambda job: job.submitted_s)
     first_s = in_order[0].submitted_s if in_order else 0.0
-    return [_queue_job(job, (job.submitted_s - first_s) / speed, communication) for job in in_order]
+    return [
+        _queue_job(job, (job.submitted_s - first_s) / speed, communication)
+        for job in in_order
+    ]
 
 
-def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJob:
-    if job.gpus < 1 or not (math.isfinite(job.duration_s) and job.duration_s >= 0):
+def _queue_job(
+    job: TraceJob,
+    arrived_s: float,
+    communication: float,
+) -> QueueJob:
+    if job.gpus < 1 or not (
+        math.isfinite(job.duration_s) and job.duration_s >= 0
+    ):
         raise BadInput(
             f"job {job.name} of the trace wants {job.gpus} GPUs for {job.duration_s} s: "
             "expected at least 1 GPU, and 0 s or more"
         )
-    limit_s = math.inf if math.isnan(job.deadline_s) else job.deadline_s - job.submitted_s
+    limit_s = (
+        math.inf
+        if math.isnan(job.deadline_s)
+        else job.deadline_s - job.submitted_s
+    )
     sequential_s = job.duration_s * job.gpus
     share = communication if job.gpus > 1 else 0.0
     degrees = _half_and_twice(job.gpus)
@@ -109,12 +149,21 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
         workers=job.gpus,
         arrived_s=arrived_s,
         sequential_s=sequential_s,
-        requirement=limit_s / sequential_s if sequential_s and limit_s < math.inf else math.inf,
+        requirement=limit_s / sequential_s
+        if sequential_s and limit_s < math.inf
+        else math.inf,
         limit_s=limit_s,
         user=job.user or job.cluster,
         communication=share,
     )
-    return QueueJob(view, job.duration_s, share, None, job.cluster, degrees=degrees)
+    return QueueJob(
+        view,
+        job.duration_s,
+        share,
+        None,
+        job.cluster,
+        degrees=degrees,
+    )
 
 
 def elastic(job: QueueJob) -> QueueJob:
@@ -134,9 +183,16 @@ def opened(job: QueueJob, most: int) -> QueueJob:
     """
     view = _split(job).view
     degrees = tuple(2**power for power in range(most.bit_length()))
-    view = view._replace(workers=0, degrees=degrees, expected_s=Frozen())
+    view = view._replace(
+        workers=0,
+        degrees=degrees,
+        expected_s=Frozen(),
+    )
     return job._replace(
-        view=view, training=view.training, duration_s=view.sequential_s, degrees=degrees
+        view=view,
+        training=view.training,
+        duration_s=view.sequential_s,
+        degrees=degrees,
     )
 
 
@@ -145,26 +201,44 @@ def left_open(job: QueueJob) -> QueueJob:
     view = job.view
     if not (view.workers and job.degrees):
         return job
-    view = view._replace(workers=0, degrees=job.degrees, expected_s=Frozen())
-    return job._replace(view=view, asked=job.view.workers)
+    view = view._replace(
+        workers=0,
+        degrees=job.degrees,
+        expected_s=Frozen(),
+    )
+    return job._replace(
+        view=view,
+        asked=job.view.workers,
+    )
 
 
 def _split(job: QueueJob) -> QueueJob:
     """The job with an iteration's work split over its workers; unchanged on the wanted number."""
-    view, training = job.view, job.training
+    view = job.view
+    training = job.training
     if training is None:
-        raise BadInput(f"job {view.name} does not say what it computes on other numbers of GPUs")
+        raise BadInput(
+            f"job {view.name} does not say what it computes on other numbers of GPUs"
+        )
     workers = view.workers
     if training.split:
         return job
-    compute_s = {model: workers * each_s for model, each_s in training.compute_s.items()}
-    split = training._replace(compute_s=compute_s, split=True)
+    compute_s = {
+        model: workers * each_s for model, each_s in training.compute_s.items()
+    }
+    split = training._replace(
+        compute_s=compute_s,
+        split=True,
+    )
     view = view._replace(
         training=split,
         sequential_s=workers * view.sequential_s,
         requirement=view.requirement / workers,
     )
-    return job._replace(view=view, training=split)
+    return job._replace(
+        view=view,
+        training=split,
+    )
 
 
 def _half_and_twice(gpus: int) -> tuple[int, ...]:
@@ -189,17 +263,29 @@ def jobs_of_specs(
     that name their hosts, or lack a gradient or computing time.
     """
     counted = not partitioned
-    checked = [each for spec in specs for each in check_specs(lab, [spec], counted=counted)]
+    checked = [
+        each
+        for spec in specs
+        for each in check_specs(lab, [spec], counted=counted)
+    ]
     return [
         _specified(
-            lab, JobStatus(spec.name, spec, JobState.QUEUED, submitted_at=arrived_s, by=user)
+            lab,
+            JobStatus(
+                spec.name,
+                spec,
+                JobState.QUEUED,
+                submitted_at=arrived_s,
+                by=user,
+            ),
         )
         for spec in checked
     ]
 
 
 def _specified(lab: Lab, status: JobStatus) -> QueueJob:
-    spec, training = status.spec, training_of(status)
+    spec = status.spec
+    training = training_of(status)
     if spec.hosts:
         raise BadInput(
             f"job {spec.name} names its hosts: in a simulation the placement policy chooses them",
@@ -213,7 +299,10 @@ def _specified(lab: Lab, status: JobStatus) -> QueueJob:
         )
     view = view_of(status)
     if not view.workers and not view.degrees:
-        able = sum(host.gpu is not None and spec.runs_on(host.gpu.model) for host in lab.hosts)
+        able = sum(
+            host.gpu is not None and spec.runs_on(host.gpu.model)
+            for host in lab.hosts
+        )
         view = view._replace(degrees=tuple(range(1, able + 1)))
     return QueueJob(
         view,
@@ -227,7 +316,15 @@ def _specified(lab: Lab, status: JobStatus) -> QueueJob:
 
 
 # More large jobs than in the Philly trace, where 93 % want one GPU: places matter more here.
-_SIZES = MappingProxyType({1: 0.5, 2: 0.15, 4: 0.15, 8: 0.15, 16: 0.05})
+_SIZES = MappingProxyType(
+    {
+        1: 0.5,
+        2: 0.15,
+        4: 0.15,
+        8: 0.15,
+        16: 0.05,
+    }
+)
 _LONGEST_S = 10 * 86400.0
 
 
@@ -261,7 +358,9 @@ class SyntheticJobs:
                 "s: expected more than 0, and a mean that is not below the median"
             )
         if not 0 <= self.communication < 1:
-            raise BadInput(f"jobs cannot communicate for {self.communication} of their time")
+            raise BadInput(
+                f"jobs cannot communicate for {self.communication} of their time"
+            )
 
     def draw(self, rng: np.random.Generator, gpus: int) -> list[QueueJob]:
         """The jobs for a cluster of so many GPUs; the first arrives at 0 s."""
@@ -272,19 +371,39 @@ class SyntheticJobs:
             )
         odds = np.array([float(self.sizes[size]) for size in sizes])
         odds /= odds.sum()
-        gap_s = float(odds @ np.array(sizes)) * self.mean_s / (self.load * gpus)
-        arrivals = np.concatenate(([0.0], np.cumsum(rng.exponential(gap_s, self.count - 1))))
+        gap_s = (
+            float(odds @ np.array(sizes)) * self.mean_s / (self.load * gpus)
+        )
+        arrivals = np.concatenate(
+            ([0.0], np.cumsum(rng.exponential(gap_s, self.count - 1)))
+        )
         spread = math.sqrt(2 * math.log(self.mean_s / self.median_s))
         lasting = rng.lognormal(math.log(self.median_s), spread, self.count)
         durations = np.minimum(lasting, _LONGEST_S).tolist()
         workers = rng.choice(sizes, self.count, p=odds).tolist()
         jobs: list[QueueJob] = []
-        for at_s, lasts_s, size in zip(arrivals.tolist(), durations, workers, strict=True):
+        for at_s, lasts_s, size in zip(
+            arrivals.tolist(),
+            durations,
+            workers,
+            strict=True,
+        ):
             sequential_s = lasts_s * size
             share = self.communication if size > 1 else 0.0
             view = JobView(
-                str(len(jobs)), size, arrived_s=at_s, sequential_s=sequential_s, communication=share
+                str(len(jobs)),
+                size,
+                arrived_s=at_s,
+                sequential_s=sequential_s,
+                communication=share,
             )
             degrees = _half_and_twice(size) if self.elastic else ()
-            jobs.append(QueueJob(view, lasts_s, share, degrees=degrees))
+            jobs.append(
+                QueueJob(
+                    view,
+                    lasts_s,
+                    share,
+                    degrees=degrees,
+                )
+            )
         return jobs

@@ -36,7 +36,8 @@ from patchlight.testbed.lab.portmap import PortMap
 
 # Jobs that share links are played for so many iterations of the slowest each time that one comes
 # or goes; until then they have the pace of those after the first few, in which they find a rhythm.
-_PLAYED, _UNMEASURED = 24, 8
+_PLAYED = 24
+_UNMEASURED = 8
 # Where computing times are drawn, more are needed for a mean.
 _DRAWN = 136
 
@@ -60,14 +61,20 @@ class NetworkCluster:
     network: Network
     usage: Usage | None = None
     trouble: Trouble = CALM
-    lab: None = field(default=None, init=False)
+    lab: None = field(
+        default=None,
+        init=False,
+    )
 
     @cached_property
     def shape(self) -> ClusterShape:
         """Each node is a server with one GPU; racks are the network's."""
         racks = self.network.racks.tolist()
         return ClusterShape(
-            gpus=tuple(GpuSite(f"node{n}.gpu", n, rack) for n, rack in enumerate(racks)),
+            gpus=tuple(
+                GpuSite(f"node{n}.gpu", n, rack)
+                for n, rack in enumerate(racks)
+            ),
             servers=tuple(f"node{n}" for n in range(len(racks))),
             racks=tuple(f"rack{rack}" for rack in range(max(racks) + 1)),
         )
@@ -95,8 +102,14 @@ class NetworkCluster:
     def demand(self, ring: Sequence[int]) -> Demand:
         """How many edges of the ring are on each link; ``BadInput`` where there is no way."""
         nodes = np.array(ring, np.int64)
-        sessions = sessions_of(self.network, PlacedJob(nodes, 0.0, _ring_of(len(ring), 1.0)))
-        counted = zip(sessions.links[0].tolist(), sessions.weights[0].tolist(), strict=True)
+        sessions = sessions_of(
+            self.network, PlacedJob(nodes, 0.0, _ring_of(len(ring), 1.0))
+        )
+        counted = zip(
+            sessions.links[0].tolist(),
+            sessions.weights[0].tolist(),
+            strict=True,
+        )
         return {link: int(edges) for link, edges in counted}
 
     def ports_of(self, gpus: int) -> Mapping[str, frozenset[int]]:
@@ -124,23 +137,49 @@ def failures_of(cluster: Cluster) -> list[Outage]:
     if not isinstance(cluster, NetworkCluster):
         return []
     return [
-        Outage(at_s, 0 if node < 0 else 1 << node, fails, link)
+        Outage(
+            at_s,
+            0 if node < 0 else 1 << node,
+            fails,
+            link,
+        )
         for at_s, node, link, fails in cluster.trouble.changes(cluster.network)
     ]
 
 
-def _rounds(network: Network, collectives: Sequence[tuple[str, float]], nodes: Ints) -> list[Round]:
+def _rounds(
+    network: Network,
+    collectives: Sequence[tuple[str, float]],
+    nodes: Ints,
+) -> list[Round]:
     """The rounds as the network does them; how many rings it has depends on what else is sent."""
-    plain = [each for name, size in collectives for each in collective(name, len(nodes), size)]
+    plain = [
+        each
+        for name, size in collectives
+        for each in collective(name, len(nodes), size)
+    ]
     part = ring_part(plain, len(nodes))
-    own = [network.collective(name, nodes, size, part) for name, size in collectives]
+    own = [
+        network.collective(
+            name,
+            nodes,
+            size,
+            part,
+        )
+        for name, size in collectives
+    ]
     return [each for rounds in own for each in rounds]
 
 
 def _ring_of(members: int, bits: float) -> list[Round]:
     """A ring all-reduce that sends so many bits over each edge of one ring."""
     [edges] = ring(members, 1.0)
-    return [edges._replace(bits=bits, reduced_bits=0.0)]
+    return [
+        edges._replace(
+            bits=bits,
+            reduced_bits=0.0,
+        )
+    ]
 
 
 @dataclass
@@ -164,8 +203,14 @@ class PhasedJobs:
     keep it.
     """
 
-    def __init__(self, network: Network, usage: Usage | None, trouble: Trouble = CALM) -> None:
-        self._network, self._usage = network, usage
+    def __init__(
+        self,
+        network: Network,
+        usage: Usage | None,
+        trouble: Trouble = CALM,
+    ) -> None:
+        self._network = network
+        self._usage = usage
         self._slow = replace(trouble, failures=())
         self._failed: set[int] = set()
         self._placed: dict[int, _Placed] = {}
@@ -175,19 +220,34 @@ class PhasedJobs:
         """A job is on its nodes; whether it may share links."""
         self._placed.pop(job.index, None)
         job.demand = demand or {}
-        network, members = self._network, len(job.ring)
+        network = self._network
+        members = len(job.ring)
         nodes = np.array(job.ring, np.int64)
-        job.unit_s = job.load.compute_s * float(self._slow.factors(nodes).mean())
+        job.unit_s = job.load.compute_s * float(
+            self._slow.factors(nodes).mean()
+        )
         if not demand or not job.load.ring_bits:
             return False
         nbytes = job.load.ring_bits / 16 * members / (members - 1)
         collectives = job.spec.collectives or (("ring", nbytes),)
         rounds = _rounds(network, collectives, nodes)
-        placed = PlacedJob(nodes, job.load.compute_s, rounds, ONCE, overlap=job.spec.overlap)
+        placed = PlacedJob(
+            nodes,
+            job.load.compute_s,
+            rounds,
+            ONCE,
+            overlap=job.spec.overlap,
+        )
         sessions = sessions_of(network, placed)
         links = np.unique(np.concatenate(sessions.links))
         done = job.units - job.remaining
-        self._placed[job.index] = _Placed(job, placed, sessions, links, counted_units=done)
+        self._placed[job.index] = _Placed(
+            job,
+            placed,
+            sessions,
+            links,
+            counted_units=done,
+        )
         job.resume_s += sessions.starts_dark_s
         if self._usage is not None:
             self._usage.dark_s += sessions.starts_dark_s
@@ -201,10 +261,14 @@ class PhasedJobs:
             return False
         if self._usage is not None:
             units = job.units - job.remaining - gone.counted_units
-            for links, weights, bits in zip(*gone.sessions[3:5], gone.sessions.bits, strict=True):
+            for links, weights, bits in zip(
+                *gone.sessions[3:5], gone.sessions.bits, strict=True
+            ):
                 self._usage.carried_bits[links] += units * bits * weights
             self._usage.dark_s += units * sum(gone.sessions.dark_s)
-        self._together = {each for each in self._together if job.index not in each}
+        self._together = {
+            each for each in self._together if job.index not in each
+        }
         return True
 
     def change_link(self, link: int, fails: bool) -> None:
@@ -217,7 +281,8 @@ class PhasedJobs:
     def new_paces(self) -> Iterator[tuple[SimulatedJob, float]]:
         """The jobs whose pace changes, each with its seconds for a unit."""
         groups = self._groups()
-        known, self._together = self._together, {frozenset(group) for group in groups}
+        known = self._together
+        self._together = {frozenset(group) for group in groups}
         for group in groups:
             if frozenset(group) not in known:
                 self._play([self._placed[index] for index in group])
@@ -233,7 +298,11 @@ class PhasedJobs:
 
         Those that stand still are in none.
         """
-        going = {i: each for i, each in self._placed.items() if not self._stands_still(each)}
+        going = {
+            i: each
+            for i, each in self._placed.items()
+            if not self._stands_still(each)
+        }
         leader = {index: index for index in going}
 
         def lead(index: int) -> int:
@@ -254,17 +323,33 @@ class PhasedJobs:
         return list(groups.values())
 
     def _stands_still(self, each: _Placed) -> bool:
-        return bool(self._failed) and not self._failed.isdisjoint(each.links.tolist())
+        return bool(self._failed) and not self._failed.isdisjoint(
+            each.links.tolist()
+        )
 
     def _play(self, group: list[_Placed]) -> None:
         """Find the paces of jobs that share links."""
-        lasting_s = [0.0 if each.pace_s == float("inf") else each.pace_s for each in group]
-        rests = [(1 - each.phase) % 1 * s for each, s in zip(group, lasting_s, strict=True)]
-        jobs, sessions = [each.placed for each in group], [each.sessions for each in group]
-        program = program_of(self._network, jobs, sessions, self._slow)
+        lasting_s = [
+            0.0 if each.pace_s == float("inf") else each.pace_s
+            for each in group
+        ]
+        rests = [
+            (1 - each.phase) % 1 * s
+            for each, s in zip(group, lasting_s, strict=True)
+        ]
+        jobs = [each.placed for each in group]
+        sessions = [each.sessions for each in group]
+        program = program_of(
+            self._network,
+            jobs,
+            sessions,
+            self._slow,
+        )
         program.begins_s[:] = rests
-        alone, drawn = len(group) == 1, self._slow.is_drawn
-        least, unmeasured = (_DRAWN if drawn else 1 if alone else _PLAYED), _UNMEASURED
+        alone = len(group) == 1
+        drawn = self._slow.is_drawn
+        least = _DRAWN if drawn else 1 if alone else _PLAYED
+        unmeasured = _UNMEASURED
         if least == 1:
             unmeasured = 0
         outcome = run(program, least, unmeasured)
@@ -273,7 +358,10 @@ class PhasedJobs:
         paces_s = (outcome.ends_s - outcome.marks_s) / measured
         paces_s[outcome.stuck] = np.inf
         for each, pace_s, ended_s in zip(
-            group, paces_s.tolist(), outcome.ends_s.tolist(), strict=True
+            group,
+            paces_s.tolist(),
+            outcome.ends_s.tolist(),
+            strict=True,
         ):
             each.pace_s = pace_s
             each.phase = 0.0 if alone else min(1.0, (now_s - ended_s) / pace_s)

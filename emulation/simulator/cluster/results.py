@@ -12,12 +12,21 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob, State
+from patchlight.emulation.simulator.cluster.simulated_job import (
+    SimulatedJob,
+    State,
+)
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
 # Fields that results take unchanged from the simulation.
-_REWIRING = ("reconfigurations", "cross_connects", "regroups_refused", "dark_s", "dark_gpu_s")
+_REWIRING = (
+    "reconfigurations",
+    "cross_connects",
+    "regroups_refused",
+    "dark_s",
+    "dark_gpu_s",
+)
 
 
 class JobRecord(NamedTuple):
@@ -67,7 +76,9 @@ class JobRecord(NamedTuple):
             ended_s=job.ended_s if done else math.nan,
             jct_s=jct_s,
             slowdown=jct_s / duration_s if duration_s > 0 else math.nan,
-            deadline_s=view.arrived_s + view.limit_s if view.limit_s < math.inf else math.nan,
+            deadline_s=view.arrived_s + view.limit_s
+            if view.limit_s < math.inf
+            else math.nan,
             started_s=job.started_s,
             waited_s=job.waited_s,
             servers=job.servers,
@@ -117,7 +128,9 @@ class QueueResult:
     resizes: int = 0
 
     @classmethod
-    def of(cls, simulation: Simulation, latencies_s: array[float]) -> QueueResult:
+    def of(
+        cls, simulation: Simulation, latencies_s: array[float]
+    ) -> QueueResult:
         """The results of a finished simulation."""
         accounts = simulation.accounts
         return cls(
@@ -146,7 +159,9 @@ def _columns(records: Sequence[JobRecord]) -> Columns:
     hints = get_type_hints(JobRecord)
     columns = zip(*records, strict=True) if records else ((),) * len(hints)
     for (name, kind), values in zip(hints.items(), columns, strict=True):
-        found[name] = np.array(values, kinds[kind]) if kind in kinds else list(values)
+        found[name] = (
+            np.array(values, kinds[kind]) if kind in kinds else list(values)
+        )
     return found
 
 
@@ -163,15 +178,18 @@ def summary_of(result: QueueResult) -> dict[str, Any]:
     which jobs held them, *busy* the share in which they computed: the rest is communication, dark
     circuits and restarts. Only ``decisions`` differs from run to run: it is measured.
     """
-    jobs, series = result.jobs, result.series
+    jobs = result.jobs
+    series = result.series
     done = np.array([state == "done" for state in jobs["state"]], dtype=bool)
     causes = Counter(cause for cause in jobs["cause"] if cause)
     first_s = float(jobs["arrived_s"].min()) if len(done) else 0.0
     last_s = float(jobs["ended_s"][done].max()) if done.any() else first_s
     span_s = last_s - first_s
     gpu_s = result.gpus * span_s
-    lengths_s, whole = np.diff(series.until_s, prepend=0.0), series.held < result.gpus
-    jct_s, duration_s = jobs["jct_s"][done], jobs["duration_s"][done]
+    lengths_s = np.diff(series.until_s, prepend=0.0)
+    whole = series.held < result.gpus
+    jct_s = jobs["jct_s"][done]
+    duration_s = jobs["duration_s"][done]
     bounded = np.maximum(1.0, jct_s / np.maximum(duration_s, BOUND_S))
     slowdown = (jct_s / duration_s)[duration_s > 0] if len(jct_s) else jct_s
     has_deadline = ~np.isnan(jobs["deadline_s"])
@@ -190,14 +208,19 @@ def summary_of(result: QueueResult) -> dict[str, Any]:
         "deadlines_missed": int(late.sum()),
         "makespan_s": span_s,
         "throughput_jobs_per_h": _ratio(3600.0 * float(done.sum()), span_s),
-        "throughput_gpu_s_per_s": _ratio(float((duration_s * jobs["gpus"][done]).sum()), span_s),
+        "throughput_gpu_s_per_s": _ratio(
+            float((duration_s * jobs["gpus"][done]).sum()), span_s
+        ),
         "allocated": _ratio(float(jobs["allocated_gpu_s"].sum()), gpu_s),
         "busy": _ratio(float(jobs["busy_gpu_s"].sum()), gpu_s),
         "fragmentation": _ratio(
-            float((series.fragmentation * lengths_s)[whole].sum()), float(lengths_s[whole].sum())
+            float((series.fragmentation * lengths_s)[whole].sum()),
+            float(lengths_s[whole].sum()),
         ),
         "held_up_s": result.held_up_s,
-        "queue_mean": _ratio(float((series.queue * lengths_s).sum()), float(lengths_s.sum())),
+        "queue_mean": _ratio(
+            float((series.queue * lengths_s).sum()), float(lengths_s.sum())
+        ),
         "queue_max": int(series.queue.max()) if len(series.queue) else 0,
         "servers_mean": _of_several(result, "servers"),
         "racks_mean": _of_several(result, "racks"),
@@ -215,13 +238,19 @@ def summary_of(result: QueueResult) -> dict[str, Any]:
 
 def _of_several(result: QueueResult, what: str) -> float | None:
     """The mean number of servers or racks over which jobs of more than one GPU ran."""
-    chosen = result.jobs[what][(result.jobs["gpus"] > 1) & (result.jobs[what] > 0)]
+    chosen = result.jobs[what][
+        (result.jobs["gpus"] > 1) & (result.jobs[what] > 0)
+    ]
     return float(chosen.mean()) if len(chosen) else None
 
 
 def _spread(values: Floats) -> dict[str, float | None]:
     mean = float(values.mean()) if len(values) else None
-    return {"mean": mean, "p50": _percentile(values, 50), "p99": _percentile(values, 99)}
+    return {
+        "mean": mean,
+        "p50": _percentile(values, 50),
+        "p99": _percentile(values, 99),
+    }
 
 
 def _percentile(values: Floats, percent: float) -> float | None:

@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from patchlight.controller.policies.contract import Progress, RingOfJob, Running
+from patchlight.controller.policies.contract import (
+    Progress,
+    RingOfJob,
+    Running,
+)
 from patchlight.controller.prediction.network import Demand, Load
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.testbed.errors import BadInput
@@ -37,7 +41,10 @@ class Cause(StrEnum):
     """The partition policy refused it."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(
+    slots=True,
+    eq=False,
+)
 class SimulatedJob:
     """What the simulation knows of a job. Times are seconds, ``nan`` until they are known.
 
@@ -61,7 +68,8 @@ class SimulatedJob:
     remaining: float = field(init=False)
     began_remaining: float = field(init=False)
     load: Load = field(init=False)  # From when it starts.
-    loads: dict[int, Load] = field(default_factory=dict)  # The same on other numbers of such GPUs.
+    # The same on other numbers of such GPUs.
+    loads: dict[int, Load] = field(default_factory=dict)
     ring: tuple[int, ...] = ()
     gpus: int = 0
     servers: int = 0  # Over how many of them it runs, as of racks.
@@ -70,7 +78,8 @@ class SimulatedJob:
     unit_s: float = math.inf
     ends_s: float = math.inf
     running: Running | None = None
-    shown: RingOfJob = field(init=False)  # To policies, of one that runs in a lab.
+    # To policies, of one that runs in a lab.
+    shown: RingOfJob = field(init=False)
     # Counted up to ``since_s``; from ``resume_s`` on it gets on with its work.
     since_s: float = math.nan
     resume_s: float = math.nan
@@ -86,9 +95,16 @@ class SimulatedJob:
     losses: int = 0
 
     def __post_init__(self) -> None:
-        spec, view = self.spec, self.spec.view
-        if spec.training is not view.training or spec.communication != view.communication:
-            view = view._replace(training=spec.training, communication=spec.communication)
+        spec = self.spec
+        view = self.spec.view
+        if (
+            spec.training is not view.training
+            or spec.communication != view.communication
+        ):
+            view = view._replace(
+                training=spec.training,
+                communication=spec.communication,
+            )
             self.spec = spec = spec._replace(view=view)
         if not (spec.view.workers or spec.view.degrees):
             raise BadInput(
@@ -96,8 +112,14 @@ class SimulatedJob:
                 "a partition policy may choose"
             )
         self.workers = self.least
-        self.priority, self.after, self.preemptible = spec.priority, spec.after, spec.preemptible
-        self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
+        self.priority = spec.priority
+        self.after = spec.after
+        self.preemptible = spec.preemptible
+        self.units = (
+            spec.duration_s
+            if spec.training is None
+            else float(spec.training.iterations)
+        )
         self.remaining = self.began_remaining = self.units
 
     @property
@@ -128,7 +150,8 @@ class SimulatedJob:
 
     def progress(self, now_s: float, known: bool) -> Progress:
         """What an order policy is told; how much is left only where that is known."""
-        attained_gpu_s, remaining = self.attained_gpu_s, self.remaining
+        attained_gpu_s = self.attained_gpu_s
+        remaining = self.remaining
         if self.state is State.RUNNING:
             attained_gpu_s += (now_s - self.since_s) * len(self.ring)
             remaining -= self._done_by(now_s)
@@ -141,7 +164,8 @@ class SimulatedJob:
 
     def wait(self, now_s: float) -> None:
         """It begins to wait."""
-        self.state, self.waits_since_s = State.WAITING, now_s
+        self.state = State.WAITING
+        self.waits_since_s = now_s
         if self.is_open:
             self.workers = self.least
 
@@ -162,7 +186,10 @@ class SimulatedJob:
             self.started_s = now_s
         else:
             self.resume_s = now_s + restart_s + dark_s
-        self.state, self.ring, self.gpus, self.load = State.RUNNING, tuple(ring), gpus, load
+        self.state = State.RUNNING
+        self.ring = tuple(ring)
+        self.gpus = gpus
+        self.load = load
         self.loads = {}
         self.began_s = self.since_s = now_s
         self.began_remaining = self.remaining
@@ -176,13 +203,16 @@ class SimulatedJob:
     def finish(self, now_s: float) -> None:
         """Its work is done."""
         self.remaining = 0.0
-        self.state, self.ended_s = State.DONE, now_s
+        self.state = State.DONE
+        self.ended_s = now_s
 
     def block(self, now_s: float, cause: Cause) -> None:
         """It will never run."""
         if self.state is State.WAITING:
             self.waited_s += now_s - self.waits_since_s
-        self.state, self.cause, self.ended_s = State.BLOCKED, cause, now_s
+        self.state = State.BLOCKED
+        self.cause = cause
+        self.ended_s = now_s
 
     # -- its work
 
@@ -205,7 +235,11 @@ class SimulatedJob:
     def _done_by(self, now_s: float) -> float:
         """How many units it did since it was last counted."""
         at_work_s = now_s - max(self.since_s, self.resume_s)
-        return min(self.remaining, at_work_s / self.unit_s) if at_work_s > 0 else 0.0
+        return (
+            min(self.remaining, at_work_s / self.unit_s)
+            if at_work_s > 0
+            else 0.0
+        )
 
     def lose_work(self, now_s: float, checkpoint_s: float) -> None:
         """Take back what was done since the last checkpoint, at the pace it has now."""

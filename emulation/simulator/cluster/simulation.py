@@ -30,9 +30,21 @@ from patchlight.controller.policies.contract import (
 from patchlight.controller.prediction.network import Load
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
-from patchlight.emulation.simulator.cluster.networkcluster import PhasedJobs, failures_of
-from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
-from patchlight.emulation.simulator.cluster.state import Accounts, EventQueue, Occupancy, Settings
+from patchlight.emulation.simulator.cluster.networkcluster import (
+    PhasedJobs,
+    failures_of,
+)
+from patchlight.emulation.simulator.cluster.simulated_job import (
+    Cause,
+    SimulatedJob,
+    State,
+)
+from patchlight.emulation.simulator.cluster.state import (
+    Accounts,
+    EventQueue,
+    Occupancy,
+    Settings,
+)
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
@@ -50,14 +62,28 @@ class Simulation:
     if given, counts what users hold and have used.
     """
 
-    def __init__(self, cluster: Cluster, jobs: Sequence[QueueJob], settings: Settings) -> None:
-        self.cluster, self.settings = cluster.renewed(), settings
-        outages, shape = settings.outages, self.cluster.shape
-        drawn = iter(()) if outages is None else outages.events(shape, settings.seed)
-        self._events = EventQueue(
-            [job.view.arrived_s for job in jobs], heapq.merge(failures_of(self.cluster), drawn)
+    def __init__(
+        self,
+        cluster: Cluster,
+        jobs: Sequence[QueueJob],
+        settings: Settings,
+    ) -> None:
+        self.cluster = cluster.renewed()
+        self.settings = settings
+        outages = settings.outages
+        shape = self.cluster.shape
+        drawn = (
+            iter(())
+            if outages is None
+            else outages.events(shape, settings.seed)
         )
-        self.jobs = [SimulatedJob(number, job) for number, job in enumerate(jobs)]
+        self._events = EventQueue(
+            [job.view.arrived_s for job in jobs],
+            heapq.merge(failures_of(self.cluster), drawn),
+        )
+        self.jobs = [
+            SimulatedJob(number, job) for number, job in enumerate(jobs)
+        ]
         self._job_views = tuple(job.spec.view for job in self.jobs)
         self.now_s = 0.0
         self.waiting: dict[int, SimulatedJob] = {}
@@ -66,9 +92,13 @@ class Simulation:
         self.released = self.layout = 0
         self.user_accounts: UserAccounts | None = None
         # Waiting and running jobs by user, if their number is limited.
-        self._jobs_of: Counter[str] | None = Counter() if settings.has_quotas else None
+        self._jobs_of: Counter[str] | None = (
+            Counter() if settings.has_quotas else None
+        )
         self.ended = 0
-        self.held_up = False  # The next job waits although enough GPUs are free.
+        self.held_up = (
+            False  # The next job waits although enough GPUs are free.
+        )
         self.occupancy = Occupancy(self.cluster.shape)
         self.accounts = Accounts()
         self.preview: Preview = nowhere
@@ -84,8 +114,15 @@ class Simulation:
         if next_s == math.inf:
             return False
         if next_s > self.now_s:
-            passed_s, waiting = next_s - self.now_s, len(self.waiting)
-            self.accounts.span(passed_s, next_s, waiting, self.occupancy, self.held_up)
+            passed_s = next_s - self.now_s
+            waiting = len(self.waiting)
+            self.accounts.span(
+                passed_s,
+                next_s,
+                waiting,
+                self.occupancy,
+                self.held_up,
+            )
             self._view = None
             self.now_s = next_s
         limit_s = self.now_s + EPSILON_S
@@ -128,21 +165,34 @@ class Simulation:
 
     def _next_s(self) -> float:
         # Failures do not matter while no job runs or waits.
-        return self._events.next_s(bool(self.running or (self.waiting and self.occupancy.broken)))
+        return self._events.next_s(
+            bool(self.running or (self.waiting and self.occupancy.broken))
+        )
 
     # -- events
 
     def _fitting(self, job: SimulatedJob) -> int:
         models = job.spec.view.gpu_models
         gpus = self.cluster.shape.gpus
-        return sum(gpu.model in models for gpu in gpus) if models else len(gpus)
+        return (
+            sum(gpu.model in models for gpu in gpus) if models else len(gpus)
+        )
 
     def _is_admitted(self, job: SimulatedJob) -> bool:
         """Whether the user may have one more waiting or running job."""
-        jobs_of, user = self._jobs_of, job.user
+        jobs_of = self._jobs_of
+        user = job.user
         if jobs_of is None:
             return True
-        if admission(self.settings, user, job.workers, jobs_of[user]) is not None:
+        if (
+            admission(
+                self.settings,
+                user,
+                job.workers,
+                jobs_of[user],
+            )
+            is not None
+        ):
             return False
         jobs_of[user] += 1
         return True
@@ -184,7 +234,12 @@ class Simulation:
 
     # -- decisions of the caller
 
-    def start(self, job: SimulatedJob, ring: Sequence[int], dark_s: float = 0.0) -> bool:
+    def start(
+        self,
+        job: SimulatedJob,
+        ring: Sequence[int],
+        dark_s: float = 0.0,
+    ) -> bool:
         """Run a waiting job on these free GPUs; ``False`` if its ring cannot be closed.
 
         Its circuits are dark for ``dark_s`` first. ``BadInput`` unless these are as many different
@@ -196,8 +251,18 @@ class Simulation:
             if job.is_open:
                 job.workers = job.least
             return False
-        sites, load, settings = self.cluster.shape.gpus, self.load_on(job, ring), self.settings
-        job.start(self.now_s, ring, gpus, load, settings.start_s, settings.restart_s, dark_s)
+        sites = self.cluster.shape.gpus
+        load = self.load_on(job, ring)
+        settings = self.settings
+        job.start(
+            self.now_s,
+            ring,
+            gpus,
+            load,
+            settings.start_s,
+            settings.restart_s,
+            dark_s,
+        )
         if len(ring) == 1:
             job.servers = job.racks = 1
         else:
@@ -215,11 +280,23 @@ class Simulation:
             self._expect(job)
         return True
 
-    def load_on(self, job: SimulatedJob, ring: Sequence[int], workers: int = 0) -> Load:
+    def load_on(
+        self,
+        job: SimulatedJob,
+        ring: Sequence[int],
+        workers: int = 0,
+    ) -> Load:
         """A job's work on these GPUs, or on so many workers on such GPUs."""
         sites = self.cluster.shape.gpus
-        models = [sites[gpu].model for gpu in ring] if job.spec.training else ()
-        return load_of(job.spec, workers or len(ring), models, self.cluster.nic_bps)
+        models = (
+            [sites[gpu].model for gpu in ring] if job.spec.training else ()
+        )
+        return load_of(
+            job.spec,
+            workers or len(ring),
+            models,
+            self.cluster.nic_bps,
+        )
 
     def _checked(self, job: SimulatedJob, ring: Sequence[int]) -> int:
         gpus = 0
@@ -227,7 +304,9 @@ class Simulation:
         for gpu in ring:
             gpus |= 1 << gpu if 0 <= gpu < size else 0
         if job.state is not State.WAITING:
-            raise BadInput(f"job {job.spec.view.name} cannot be started: it is {job.state}")
+            raise BadInput(
+                f"job {job.spec.view.name} cannot be started: it is {job.state}"
+            )
         if job.is_open and len(ring) in job.spec.view.degrees:
             job.workers = len(ring)
         different = gpus.bit_count() == len(ring) == job.workers
@@ -245,7 +324,8 @@ class Simulation:
             self._share()
         job.wait(self.now_s)
         self.waiting[job.index] = job
-        job.workers, job.resizes = len(ring), job.resizes + 1
+        job.workers = len(ring)
+        job.resizes = job.resizes + 1
         if not self.start(job, ring):
             self.joined.append(job)
 
@@ -321,8 +401,17 @@ class Simulation:
         job.running = Running(shown_s, job.gpus, job.spec.view.name)
         insort(self._by_end, job.running)
         if self.cluster.lab is not None:
-            load = job.load if self.settings.known else job.load._replace(units=math.inf)
-            job.shown = RingOfJob(job.spec.view.name, job.ring, load, shown_s)
+            load = (
+                job.load
+                if self.settings.known
+                else job.load._replace(units=math.inf)
+            )
+            job.shown = RingOfJob(
+                job.spec.view.name,
+                job.ring,
+                load,
+                shown_s,
+            )
         if job.ends_s < math.inf:
             self._events.expect_end(job)
 
@@ -348,14 +437,23 @@ class Simulation:
     def view(self) -> ClusterView:
         """The cluster as it is now."""
         if self._view is None:
-            cluster, occupancy, arrived = self.cluster, self.occupancy, self._events.arrived
+            cluster = self.cluster
+            occupancy = self.occupancy
+            arrived = self._events.arrived
             accounts = self.user_accounts
-            rewired, recent = cluster.lab is not None, slice(max(0, arrived - _RECENT), arrived)
+            rewired = cluster.lab is not None
+            recent = slice(max(0, arrived - _RECENT), arrived)
             if len(self.waiting) < _RECENT:
-                late = sorted(each for each in self.waiting if each >= recent.start)
+                late = sorted(
+                    each for each in self.waiting if each >= recent.start
+                )
                 waiting = [self._job_views[each] for each in late]
             else:
-                waiting = [j.spec.view for j in self.jobs[recent] if j.state is State.WAITING]
+                waiting = [
+                    j.spec.view
+                    for j in self.jobs[recent]
+                    if j.state is State.WAITING
+                ]
             self._view = ClusterView(
                 self.now_s,
                 cluster.shape,
@@ -367,8 +465,12 @@ class Simulation:
                 cluster.lab,
                 cluster.circuits if rewired else _NOTHING,
                 cluster.ports_of(occupancy.allocated) if rewired else _NOTHING,
-                usage=_NOTHING if accounts is None else Frozen(accounts.shares(self.now_s)),
-                rings=tuple([job.shown for job in self.running.values()]) if rewired else (),
+                usage=_NOTHING
+                if accounts is None
+                else Frozen(accounts.shares(self.now_s)),
+                rings=tuple([job.shown for job in self.running.values()])
+                if rewired
+                else (),
                 queue=waiting,
             )
         return self._view

@@ -7,12 +7,22 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts
-from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
+from patchlight.controller.jobs.discipline.contract import (
+    JobFate,
+    UserAccounts,
+)
+from patchlight.controller.jobs.discipline.queue import (
+    is_stable,
+    iteration_times,
+    room_for,
+)
 from patchlight.controller.policies import contract
 from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.prediction.network import Load
-from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
+from patchlight.emulation.simulator.cluster.simulated_job import (
+    Cause,
+    SimulatedJob,
+)
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.portmap import PortMap
@@ -20,8 +30,12 @@ from patchlight.testbed.lab.rules import Waiting, WaitReason
 
 Ring = Sequence[int]
 
-_NO_PLACE = Waiting(WaitReason.NO_PLACE, "the placement policy finds no place for it")
-_REFUSED = Waiting(WaitReason.UNREACHABLE, "the partition policy refuses it", is_blocked=True)
+_NO_PLACE = Waiting(
+    WaitReason.NO_PLACE, "the placement policy finds no place for it"
+)
+_REFUSED = Waiting(
+    WaitReason.UNREACHABLE, "the partition policy refuses it", is_blocked=True
+)
 _CAUSES = {
     WaitReason.QUOTA: Cause.QUOTA,
     WaitReason.DEPENDENCY: Cause.DEPENDENCY,
@@ -52,14 +66,19 @@ class SimulatedSite:
     """
 
     def __init__(self, simulation: Simulation, policies: Policies) -> None:
-        self._simulation, self._topology = simulation, policies.topology
+        self._simulation = simulation
+        self._topology = policies.topology
         self._elasticity = policies.elasticity
-        self._priority, self._place = policies.order.priority, policies.placement.place
+        self._priority = policies.order.priority
+        self._place = policies.placement.place
         self._partition = policies.partition
-        self._known, self._restart_s = simulation.settings.known, simulation.settings.restart_s
-        self.joined, self.running = simulation.joined, simulation.running
+        self._known = simulation.settings.known
+        self._restart_s = simulation.settings.restart_s
+        self.joined = simulation.joined
+        self.running = simulation.running
         self.occupancy = simulation.occupancy
-        self.now_s, self.released = simulation.now_s, simulation.released
+        self.now_s = simulation.now_s
+        self.released = simulation.released
         self.latencies_s = array("d")
         self._networks = Networks()
 
@@ -104,23 +123,29 @@ class SimulatedSite:
 
     # -- what can be done
 
-    def place(self, job: SimulatedJob, occupied: int | None = None) -> Ring | Waiting:
+    def place(
+        self, job: SimulatedJob, occupied: int | None = None
+    ) -> Ring | Waiting:
         """Where the placement policy puts a job, once the partition policy said how many GPUs."""
         view = self._simulation.view()
         if occupied is not None:
             view = view._replace(occupied=occupied)
         began = time.perf_counter()
-        asked, workers = job.spec.view, job.workers
+        asked = job.spec.view
+        workers = job.workers
         if job.is_open:
             degree = self._degree(view, asked)
             if not degree:
                 return _NO_PLACE if degree is None else _REFUSED
-            asked, workers = sized(asked, degree), degree
+            asked = sized(asked, degree)
+            workers = degree
         ring = self._place(view, asked, workers)
         self.latencies_s.append(time.perf_counter() - began)
         return _NO_PLACE if ring is None else ring
 
-    def _degree(self, view: contract.ClusterView, job: contract.JobView) -> int | None:
+    def _degree(
+        self, view: contract.ClusterView, job: contract.JobView
+    ) -> int | None:
         """What the partition policy says of a job that leaves its degree open."""
         accounts = self.accounts
         most = math.inf if accounts is None else accounts.room(job.user)
@@ -132,14 +157,25 @@ class SimulatedSite:
 
     def is_placeable(self, job: SimulatedJob) -> bool:
         """Whether the policy would find a place if nothing ran and nothing was broken."""
-        empty = self._simulation.view()._replace(occupied=0, broken=0)
-        return self._place(empty, sized(job.spec.view, job.workers), job.workers) is not None
+        empty = self._simulation.view()._replace(
+            occupied=0,
+            broken=0,
+        )
+        return (
+            self._place(empty, sized(job.spec.view, job.workers), job.workers)
+            is not None
+        )
 
     def gpus_of(self, ring: Ring) -> int:
         """A ring as a set."""
         return sum(1 << gpu for gpu in ring)
 
-    def can_start(self, job: SimulatedJob, ring: Ring, without: Sequence[SimulatedJob]) -> bool:
+    def can_start(
+        self,
+        job: SimulatedJob,
+        ring: Ring,
+        without: Sequence[SimulatedJob],
+    ) -> bool:
         """Whether light would join these GPUs, with the circuits that the topology policy wants."""
         cluster = self._simulation.cluster
         if cluster.lab is None or len(ring) == 1:
@@ -162,35 +198,58 @@ class SimulatedSite:
         return simulation.start(job, ring, dark_s)
 
     def _circuits(
-        self, job: SimulatedJob, ring: Ring, without: Sequence[SimulatedJob] = ()
+        self,
+        job: SimulatedJob,
+        ring: Ring,
+        without: Sequence[SimulatedJob] = (),
     ) -> Mapping[str, PortMap] | None:
         """Those that the topology policy wants for a job there; ``None`` if it finds none."""
         if self._topology is None or len(ring) == 1:
             return {}
         try:
-            return self._topology.circuits(self._view_with(job, ring, without), [ring])
+            return self._topology.circuits(
+                self._view_with(job, ring, without), [ring]
+            )
         except PatchlightError:
             return None
 
     def _view_with(
-        self, job: SimulatedJob, ring: Ring, without: Sequence[SimulatedJob]
+        self,
+        job: SimulatedJob,
+        ring: Ring,
+        without: Sequence[SimulatedJob],
     ) -> contract.ClusterView:
         """The cluster with a waiting job's ring beside those that run, but ``without`` these."""
         simulation = self._simulation
-        view, load = simulation.view(), simulation.load_on(job, ring)
+        view = simulation.view()
+        load = simulation.load_on(job, ring)
         units = job.remaining if self._known else math.inf
-        placed = contract.RingOfJob(job.name, tuple(ring), load._replace(units=units), waits=True)
-        running = [each for each in self.running.values() if each not in without]
+        placed = contract.RingOfJob(
+            job.name,
+            tuple(ring),
+            load._replace(units=units),
+            waits=True,
+        )
+        running = [
+            each for each in self.running.values() if each not in without
+        ]
         if without:
             gone = [each.running for each in without]
-            held = self.occupancy.allocated & ~sum(each.gpus for each in without)
+            held = self.occupancy.allocated & ~sum(
+                each.gpus for each in without
+            )
             view = view._replace(
                 occupied=held | view.broken,
-                running=tuple(each for each in view.running if each not in gone),
+                running=tuple(
+                    each for each in view.running if each not in gone
+                ),
                 rings=tuple(each.shown for each in running),
                 barred=simulation.cluster.ports_of(held),
             )
-        return view._replace(rings=(*view.rings, placed), measured=_measured(running))
+        return view._replace(
+            rings=(*view.rings, placed),
+            measured=_measured(running),
+        )
 
     def preempt(self, job: SimulatedJob) -> None:
         """Take a job's GPUs; it waits again."""
@@ -213,10 +272,13 @@ class SimulatedSite:
         """Whether the elasticity policy is asked at events only."""
         return is_stable(self._elasticity)
 
-    def elastic(self, most: int | None = None) -> list[tuple[SimulatedJob, contract.ElasticJob]]:
+    def elastic(
+        self, most: int | None = None
+    ) -> list[tuple[SimulatedJob, contract.ElasticJob]]:
         """The first running jobs that may have other numbers of GPUs, with those they can have."""
         simulation = self._simulation
-        view, now_s = simulation.view(), simulation.now_s
+        view = simulation.view()
+        now_s = simulation.now_s
         found: list[tuple[SimulatedJob, contract.ElasticJob]] = []
         for job in self.running.values():
             if len(found) == most:
@@ -235,48 +297,99 @@ class SimulatedSite:
             found.append((job, shown))
         return found
 
-    def _times(self, job: SimulatedJob, view: contract.ClusterView) -> Mapping[int, float]:
+    def _times(
+        self, job: SimulatedJob, view: contract.ClusterView
+    ) -> Mapping[int, float]:
         """Seconds of a unit by each degree that the job can have now."""
-        simulation, now = self._simulation, len(job.ring)
+        simulation = self._simulation
+        now = len(job.ring)
         models = job.spec.view.gpu_models
-        free = view.free_for(job.spec.view).bit_count() if models else self.occupancy.free
-        degrees = [degree for degree in job.spec.degrees if degree <= now + free]
+        free = (
+            view.free_for(job.spec.view).bit_count()
+            if models
+            else self.occupancy.free
+        )
+        degrees = [
+            degree for degree in job.spec.degrees if degree <= now + free
+        ]
         wiring = self._networks.of(view)
         if wiring is None:
             # At the rate that its edges have now.
             communicates_s = job.unit_s - job.load.compute_s
-            rate_bps = job.load.ring_bits / communicates_s if communicates_s > 0 else 0.0
+            rate_bps = (
+                job.load.ring_bits / communicates_s
+                if communicates_s > 0
+                else 0.0
+            )
             rate_bps = rate_bps or simulation.cluster.nic_bps
-            return {degree: self._load(job, degree).unit_s(rate_bps) for degree in degrees}
+            return {
+                degree: self._load(job, degree).unit_s(rate_bps)
+                for degree in degrees
+            }
         options: dict[int, tuple[Ring, Load]] = {}
         for degree in degrees:
-            ring = job.ring if degree == now else self._ring_of(job, degree, view)
+            ring = (
+                job.ring if degree == now else self._ring_of(job, degree, view)
+            )
             if ring is not None:
                 same = degree == now
-                load = job.load if same else simulation.load_on(job, ring, degree)
+                load = (
+                    job.load if same else simulation.load_on(job, ring, degree)
+                )
                 options[degree] = ring, load
-        return iteration_times(wiring.network, view, job.name, options)
+        return iteration_times(
+            wiring.network,
+            view,
+            job.name,
+            options,
+        )
 
     def _load(self, job: SimulatedJob, degree: int) -> Load:
         """A job's work on so many GPUs like those that it has; known as long as it has them."""
         if (known := job.loads.get(degree)) is None:
             same = degree == len(job.ring)
-            known = job.load if same else self._simulation.load_on(job, job.ring, degree)
+            known = (
+                job.load
+                if same
+                else self._simulation.load_on(job, job.ring, degree)
+            )
             job.loads[degree] = known
         return known
 
-    def _ring_of(self, job: SimulatedJob, degree: int, view: contract.ClusterView) -> Ring | None:
-        room = room_for(view, job.name, job.gpus, grows=degree > len(job.ring))
-        return self._place(room, job.spec.view._replace(workers=degree), degree)
+    def _ring_of(
+        self,
+        job: SimulatedJob,
+        degree: int,
+        view: contract.ClusterView,
+    ) -> Ring | None:
+        room = room_for(
+            view,
+            job.name,
+            job.gpus,
+            grows=degree > len(job.ring),
+        )
+        return self._place(
+            room, job.spec.view._replace(workers=degree), degree
+        )
 
     def queued(self, job: SimulatedJob) -> contract.QueuedJob:
         """A job that waits."""
-        lasts_s = self.would_end_s(job) - self.now_s if self._known else math.inf
+        lasts_s = (
+            self.would_end_s(job) - self.now_s if self._known else math.inf
+        )
         view = job.spec.view
-        return contract.QueuedJob(job.name, job.workers, view.gpu_models, lasts_s, job.user)
+        return contract.QueuedJob(
+            job.name,
+            job.workers,
+            view.gpu_models,
+            lasts_s,
+            job.user,
+        )
 
     def ask(
-        self, jobs: Sequence[contract.ElasticJob], queue: Sequence[contract.QueuedJob]
+        self,
+        jobs: Sequence[contract.ElasticJob],
+        queue: Sequence[contract.QueuedJob],
     ) -> Mapping[str, int]:
         """What the elasticity policy answers."""
         assert self._elasticity is not None  # Whoever has none does not ask.
@@ -303,10 +416,15 @@ def sized(job: contract.JobView, workers: int) -> contract.JobView:
         return job
     splits = job.training is not None and job.training.split
     expected_s = {workers: job.sequential_s / workers} if splits else {}
-    return job._replace(workers=workers, expected_s=contract.Frozen(expected_s))
+    return job._replace(
+        workers=workers,
+        expected_s=contract.Frozen(expected_s),
+    )
 
 
-def _measured(running: Sequence[SimulatedJob]) -> Mapping[int, tuple[float, float]]:
+def _measured(
+    running: Sequence[SimulatedJob],
+) -> Mapping[int, tuple[float, float]]:
     """What each GPU's NIC sends and receives now, as the ports of a lab would count it."""
     found: dict[int, tuple[float, float]] = {}
     for job in running:

@@ -20,7 +20,10 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import Discipline
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Settings(Discipline):
     """How the queue is run, and what happens to preempted and failed jobs.
 
@@ -48,11 +51,20 @@ class Settings(Discipline):
 
     def __post_init__(self) -> None:
         Discipline.__post_init__(self)
-        least_s = {"start_s": 0.0, "restart_s": 0.0, "checkpoint_s": 1e-3, "minimum_gain_s": 0.0}
+        least_s = {
+            "start_s": 0.0,
+            "restart_s": 0.0,
+            "checkpoint_s": 1e-3,
+            "minimum_gain_s": 0.0,
+        }
         for name, least in least_s.items():
             value = getattr(self, name)
-            if not value >= least or (math.isinf(value) and name != "checkpoint_s"):
-                raise BadInput(f"{name} cannot be {value} s: expected at least {least:g} s")
+            if not value >= least or (
+                math.isinf(value) and name != "checkpoint_s"
+            ):
+                raise BadInput(
+                    f"{name} cannot be {value} s: expected at least {least:g} s"
+                )
         if self.defragment_s is not None and not self.defragment_s > 0:
             raise BadInput(
                 f"light cannot be looked at every {self.defragment_s} s: expected more than 0"
@@ -76,7 +88,9 @@ class Occupancy:
         self._server = [gpu.server for gpu in shape.gpus]
         # A set of GPUs for each server would need memory with the square of the servers.
         counted = Counter(self._server)
-        self._size_of = [counted[server] for server in range(len(shape.servers))]
+        self._size_of = [
+            counted[server] for server in range(len(shape.servers))
+        ]
         self._taken = [0] * len(self._size_of)
         self._broken_by: dict[int, int] = {}
         self.allocated = self.broken = self.held = 0
@@ -155,7 +169,12 @@ class Accounts:
         self.dark_s = self.dark_gpu_s = 0.0
 
     def span(
-        self, length_s: float, end_s: float, waiting: int, occupancy: Occupancy, held_up: bool
+        self,
+        length_s: float,
+        end_s: float,
+        waiting: int,
+        occupancy: Occupancy,
+        held_up: bool,
     ) -> None:
         """Nothing changed for ``length_s`` seconds, until ``end_s``."""
         ends, queue, held, pieces = self.series
@@ -180,9 +199,16 @@ class EventQueue:
     Methods that take events take those up to ``limit_s``, in order.
     """
 
-    def __init__(self, arrivals_s: Sequence[float], outages: Iterator[Outage]) -> None:
-        if any(later < earlier for earlier, later in itertools.pairwise(arrivals_s)):
-            raise BadInput("the jobs do not come in the order of their arrival times")
+    def __init__(
+        self, arrivals_s: Sequence[float], outages: Iterator[Outage]
+    ) -> None:
+        if any(
+            later < earlier
+            for earlier, later in itertools.pairwise(arrivals_s)
+        ):
+            raise BadInput(
+                "the jobs do not come in the order of their arrival times"
+            )
         self._arrivals_s = [*arrivals_s, math.inf]
         self.arrived = 0
         self._ends: list[tuple[float, int, SimulatedJob]] = []

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from patchlight.controller.jobs.discipline.contract import OrderTraits, UserAccounts
+from patchlight.controller.jobs.discipline.contract import (
+    OrderTraits,
+    UserAccounts,
+)
 from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
 from patchlight.controller.policies import guard
 from patchlight.controller.policies.cheapest import defragment
@@ -18,12 +21,26 @@ from patchlight.controller.policies.contract import Frozen, PolicyKind
 from patchlight.controller.policies.registry import DEFAULTS, find, load_policy
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, left_open
-from patchlight.emulation.simulator.cluster.results import QueueResult, summary_of
-from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
+from patchlight.emulation.simulator.cluster.results import (
+    QueueResult,
+    summary_of,
+)
+from patchlight.emulation.simulator.cluster.simulated_job import (
+    Cause,
+    SimulatedJob,
+)
 from patchlight.emulation.simulator.cluster.simulation import Simulation
-from patchlight.emulation.simulator.cluster.site import Policies, Ring, SimulatedSite
+from patchlight.emulation.simulator.cluster.site import (
+    Policies,
+    Ring,
+    SimulatedSite,
+)
 from patchlight.emulation.simulator.cluster.state import Settings
-from patchlight.emulation.simulator.executors import Engine, policy_seed, run_all
+from patchlight.emulation.simulator.executors import (
+    Engine,
+    policy_seed,
+    run_all,
+)
 from patchlight.testbed.errors import PatchlightError
 
 Tell = Callable[[int, int], None]
@@ -44,12 +61,16 @@ class QueueScheduler:
 
     def __init__(self, simulation: Simulation, policies: Policies) -> None:
         self._simulation = simulation
-        order, settings = OrderTraits.of(policies.order), simulation.settings
+        order = OrderTraits.of(policies.order)
+        settings = simulation.settings
         if order.by_user or settings.has_quotas:
             simulation.user_accounts = UserAccounts(settings)
         self._site = SimulatedSite(simulation, policies)
-        self._queue: JobQueue[SimulatedJob, Ring] = JobQueue(self._site, settings, order)
-        self._look_s, self._seen_ended = 0.0, 0
+        self._queue: JobQueue[SimulatedJob, Ring] = JobQueue(
+            self._site, settings, order
+        )
+        self._look_s = 0.0
+        self._seen_ended = 0
         self._seen: frozenset[int] = frozenset()
         self._is_elastic = policies.elasticity is not None
         self.latencies_s = self._site.latencies_s
@@ -57,10 +78,16 @@ class QueueScheduler:
 
     def decide(self) -> None:
         """Start all jobs that can start now; then resize running jobs, or change their circuits."""
-        simulation, site = self._simulation, self._site
-        site.now_s, site.released = simulation.now_s, simulation.released
+        simulation = self._simulation
+        site = self._site
+        site.now_s = simulation.now_s
+        site.released = simulation.released
         simulation.held_up = self._queue.decide()
-        resized = resize_jobs(site, self._queue.reasons()) if self._is_elastic else ()
+        resized = (
+            resize_jobs(site, self._queue.reasons())
+            if self._is_elastic
+            else ()
+        )
         for job in resized:
             self._queue.began_anew(job)
         if resized:
@@ -71,17 +98,24 @@ class QueueScheduler:
     @property
     def decides(self) -> bool:
         """Whether anything is to decide now."""
-        return bool(self._simulation.waiting or (self._is_elastic and self._simulation.running))
+        return bool(
+            self._simulation.waiting
+            or (self._is_elastic and self._simulation.running)
+        )
 
     def _defragment(self, every_s: float) -> None:
         simulation = self._simulation
         running = frozenset(simulation.running)
         if running == self._seen:
             return  # No job started or ended: the gain can only have become smaller.
-        if simulation.ended == self._seen_ended and simulation.now_s < self._look_s:
+        if (
+            simulation.ended == self._seen_ended
+            and simulation.now_s < self._look_s
+        ):
             simulation.wake_at(self._look_s)
             return
-        self._seen, self._seen_ended = running, simulation.ended
+        self._seen = running
+        self._seen_ended = simulation.ended
         self._look_s = simulation.now_s + every_s
         # Its ports are locked because running jobs use them, and these jobs are to be moved.
         view = simulation.view()._replace(barred=Frozen())
@@ -91,11 +125,15 @@ class QueueScheduler:
 
     def give_up(self) -> bool:
         """No event is left but jobs wait: block the next one; ``False`` if none waits."""
-        head = self._queue.first() or next(iter(self._simulation.waiting.values()), None)
+        head = self._queue.first() or next(
+            iter(self._simulation.waiting.values()), None
+        )
         if head is None:
             return False
         self._queue.remove(head)
-        self._simulation.block(head, Cause.DEPENDENCY if head.after else Cause.UNPLACEABLE)
+        self._simulation.block(
+            head, Cause.DEPENDENCY if head.after else Cause.UNPLACEABLE
+        )
         return True
 
     def drop_hopeless(self) -> None:
@@ -125,12 +163,14 @@ def simulate(
     """
     for slot in fields(policies):
         policy = getattr(policies, slot.name)
-        policy = getattr(policy, "policy", policy)  # of the guard of users' policies
+        # Of the guard of users' policies.
+        policy = getattr(policy, "policy", policy)
         if hasattr(policy, "check_fits"):
             policy.check_fits(cluster.shape, cluster.lab)
     simulation = Simulation(cluster, jobs, settings or Settings())
     scheduler = QueueScheduler(simulation, policies)
-    told, count = 0, len(jobs)
+    told = 0
+    count = len(jobs)
     while simulation.ended < count:
         if simulation.advance():
             if scheduler.decides:
@@ -202,11 +242,42 @@ def load_policies(
     """
     seed = policy_seed(seed)
     return Policies(
-        _load("order", order, seed, faults),
-        _load("placement", placement, seed, faults),
-        None if topology == "keep" else _load("topology", topology, seed, faults),
-        None if elasticity == "rigid" else _load("elasticity", elasticity, seed, faults),
-        None if partition == AS_ASKED else _load("partition", partition, seed, faults),
+        _load(
+            "order",
+            order,
+            seed,
+            faults,
+        ),
+        _load(
+            "placement",
+            placement,
+            seed,
+            faults,
+        ),
+        None
+        if topology == "keep"
+        else _load(
+            "topology",
+            topology,
+            seed,
+            faults,
+        ),
+        None
+        if elasticity == "rigid"
+        else _load(
+            "elasticity",
+            elasticity,
+            seed,
+            faults,
+        ),
+        None
+        if partition == AS_ASKED
+        else _load(
+            "partition",
+            partition,
+            seed,
+            faults,
+        ),
     )
 
 
@@ -225,14 +296,25 @@ def check_policies(
                 load_policy(name, kind, seed=0)
 
 
-def _load(kind: PolicyKind, name: str, seed: int, faults: Callable[[guard.Fault], None]) -> Any:
+def _load(
+    kind: PolicyKind,
+    name: str,
+    seed: int,
+    faults: Callable[[guard.Fault], None],
+) -> Any:
     recipe = find(name, kind)
     policy = recipe.make(seed=seed)
     if recipe.origin == "built in":
         return policy
     default = load_policy(DEFAULTS[kind], kind, seed=seed)
     # No time limit: a result must not depend on how busy the machine is.
-    return _GUARDS[kind](policy, default, recipe.text, faults, math.inf)
+    return _GUARDS[kind](
+        policy,
+        default,
+        recipe.text,
+        faults,
+        math.inf,
+    )
 
 
 class Combination(NamedTuple):
@@ -249,11 +331,17 @@ class Combination(NamedTuple):
     @property
     def name(self) -> str:
         """A short name for tables and files; policies that do nothing are left out."""
-        parts = [self.order, self.placement, *([self.topology] * (self.topology != "keep"))]
+        parts = [
+            self.order,
+            self.placement,
+            *([self.topology] * (self.topology != "keep")),
+        ]
         parts += [self.elasticity] * (self.elasticity != "rigid")
         parts += [self.partition] * (self.partition != AS_ASKED)
         parts += ["defragment"] * self.defragment
-        return " ".join(part.rpartition("/")[2].replace(":", " ") for part in parts)
+        return " ".join(
+            part.rpartition("/")[2].replace(":", " ") for part in parts
+        )
 
 
 @dataclass(frozen=True)
@@ -275,18 +363,42 @@ class Sweep:
     jobs: Sequence[QueueJob]
     settings: Settings = field(default_factory=Settings)
 
-    def __call__(self, combination: Combination, tell: Tell | None = None) -> CombinationResult:
+    def __call__(
+        self, combination: Combination, tell: Tell | None = None
+    ) -> CombinationResult:
         """Simulate one combination; ``BadInput`` for an unknown policy."""
         faults = Faults()
         kinds = combination.elasticity, combination.partition
         policies = load_policies(*combination[:4], faults, *kinds)
-        jobs = self.jobs if policies.partition is None else [left_open(job) for job in self.jobs]
+        jobs = (
+            self.jobs
+            if policies.partition is None
+            else [left_open(job) for job in self.jobs]
+        )
         began = time.process_time()
-        every_s = self.settings.defragment_s if combination.defragment else None
-        settings = replace(self.settings, seed=combination.seed, defragment_s=every_s)
-        result = simulate(self.cluster, jobs, policies, settings, tell)
+        every_s = (
+            self.settings.defragment_s if combination.defragment else None
+        )
+        settings = replace(
+            self.settings,
+            seed=combination.seed,
+            defragment_s=every_s,
+        )
+        result = simulate(
+            self.cluster,
+            jobs,
+            policies,
+            settings,
+            tell,
+        )
         cpu_s = time.process_time() - began
-        return CombinationResult(combination, result, summary_of(result), cpu_s, faults)
+        return CombinationResult(
+            combination,
+            result,
+            summary_of(result),
+            cpu_s,
+            faults,
+        )
 
 
 def combinations(
@@ -300,9 +412,21 @@ def combinations(
 ) -> list[Combination]:
     """Every combination, each once."""
     found = (
-        Combination(order, placement, topology, seed, moves, elasticity, partition)
+        Combination(
+            order,
+            placement,
+            topology,
+            seed,
+            moves,
+            elasticity,
+            partition,
+        )
         for order, placement, topology, elasticity, partition in itertools.product(
-            orders, placements, topologies, elasticities, partitions
+            orders,
+            placements,
+            topologies,
+            elasticities,
+            partitions,
         )
         for moves in defragment
     )
@@ -310,7 +434,10 @@ def combinations(
 
 
 def run_sweep(
-    sweep: Sweep, wanted: Sequence[Combination], engine: Engine, tell: Callable[[int, int], None]
+    sweep: Sweep,
+    wanted: Sequence[Combination],
+    engine: Engine,
+    tell: Callable[[int, int], None],
 ) -> list[CombinationResult]:
     """Run them all. ``tell`` counts ended jobs if there is one run, else ended runs.
 
@@ -319,4 +446,9 @@ def run_sweep(
     if len(wanted) == 1:
         return [sweep(wanted[0], tell)]
     done = itertools.count(1)
-    return run_all(wanted, sweep, engine, lambda: tell(next(done), len(wanted)))
+    return run_all(
+        wanted,
+        sweep,
+        engine,
+        lambda: tell(next(done), len(wanted)),
+    )

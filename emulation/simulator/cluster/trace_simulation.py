@@ -7,15 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.emulation.simulator.cluster import sweep
-from patchlight.emulation.simulator.cluster.cluster import Cluster, LabCluster, TwoLevel
-from patchlight.emulation.simulator.cluster.jobs import QueueJob, jobs_of_specs, queue_jobs
-from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
-from patchlight.emulation.simulator.cluster.report import notes_on, result_of, write_report
+from patchlight.emulation.simulator.cluster.cluster import (
+    Cluster,
+    LabCluster,
+    TwoLevel,
+)
+from patchlight.emulation.simulator.cluster.jobs import (
+    QueueJob,
+    jobs_of_specs,
+    queue_jobs,
+)
+from patchlight.emulation.simulator.cluster.networkcluster import (
+    NetworkCluster,
+)
+from patchlight.emulation.simulator.cluster.report import (
+    notes_on,
+    result_of,
+    write_report,
+)
 from patchlight.emulation.simulator.cluster.state import Settings
 from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.network.specs import Trouble, network_of
 from patchlight.emulation.simulator.results import policy_files, provenance
-from patchlight.emulation.simulator.traces.files import drawn_trace, is_drawn, load_trace
+from patchlight.emulation.simulator.traces.files import (
+    drawn_trace,
+    is_drawn,
+    load_trace,
+)
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.jobfile.reader import read_jobs
 from patchlight.testbed.labfile.reader import find_lab, load_lab
@@ -69,7 +87,12 @@ class SimulationOptions:
         kinds = self.order, self.placement, self.topology
         defragment = (False, True) if moves and self.compares else (moves,)
         more = self.elasticity, self.partition
-        return sweep.combinations(*kinds, settings.seed, defragment, *more)
+        return sweep.combinations(
+            *kinds,
+            settings.seed,
+            defragment,
+            *more,
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +110,9 @@ class TraceSimulation:
 
 
 def simulate_trace(
-    options: SimulationOptions, folder: Path, tell: Callable[[int, int], None]
+    options: SimulationOptions,
+    folder: Path,
+    tell: Callable[[int, int], None],
 ) -> TraceSimulation:
     """Run every combination and write the results into ``folder``.
 
@@ -95,9 +120,15 @@ def simulate_trace(
     ``BadInput`` for options that contradict each other. Ctrl-C keeps the finished runs; without
     any, ``KeyboardInterrupt`` is raised.
     """
-    cluster, settings, engine = _cluster(options), options.settings, options.engine
+    cluster = _cluster(options)
+    settings = options.settings
+    engine = options.engine
     sweep.check_policies(
-        options.order, options.placement, options.topology, options.elasticity, options.partition
+        options.order,
+        options.placement,
+        options.topology,
+        options.elasticity,
+        options.partition,
     )
     if options.topology != ("keep",) and not cluster.circuits:
         raise BadInput(
@@ -120,7 +151,12 @@ def simulate_trace(
     origin = provenance([settings.seed], _files(options))
     interrupted = False
     try:
-        outcomes = sweep.run_sweep(sweep.Sweep(cluster, jobs, settings), runs, engine, tell)
+        outcomes = sweep.run_sweep(
+            sweep.Sweep(cluster, jobs, settings),
+            runs,
+            engine,
+            tell,
+        )
     except Interrupted as stop:
         outcomes = [stop.results[number] for number in sorted(stop.results)]
         interrupted = True
@@ -134,7 +170,10 @@ def simulate_trace(
             "communication": communication,
         },
         "cluster": {
-            "name": options.network or options.lab or options.cluster or DEFAULT_CLUSTER,
+            "name": options.network
+            or options.lab
+            or options.cluster
+            or DEFAULT_CLUSTER,
             "gpus": len(cluster.shape.gpus),
             "servers": len(cluster.shape.servers),
             "racks": len(cluster.shape.racks),
@@ -151,12 +190,26 @@ def simulate_trace(
         "machine": origin["machine"],
     }
     files = write_report(outcomes, setting, folder)
-    notes += tuple(notes_on(outcomes, preempts=settings.preempt, communicates=bool(communication)))
-    return TraceSimulation(outcomes, result_of(outcomes, setting), notes, files, interrupted)
+    notes += tuple(
+        notes_on(
+            outcomes,
+            preempts=settings.preempt,
+            communicates=bool(communication),
+        )
+    )
+    return TraceSimulation(
+        outcomes,
+        result_of(outcomes, setting),
+        notes,
+        files,
+        interrupted,
+    )
 
 
 def _jobs(
-    options: SimulationOptions, cluster: Cluster, communication: float
+    options: SimulationOptions,
+    cluster: Cluster,
+    communication: float,
 ) -> tuple[list[QueueJob], tuple[str, ...]]:
     """The jobs of a trace or a job file, and notes on them."""
     if options.trace.suffix in JOB_FILES:
@@ -170,20 +223,39 @@ def _jobs(
         alone = "in a lab they start together: here each starts by itself"
         notes = (alone,) if file.together and len(specs) > 1 else ()
         partitioned = sweep.AS_ASKED not in options.partition
-        return jobs_of_specs(cluster.lab, specs, options.user, partitioned=partitioned), notes
+        return jobs_of_specs(
+            cluster.lab,
+            specs,
+            options.user,
+            partitioned=partitioned,
+        ), notes
     if is_drawn(options.trace):
-        count, gpus = options.jobs or DRAWN_JOBS, len(cluster.shape.gpus)
-        trace = drawn_trace(str(options.trace), options.settings.seed, count, gpus)
+        count = options.jobs or DRAWN_JOBS
+        gpus = len(cluster.shape.gpus)
+        trace = drawn_trace(
+            str(options.trace),
+            options.settings.seed,
+            count,
+            gpus,
+        )
     else:
         trace = load_trace(options.trace, skip_bad=options.skip_bad)
     jobs = queue_jobs(trace.jobs[: options.jobs], communication, options.speed)
     return jobs, trace.notes
 
 
-def _check_users(settings: Settings, jobs: Sequence[QueueJob], cluster: Cluster) -> None:
+def _check_users(
+    settings: Settings,
+    jobs: Sequence[QueueJob],
+    cluster: Cluster,
+) -> None:
     """``BadInput`` for settings of a user without jobs whom the lab does not have either."""
     known = {job.view.user for job in jobs}
-    of_lab = set() if cluster.lab is None else {name for name, _ in cluster.lab.queue.users}
+    of_lab = (
+        set()
+        if cluster.lab is None
+        else {name for name, _ in cluster.lab.queue.users}
+    )
     for name, _ in settings.users:
         if name not in known | of_lab:
             near = nearest(name, sorted(known - {""}), "the trace's users are")
@@ -198,14 +270,26 @@ def _files(options: SimulationOptions) -> list[Path]:
         *lab,
         *policy_files(options.order, "order"),
         *policy_files(options.placement, "placement"),
-        *policy_files([name for name in options.topology if name != "keep"], "topology"),
-        *policy_files([name for name in options.elasticity if name != "rigid"], "elasticity"),
-        *policy_files([name for name in options.partition if name != sweep.AS_ASKED], "partition"),
+        *policy_files(
+            [name for name in options.topology if name != "keep"], "topology"
+        ),
+        *policy_files(
+            [name for name in options.elasticity if name != "rigid"],
+            "elasticity",
+        ),
+        *policy_files(
+            [name for name in options.partition if name != sweep.AS_ASKED],
+            "partition",
+        ),
     ]
 
 
 def _cluster(options: SimulationOptions) -> Cluster:
-    given = {"--network": options.network, "--cluster": options.cluster, "--lab": options.lab}
+    given = {
+        "--network": options.network,
+        "--cluster": options.cluster,
+        "--lab": options.lab,
+    }
     named = [option for option, text in given.items() if text is not None]
     if len(named) > 1:
         raise BadInput(
@@ -214,7 +298,9 @@ def _cluster(options: SimulationOptions) -> Cluster:
         )
     if options.network is not None:
         network = network_of(options.network)
-        trouble = Trouble.parse(options.slow, options.failures, options.settings.seed)
+        trouble = Trouble.parse(
+            options.slow, options.failures, options.settings.seed
+        )
         return NetworkCluster(network, trouble=trouble.checked(network))
     if options.slow or options.failures:
         raise BadInput(

@@ -10,14 +10,21 @@ from click.core import ParameterSource
 
 from patchlight.console import rendering as out
 from patchlight.console.options import ANY, complete_policy
-from patchlight.emulation.simulator.commands.run_options import engine_of, run_options
+from patchlight.emulation.simulator.commands.run_options import (
+    engine_of,
+    run_options,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import parse_time
 
 
 @click.command(context_settings={"show_default": True})
 @click.argument(
-    "policies", metavar="POLICIES…", nargs=-1, required=True, shell_complete=complete_policy
+    "policies",
+    metavar="POLICIES…",
+    nargs=-1,
+    required=True,
+    shell_complete=complete_policy,
 )
 @click.option(
     "--order",
@@ -33,11 +40,36 @@ from patchlight.testbed.units import parse_time
     shell_complete=complete_policy,
     help="Compare with these instead of the built-in pairs; repeatable.",
 )
-@click.option("--labs", type=click.IntRange(2, 10_000), default=40, help="Number of labs.")
-@click.option("--first-seed", type=click.IntRange(0), default=0, help="Seed of the first lab.")
-@click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="Jobs in each lab.")
-@click.option("--load", type=ANY, default=1.1, help="Offered load: share of a lab's GPUs.")
-@click.option("--largest", type=click.IntRange(8, 1024), default=128, help="Most GPUs of a lab.")
+@click.option(
+    "--labs",
+    type=click.IntRange(2, 10_000),
+    default=40,
+    help="Number of labs.",
+)
+@click.option(
+    "--first-seed",
+    type=click.IntRange(0),
+    default=0,
+    help="Seed of the first lab.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(2, 100_000),
+    default=120,
+    help="Jobs in each lab.",
+)
+@click.option(
+    "--load",
+    type=ANY,
+    default=1.1,
+    help="Offered load: share of a lab's GPUs.",
+)
+@click.option(
+    "--largest",
+    type=click.IntRange(8, 1024),
+    default=128,
+    help="Most GPUs of a lab.",
+)
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
@@ -69,23 +101,55 @@ def compare(
     and with regroup. The table shows the mean completion time relative to the best of these, by
     size of the labs, and the 95th percentile relative to that of the same pair.
     """
-    from patchlight.emulation.simulator.randomlabs import Drawn, PlayedPolicies, built_in, by_size
-    from patchlight.emulation.simulator.randomlabs import compare as run_comparison
-    from patchlight.emulation.simulator.results import provenance, results_folder, write_report
+    from patchlight.emulation.simulator.randomlabs import (
+        Drawn,
+        PlayedPolicies,
+        built_in,
+        by_size,
+    )
+    from patchlight.emulation.simulator.randomlabs import (
+        compare as run_comparison,
+    )
+    from patchlight.emulation.simulator.results import (
+        provenance,
+        results_folder,
+        write_report,
+    )
     from patchlight.emulation.simulator.traces.files import is_drawn
 
     if not 0 < load <= 10:
-        raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
+        raise BadInput(
+            f"--load {load:g}: expected more than 0, and 10 at most"
+        )
     folder = results_folder(output, "compare")
     wanted = [PlayedPolicies.parse(text, order) for text in policies]
-    pairs = tuple(PlayedPolicies.parse(text, order) for text in others) or built_in(order)
-    drawn = Drawn(jobs, load, largest, trace)
+    pairs = tuple(
+        PlayedPolicies.parse(text, order) for text in others
+    ) or built_in(order)
+    drawn = Drawn(
+        jobs,
+        load,
+        largest,
+        trace,
+    )
     seeds = range(first_seed, first_seed + labs)
-    origin = provenance(seeds, [] if trace is None or is_drawn(trace) else [trace])
+    origin = provenance(
+        seeds, [] if trace is None or is_drawn(trace) else [trace]
+    )
     with out.progress_bar("labs", out.console(stderr=as_json)) as tell:
         done = iter(range(1, labs + 1))
-        choices, one_more = (*pairs, *wanted), lambda: tell(next(done), labs)
-        results = run_comparison(drawn, choices, seeds, engine_of(processes), one_more)
+        choices = (*pairs, *wanted)
+
+        def one_more() -> None:
+            tell(next(done), labs)
+
+        results = run_comparison(
+            drawn,
+            choices,
+            seeds,
+            engine_of(processes),
+            one_more,
+        )
     rows = [
         {"labs_of": of, **_words(found)}
         for each in wanted
@@ -96,7 +160,12 @@ def compare(
         "schema_version": 3,
         "order": order,
         "over": [each.name for each in pairs],
-        "drawn": {"jobs": jobs, "load": load, "largest": largest, "trace": trace and str(trace)},
+        "drawn": {
+            "jobs": jobs,
+            "load": load,
+            "largest": largest,
+            "trace": trace and str(trace),
+        },
         "rows": rows,
         "labs": [each._asdict() for each in results],
         "provenance": origin,
@@ -107,7 +176,12 @@ def compare(
         return
     for each in wanted:
         of_it = [row for row in rows if row["policies"] == each.name]
-        _table(of_it, each.name, load, ", ".join(others) or "built-in pairs").print()
+        _table(
+            of_it,
+            each.name,
+            load,
+            ", ".join(others) or "built-in pairs",
+        ).print()
     out.say(f"Figures: {written}")
 
 
@@ -123,17 +197,34 @@ def _words(compared: Any) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> out.Table:
+def _table(
+    rows: list[dict[str, Any]],
+    name: str,
+    load: float,
+    others: str,
+) -> out.Table:
     title = f"{name}: mean JCT over that of {others}, load {load:g}, geometric mean (95 %)"
-    numbers = ("labs", "over the best of each", "worse in", "worst", "95th pct.", "over one")
+    numbers = (
+        "labs",
+        "over the best of each",
+        "worse in",
+        "worst",
+        "95th pct.",
+        "over one",
+    )
     table = out.Table(
-        "labs of", *out.numbers(*numbers), out.Column("that one", wide=True), title=title
+        "labs of",
+        *out.numbers(*numbers),
+        out.Column("that one", wide=True),
+        title=title,
     )
     for row in rows:
         over = row["over_best"]
         shown: out.Cell = _ratio(over)
         if not over["low"] <= 1 <= over["high"]:
-            shown = out.Coloured(_ratio(over), "good" if over["mean"] < 1 else "bad")
+            shown = out.Coloured(
+                _ratio(over), "good" if over["mean"] < 1 else "bad"
+            )
         table.add_row(
             row["labs_of"],
             str(row["count"]),
@@ -170,16 +261,25 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
     ``BadInput`` without a network, and for options that are about the jobs of a queue.
     """
     from patchlight.emulation.simulator.network.chakra import result_of_chakra
-    from patchlight.emulation.simulator.network.chakra_file import files_of_ranks
-    from patchlight.emulation.simulator.network.specs import Trouble, network_of
-    from patchlight.emulation.simulator.results import results_folder, write_report
+    from patchlight.emulation.simulator.network.chakra_file import (
+        files_of_ranks,
+    )
+    from patchlight.emulation.simulator.network.specs import (
+        Trouble,
+        network_of,
+    )
+    from patchlight.emulation.simulator.results import (
+        results_folder,
+        write_report,
+    )
 
     options = {each.name: each.opts[0] for each in context.command.params}
     others = [
         option
         for name, option in options.items()
         if name not in _TAKEN
-        and context.get_parameter_source(name or "") is ParameterSource.COMMANDLINE
+        and context.get_parameter_source(name or "")
+        is ParameterSource.COMMANDLINE
     ]
     if others:
         raise BadInput(
@@ -187,23 +287,37 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
             hint=f"it goes with {', '.join(options[name] for name in _TAKEN[1:])}",
         )
     if given["network"] is None:
-        raise BadInput("--chakra needs a --network", hint="like --network fat-tree:k=16")
+        raise BadInput(
+            "--chakra needs a --network", hint="like --network fat-tree:k=16"
+        )
     traces = []
     for text in given["chakra"]:
         prefix, at, begins = str(text).rpartition("@+")
-        name, begins_s = (prefix, parse_time(begins)) if at else (str(text), 0.0)
+        name, begins_s = (
+            (prefix, parse_time(begins)) if at else (str(text), 0.0)
+        )
         traces.append((name, files_of_ranks(Path(name)), begins_s))
     folder = results_folder(given["output"], "chakra")
     trouble = Trouble.parse(given["slow"], given["failures"], given["seed"])
     network = network_of(given["network"])
-    result = result_of_chakra(network, traces, trouble, given["skip_bad"], given["peak_flops"])
+    result = result_of_chakra(
+        network,
+        traces,
+        trouble,
+        given["skip_bad"],
+        given["peak_flops"],
+    )
     result |= {"slow": list(given["slow"]), "fail": list(given["failures"])}
     write_report(result, folder)
     if given["as_json"]:
         out.print_json(result)
         return
     for job in result["jobs"]:
-        several = f"{job['chakra']} from {job['begins_s']:g} s: " if len(traces) > 1 else ""
+        several = (
+            f"{job['chakra']} from {job['begins_s']:g} s: "
+            if len(traces) > 1
+            else ""
+        )
         out.say(
             f"{several}{job['ranks']} ranks, {job['operations']} operations on "
             f"{result['network']}: {job['completion_s']:.6g} s; the busiest GPU stream or CPU "
@@ -211,5 +325,9 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
         )
         for note, count in job["notes"].items():
             out.say(f"{job['chakra']}: {note}: {count}", meaning="caution")
-    after = f"All are done after {result['completion_s']:.6g} s. " if len(traces) > 1 else ""
+    after = (
+        f"All are done after {result['completion_s']:.6g} s. "
+        if len(traces) > 1
+        else ""
+    )
     out.say(f"{after}result.json: {folder}/")

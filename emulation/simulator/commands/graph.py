@@ -20,7 +20,13 @@ def graph() -> None:
 
 def _list(as_json: bool) -> None:
     found = {name: _load(name) for name in graphs.BUILTIN_NAMES}
-    counted = out.numbers("operations", "forward", "backward", "weights", "batch")
+    counted = out.numbers(
+        "operations",
+        "forward",
+        "backward",
+        "weights",
+        "batch",
+    )
     table = out.Table(out.Column("name", whole=True), "from", *counted)
     for name, loaded in found.items():
         table.add_row(
@@ -35,8 +41,14 @@ def _list(as_json: bool) -> None:
     answer = [
         {
             "name": name,
-            **{key: getattr(loaded, key) for key in ("origin", "device", "batch")},
-            **{key: len(getattr(loaded, key)) for key in ("operations", "edges")},
+            **{
+                key: getattr(loaded, key)
+                for key in ("origin", "device", "batch")
+            },
+            **{
+                key: len(getattr(loaded, key))
+                for key in ("operations", "edges")
+            },
             **{key: getattr(loaded, key) for key in _TOTALS},
         }
         for name, loaded in found.items()
@@ -45,29 +57,47 @@ def _list(as_json: bool) -> None:
 
 
 @graph.command()
-@click.argument("name", metavar="[FILE|NAME]", required=False)
+@click.argument(
+    "name",
+    metavar="[FILE|NAME]",
+    required=False,
+)
 @out.listing_options
 @click.option(
-    "--backward", is_flag=True, help="Add the totals of a training step with its backward pass."
+    "--backward",
+    is_flag=True,
+    help="Add the totals of a training step with its backward pass.",
 )
 @click.option(
     "--draw",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
     help="Draw it into this file: .svg, .png or .pdf.",
 )
-def show(name: str | None, as_json: bool, backward: bool, draw: Path | None) -> None:
+def show(
+    name: str | None,
+    as_json: bool,
+    backward: bool,
+    draw: Path | None,
+) -> None:
     """Show a graph's operations, edges and totals, or draw it; without a name list the graphs.
 
     The list has the built-in graphs; a FILE may be PipeDream's graph.txt or Patchlight's JSON.
     """
     if name is None:
         if backward or draw is not None:
-            raise click.UsageError("--backward and --draw need a graph: name one")
+            raise click.UsageError(
+                "--backward and --draw need a graph: name one"
+            )
         _list(as_json)
         return
     if draw is not None:
         if as_json or backward:
-            raise click.UsageError("--draw draws instead: leave out --json and --backward")
+            raise click.UsageError(
+                "--draw draws instead: leave out --json and --backward"
+            )
         from patchlight.emulation.simulator.graphs.drawing import draw_graph
 
         out.save_picture(draw, lambda: draw_graph(_load(name)))
@@ -76,7 +106,9 @@ def show(name: str | None, as_json: bool, backward: bool, draw: Path | None) -> 
     if as_json:
         out.print_document(graph_to_json(loaded))
         return
-    made = _origin(loaded) + (f" on {loaded.device}" if loaded.device != "unknown" else "")
+    made = _origin(loaded) + (
+        f" on {loaded.device}" if loaded.device != "unknown" else ""
+    )
     batch = f", batch {loaded.batch}" if loaded.batch else ""
     out.say(f"{loaded.name}: {made}{batch}")
     if loaded.notes:
@@ -103,7 +135,9 @@ def _load(name: str) -> graphs.ComputationGraph:
     if name in graphs.BUILTIN_NAMES:
         return graphs.builtin_graph(name)
     if path.is_dir():
-        raise BadInput(f"cannot show {name!r}: it is a folder, expected a graph file in it")
+        raise BadInput(
+            f"cannot show {name!r}: it is a folder, expected a graph file in it"
+        )
     raise BadInput(
         f"no graph {name!r}: there is no such file, and no graph has that name "
         f"({nearest(name, graphs.BUILTIN_NAMES, 'the names are')})"
@@ -111,9 +145,21 @@ def _load(name: str) -> graphs.ComputationGraph:
 
 
 def _operations(loaded: graphs.ComputationGraph) -> out.Table:
-    counted = out.numbers("forward", "backward", "output", "weights")
-    table = out.Table("operation", "kind", *counted, "fed by")
-    for operation, parents in zip(loaded.operations, loaded.parents, strict=True):
+    counted = out.numbers(
+        "forward",
+        "backward",
+        "output",
+        "weights",
+    )
+    table = out.Table(
+        "operation",
+        "kind",
+        *counted,
+        "fed by",
+    )
+    for operation, parents in zip(
+        loaded.operations, loaded.parents, strict=True
+    ):
         table.add_row(
             operation.name,
             operation.kind,
@@ -158,11 +204,18 @@ def _ms(value: float) -> str:
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
     help="The graph file to write.  [default: standard output]",
 )
 def profile(
-    model: str, batch: int | None, device: str | None, repeat: int, output: Path | None
+    model: str,
+    batch: int | None,
+    device: str | None,
+    repeat: int,
+    output: Path | None,
 ) -> None:
     """Measure a model with PyTorch, operation by operation, and write its graph (JSON).
 
@@ -174,7 +227,9 @@ def profile(
         import torch
     except ImportError as error:
         raise PackageMissing(f"measuring {model!r}", error) from error
-    from patchlight.emulation.simulator.graphs.profile import profile as measure
+    from patchlight.emulation.simulator.graphs.profile import (
+        profile as measure,
+    )
     from patchlight.testbed.graphs.torch_models import load_model
 
     there = torch.cuda.is_available()
@@ -184,7 +239,9 @@ def profile(
             hint="take --device cpu, or install a PyTorch built for your GPU and driver",
         )
     if output is not None and not output.parent.is_dir():
-        raise BadInput(f"cannot write {output}: there is no folder {output.parent}")
+        raise BadInput(
+            f"cannot write {output}: there is no folder {output.parent}"
+        )
     device = device or ("cuda" if there else "cpu")
     loaded = load_model(model, batch, device)
     with out.progress_bar("operations", out.console(stderr=True)) as tell:

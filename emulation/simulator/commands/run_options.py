@@ -27,7 +27,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "Simulate on this Ray cluster, or on one started here for the run.",
     },
     "--output": {
-        "type": click.Path(path_type=Path, file_okay=False),
+        "type": click.Path(
+            path_type=Path,
+            file_okay=False,
+        ),
         "metavar": "DIR",
         "help": "Folder for the results.  [default: results/COMMAND-<time>]",
     },
@@ -38,13 +41,20 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def run_options(*names: str, described: bool = False) -> Callable[[Command], Command]:
+def run_options(
+    *names: str, described: bool = False
+) -> Callable[[Command], Command]:
     """Add these options, or all; ``patchlight simulate --help`` has them ``described``."""
 
     def add(command: Command) -> Command:
         for name in reversed(names or tuple(_OPTIONS)):
             of = None if described else "simulate"
-            command = click.option(name, cls=SharedOption, of=of, **_OPTIONS[name])(command)
+            command = click.option(
+                name,
+                cls=SharedOption,
+                of=of,
+                **_OPTIONS[name],
+            )(command)
         return command
 
     return add
@@ -55,7 +65,11 @@ def engine_of(processes: int | None, ray: str | None = None) -> Engine:
     from patchlight.emulation.simulator.executors import Engine
 
     if ray is None:
-        return Engine("serial") if processes == 1 else Engine("processes", processes or 0)
+        return (
+            Engine("serial")
+            if processes == 1
+            else Engine("processes", processes or 0)
+        )
     return Engine("ray", processes or 0, None if ray == "local" else ray)
 
 
@@ -68,7 +82,14 @@ def refuse_faults(count: int) -> None:
         )
 
 
-def only_some_finished(finished: int, wanted: int, counted: str) -> NoReturn:
+def only_some_finished(
+    finished: int,
+    wanted: int,
+    counted: str,
+) -> NoReturn:
     """End a command like Ctrl-C does, once the finished part of its work is written."""
-    say(f"patchlight: only {finished} of {wanted} {counted} are finished and written", err=True)
+    say(
+        f"patchlight: only {finished} of {wanted} {counted} are finished and written",
+        err=True,
+    )
     raise KeyboardInterrupt

@@ -31,18 +31,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from patchlight.emulation.simulator.cluster.sweep import CombinationResult
-    from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
+    from patchlight.emulation.simulator.cluster.trace_simulation import (
+        SimulationOptions,
+    )
 
 
-def _names(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+def _names(
+    context: click.Context,
+    parameter: click.Parameter,
+    value: str,
+) -> tuple[str, ...]:
     """Names joined by commas, without spaces and empty ones; each once."""
-    found = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    found = tuple(
+        dict.fromkeys(
+            part.strip() for part in value.split(",") if part.strip()
+        )
+    )
     if not found:
         raise click.BadParameter("name at least one", context, parameter)
     return found
 
 
-_FILE, _COUNT = click.Path(path_type=Path), click.IntRange(min=1)
+_FILE = click.Path(path_type=Path)
+_COUNT = click.IntRange(min=1)
 _DEFAULTS = {
     "--order": "fifo",
     "--placement": "first-fit",
@@ -74,13 +85,24 @@ _OPTIONS = (
     ),
     click.option(
         "--peak-flops",
-        type=opts.FiniteFloat(min=0, min_open=True),
+        type=opts.FiniteFloat(
+            min=0,
+            min_open=True,
+        ),
         metavar="NUMBER",
         help="With --chakra: operations per second of a GPU, like 312e12, for nodes that have "
         "num_ops and no duration.",
     ),
-    click.option("--jobs", type=_COUNT, help="Only the first N.  [default: all; drawn: 2000]"),
-    click.option("--speed", default=1.0, help="Divide inter-arrival times by this."),
+    click.option(
+        "--jobs",
+        type=_COUNT,
+        help="Only the first N.  [default: all; drawn: 2000]",
+    ),
+    click.option(
+        "--speed",
+        default=1.0,
+        help="Divide inter-arrival times by this.",
+    ),
     click.option(
         "--cluster",
         metavar="RxSxG[,taper=T]",
@@ -115,8 +137,16 @@ _OPTIONS = (
         )
         for name, default in _DEFAULTS.items()
     ),
-    click.option("--restart", default=60.0, help="Seconds a job needs to start again."),
-    click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
+    click.option(
+        "--restart",
+        default=60.0,
+        help="Seconds a job needs to start again.",
+    ),
+    click.option(
+        "--checkpoint",
+        default=3600.0,
+        help="Seconds of running between checkpoints.",
+    ),
     click.option(
         "--preempt/--no-preempt",
         default=None,
@@ -145,7 +175,11 @@ _OPTIONS = (
         help="Also move circuits under running jobs where that pays: when a job ends and every "
         "SECONDS (600). Each combination runs without and with it.",
     ),
-    click.option("--blind", is_flag=True, help="Hide job durations from the policies."),
+    click.option(
+        "--blind",
+        is_flag=True,
+        help="Hide job durations from the policies.",
+    ),
     click.option(
         "--failures",
         multiple=True,
@@ -161,7 +195,12 @@ _OPTIONS = (
         help="With --network: multiply the compute time of this node (or all) by a constant, or by "
         "a factor drawn per iteration: 5:1.5, all:exponential:0.1, 5:lognormal:0.3; repeatable.",
     ),
-    click.option("--seed", type=click.IntRange(min=0), default=0, help="Random seed."),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Random seed.",
+    ),
 )
 
 
@@ -170,18 +209,30 @@ def _queue(given: dict[str, Any], usual: Discipline) -> dict[str, Any]:
     pairs = given.pop("queue")
     for pair in pairs:
         if "=" not in pair:
-            raise BadInput(f"--set {pair}: expected KEY=VALUE, like quantum=6min")
+            raise BadInput(
+                f"--set {pair}: expected KEY=VALUE, like quantum=6min"
+            )
     text = "\n".join(pair.replace("=", ": ", 1) for pair in pairs)
     issues = FileIssues("--set")
     read = QUEUE.parse(text, issues) if text else Fields()
     issues.raise_if_any()
-    found = {field.name: getattr(usual, field.name) for field in fields(Discipline)}
-    found |= {key.field: plain(read[key.name].value) for key in QUEUE.keys if key.name in read}
+    found = {
+        field.name: getattr(usual, field.name) for field in fields(Discipline)
+    }
+    found |= {
+        key.field: plain(read[key.name].value)
+        for key in QUEUE.keys
+        if key.name in read
+    }
     said = {name: given.pop(name) for name in ("preempt", "backfill")}
-    return found | {name: value for name, value in said.items() if value is not None}
+    return found | {
+        name: value for name, value in said.items() if value is not None
+    }
 
 
-def _left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, Any]]:
+def _left_to_the_lab(
+    policies: PolicyChoice,
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The policies and settings that the lab's file has and no option sets."""
     from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S
 
@@ -199,7 +250,9 @@ def _left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, 
         settings["minimum_gain_s"] = policies.minimum_gain_s
     if policies.defragment and not is_said("defragment_s"):
         every_s = policies.defragment_every_s
-        settings["defragment_s"] = LOOKED_AT_EVERY_S if every_s is None else every_s
+        settings["defragment_s"] = (
+            LOOKED_AT_EVERY_S if every_s is None else every_s
+        )
     return named, settings
 
 
@@ -207,7 +260,10 @@ def simulation_of(given: dict[str, Any]) -> SimulationOptions:
     """What the options of ``simulate`` ask for; ``BadInput`` if they do not go together."""
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.simulator.cluster import Settings
-    from patchlight.emulation.simulator.cluster.trace_simulation import JOB_FILES, SimulationOptions
+    from patchlight.emulation.simulator.cluster.trace_simulation import (
+        JOB_FILES,
+        SimulationOptions,
+    )
     from patchlight.emulation.simulator.outages import Outages
     from patchlight.testbed.labfile.reader import load_lab
 
@@ -217,13 +273,19 @@ def simulation_of(given: dict[str, Any]) -> SimulationOptions:
         lab = load_lab(given["lab"])
     compares = given["defragment_s"] is not None
     policies, of_lab = _left_to_the_lab(lab.policies) if lab else ({}, {})
-    if given["trace"].suffix not in JOB_FILES:  # Traces say how many GPUs their jobs want.
+    if (
+        given["trace"].suffix not in JOB_FILES
+    ):  # Traces say how many GPUs their jobs want.
         policies.pop("partition", None)
     given |= policies
     random = [text for text in given["failures"] if "@" not in text]
-    given["failures"] = tuple(text for text in given["failures"] if "@" in text)
+    given["failures"] = tuple(
+        text for text in given["failures"] if "@" in text
+    )
     if len(random) > 1:
-        raise BadInput(f"--failures {random[1]}: only one kind of random failure can be simulated")
+        raise BadInput(
+            f"--failures {random[1]}: only one kind of random failure can be simulated"
+        )
     said = dict(
         restart_s=given.pop("restart"),
         checkpoint_s=given.pop("checkpoint"),
@@ -254,7 +316,12 @@ def _simulation_options(command: Command) -> Command:
 @out.listing_options
 @click.pass_context
 def simulate(
-    context: click.Context, /, output: Path | None, strict: bool, as_json: bool, **given: Any
+    context: click.Context,
+    /,
+    output: Path | None,
+    strict: bool,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Simulate a cluster with a queue under a job trace.
 
@@ -263,20 +330,30 @@ def simulate(
     run, and result.json (see docs/simulator.md).
     """
     if given["chakra"]:
-        simulate_chakra(context, {**given, "output": output, "as_json": as_json})
+        simulate_chakra(
+            context, {**given, "output": output, "as_json": as_json}
+        )
         return
     del given["chakra"]
     if given.pop("peak_flops") is not None:
-        raise BadInput("--peak-flops is for --chakra only: other traces say how long jobs take")
+        raise BadInput(
+            "--peak-flops is for --chakra only: other traces say how long jobs take"
+        )
     if given["trace"] is None:
-        raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
+        raise BadInput(
+            "there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX"
+        )
     options = simulation_of(given)
-    from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
+    from patchlight.emulation.simulator.cluster.trace_simulation import (
+        simulate_trace,
+    )
     from patchlight.emulation.simulator.results import results_folder
 
     folder = results_folder(output, "simulate")
     terminal = out.console(stderr=as_json)
-    with out.progress_bar("jobs" if len(options.combinations) == 1 else "runs", terminal) as tell:
+    with out.progress_bar(
+        "jobs" if len(options.combinations) == 1 else "runs", terminal
+    ) as tell:
         simulation = simulate_trace(options, folder, tell)
     if as_json:
         out.print_json(simulation.result)
@@ -284,11 +361,17 @@ def simulate(
         for note in simulation.notes:
             out.say(note)
         _print(simulation.outcomes)
-        pictures = ", ".join(file.name for file in simulation.files if file.suffix == ".png")
+        pictures = ", ".join(
+            file.name for file in simulation.files if file.suffix == ".png"
+        )
         also = "also as PDF and SVG"
-        out.say(f"Plots ({pictures}, {also}), tables of jobs and result.json: {folder}/")
+        out.say(
+            f"Plots ({pictures}, {also}), tables of jobs and result.json: {folder}/"
+        )
     if simulation.interrupted:
-        only_some_finished(len(simulation.outcomes), len(options.combinations), "runs")
+        only_some_finished(
+            len(simulation.outcomes), len(options.combinations), "runs"
+        )
     if strict:
         refuse_faults(sum(each.faults.count for each in simulation.outcomes))
 
@@ -318,19 +401,38 @@ _COLUMNS = (
 def _print(outcomes: Sequence[CombinationResult]) -> None:
     from patchlight.emulation.simulator.cluster.report import run_names
 
-    faults = [out.number("faults")] if any(each.faults.count for each in outcomes) else []
+    faults = (
+        [out.number("faults")]
+        if any(each.faults.count for each in outcomes)
+        else []
+    )
     table = out.Table(*_COLUMNS, *faults)
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         s = each.summary
-        blocked = ", ".join(f"{count} {cause}" for cause, count in s["blocked"].items())
+        blocked = ", ".join(
+            f"{count} {cause}" for cause, count in s["blocked"].items()
+        )
         table.add_row(
-            *(name, str(s["done"]), blocked or "0"),
+            name,
+            str(s["done"]),
+            blocked or "0",
             *(_time(s["jct_s"][key]) for key in ("mean", "p50", "p99")),
             *(_time(s["waited_s"][key]) for key in ("mean", "p99")),
             _number(s["bounded_slowdown"]["mean"]),
-            *(_percent(s[key]) for key in ("allocated", "busy", "fragmentation")),
+            *(
+                _percent(s[key])
+                for key in ("allocated", "busy", "fragmentation")
+            ),
             _time(s["makespan_s"]),
-            *(str(s[key]) for key in ("preemptions", "losses", "resizes", "reconfigurations")),
+            *(
+                str(s[key])
+                for key in (
+                    "preemptions",
+                    "losses",
+                    "resizes",
+                    "reconfigurations",
+                )
+            ),
             f"{each.cpu_s:.1f} s",
             *([out.Coloured(str(each.faults.count), "bad")] if faults else []),
         )

@@ -53,7 +53,11 @@ def device_name(device: torch.device) -> str:
     threads = torch.get_num_threads()
     models = []
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        models = [line.partition(":")[2] for line in file if line.startswith("model name")]
+        models = [
+            line.partition(":")[2]
+            for line in file
+            if line.startswith("model name")
+        ]
     processor = models[0].strip() if models else "CPU"
     return f"{processor}, {threads} thread{'' if threads == 1 else 's'}"
 
@@ -79,7 +83,11 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, tuple | list):
         parts = [mapped(item, change) for item in value]
         # A tuple with named fields is made from its fields.
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return (
+            type(value)(*parts)
+            if hasattr(value, "_fields")
+            else type(value)(parts)
+        )
     return value
 
 
@@ -115,7 +123,12 @@ def profile(
                 hint="what the forward pass does may not depend on the numbers in its inputs; move "
                 "what does into a module of torch.nn, or profile the parts",
             ) from error
-    profiler = _Profiler(traced, on, (warm_ups, repeats), progress or (lambda *_: None))
+    profiler = _Profiler(
+        traced,
+        on,
+        (warm_ups, repeats),
+        progress or (lambda *_: None),
+    )
     profiler.run([tensor.to(on) for tensor in inputs])
     return ComputationGraph(
         name,
@@ -153,7 +166,8 @@ class _Profiler:
         runs: tuple[int, int],
         progress: Progress,
     ) -> None:
-        self.traced, self.progress = traced, progress
+        self.traced = traced
+        self.progress = progress
         self.warm_ups, self.repeats = runs
         self.clock = clock_of(device)
         self.operations: list[Operation] = []
@@ -166,14 +180,22 @@ class _Profiler:
     def run(self, inputs: list[torch.Tensor]) -> None:
         """The whole model, once."""
         nodes = list(self.traced.graph.nodes)
-        last_use = {used: node for node in nodes for used in node.all_input_nodes}
+        last_use = {
+            used: node for node in nodes for used in node.all_input_nodes
+        }
         waiting = iter(inputs)
         for done, node in enumerate(nodes):
             self.progress(done, len(nodes), node.name)
             if node.op == "placeholder":
                 if (given := next(waiting, None)) is not None:
                     whole = 0.0, 0.0, given
-                    self._values[node] = self._operation(node, "Input", whole, 0, learnt=False)
+                    self._values[node] = self._operation(
+                        node,
+                        "Input",
+                        whole,
+                        0,
+                        learnt=False,
+                    )
                 elif node.args:
                     self._values[node] = _Value(node.args[0])
                 else:
@@ -182,7 +204,9 @@ class _Profiler:
                     )
             elif node.op == "get_attr":
                 value = operator.attrgetter(str(node.target))(self.traced)
-                self._values[node] = _Value(value, (), getattr(value, "requires_grad", False))
+                self._values[node] = _Value(
+                    value, (), getattr(value, "requires_grad", False)
+                )
             elif node.op == "output":
                 self.loss = max(self._sources(node), default=-1)
             else:
@@ -195,10 +219,22 @@ class _Profiler:
 
     def _step(self, node: fx.Node) -> _Value:
         call, module = self._callable(node)
-        parameters = [p for p in module.parameters() if p.requires_grad] if module else []
-        parameters += [v.value for v in self._inputs(node) if isinstance(v.value, nn.Parameter)]
+        parameters = (
+            [p for p in module.parameters() if p.requires_grad]
+            if module
+            else []
+        )
+        parameters += [
+            v.value
+            for v in self._inputs(node)
+            if isinstance(v.value, nn.Parameter)
+        ]
         if module is not None:
-            kind = type(module).__name__ if list(module.children()) else repr(module)
+            kind = (
+                type(module).__name__
+                if list(module.children())
+                else repr(module)
+            )
         else:
             kind = str(getattr(node.target, "__name__", node.target))
         try:
@@ -207,7 +243,9 @@ class _Profiler:
             if not tensors_in(first) or self._takes_apart(node):
                 # It only takes apart what is there, or looks at its shape.
                 sources = self._sources(node) if tensors_in(first) else ()
-                return _Value(first, sources, any(v.learnt for v in self._inputs(node)))
+                return _Value(
+                    first, sources, any(v.learnt for v in self._inputs(node))
+                )
             del first
             measured = self._measured(node, call, parameters)
         except Exception as error:
@@ -217,26 +255,51 @@ class _Profiler:
                 "example inputs in training mode",
             ) from error
         learnt = bool(parameters) or any(v.learnt for v in self._inputs(node))
-        own = {id(p): p for p in [*(module.parameters() if module else ()), *parameters]}
-        held = sum(p.numel() * p.element_size() for i, p in own.items() if i not in self._owned)
+        own = {
+            id(p): p
+            for p in [*(module.parameters() if module else ()), *parameters]
+        }
+        held = sum(
+            p.numel() * p.element_size()
+            for i, p in own.items()
+            if i not in self._owned
+        )
         self._owned |= own.keys()
-        return self._operation(node, kind, measured, held, learnt)
+        return self._operation(
+            node,
+            kind,
+            measured,
+            held,
+            learnt,
+        )
 
     def _measured(
-        self, node: fx.Node, call: Callable[..., Any], parameters: Sequence[torch.Tensor]
+        self,
+        node: fx.Node,
+        call: Callable[..., Any],
+        parameters: Sequence[torch.Tensor],
     ) -> _Measured:
-        forward, backward = [], []
+        forward = []
+        backward = []
         output: Any = None
         for _ in range(self.warm_ups + self.repeats):
             leaves: list[torch.Tensor] = []
             arguments = self._arguments(node, leaves)
             output, took = self.clock(partial(call, *arguments))
             forward.append(took)
-            ends = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            ends = [
+                tensor for tensor in tensors_in(output) if tensor.requires_grad
+            ]
             starts = [*leaves, *parameters]
             if ends and starts:
                 ones = [torch.ones_like(end) for end in ends]
-                back = partial(torch.autograd.grad, ends, starts, ones, allow_unused=True)
+                back = partial(
+                    torch.autograd.grad,
+                    ends,
+                    starts,
+                    ones,
+                    allow_unused=True,
+                )
                 backward.append(self.clock(back)[1])
         return (
             statistics.median(forward[self.warm_ups :]),
@@ -244,7 +307,9 @@ class _Profiler:
             mapped(output, torch.Tensor.detach),
         )
 
-    def _arguments(self, node: fx.Node, leaves: list[torch.Tensor]) -> tuple[Any, ...]:
+    def _arguments(
+        self, node: fx.Node, leaves: list[torch.Tensor]
+    ) -> tuple[Any, ...]:
         """Fresh arguments of the step, keywords last as one; ``leaves`` gets the learnt ones."""
 
         def given(other: fx.Node) -> Any:
@@ -263,14 +328,20 @@ class _Profiler:
 
         return fx.map_arg(node.args, given), fx.map_arg(node.kwargs, given)
 
-    def _callable(self, node: fx.Node) -> tuple[Callable[..., Any], nn.Module | None]:
+    def _callable(
+        self, node: fx.Node
+    ) -> tuple[Callable[..., Any], nn.Module | None]:
         """What the step calls with its arguments and keywords, and the module it is, if any."""
         if node.op == "call_module":
             module = self.traced.get_submodule(str(node.target))
             return (lambda args, kwargs: module(*args, **kwargs)), module
         if node.op == "call_method":
             name = str(node.target)
-            return (lambda args, kwargs: getattr(args[0], name)(*args[1:], **kwargs)), None
+            return (
+                lambda args, kwargs: getattr(args[0], name)(
+                    *args[1:], **kwargs
+                )
+            ), None
         function: Callable[..., Any] = node.target  # type: ignore[assignment]
         return (lambda args, kwargs: function(*args, **kwargs)), None
 
@@ -280,23 +351,43 @@ class _Profiler:
             return True
         whole = node.args[0] if node.args else None
         picked = node.target is operator.getitem and isinstance(whole, fx.Node)
-        return picked and not isinstance(self._values[whole].value, torch.Tensor)  # type: ignore[index]
+        return picked and not isinstance(
+            self._values[whole].value,  # type: ignore[index]
+            torch.Tensor,
+        )
 
     def _operation(
-        self, node: fx.Node, kind: str, measured: _Measured, parameter_bytes: int, learnt: bool
+        self,
+        node: fx.Node,
+        kind: str,
+        measured: _Measured,
+        parameter_bytes: int,
+        learnt: bool,
     ) -> _Value:
         index = len(self.operations)
         forward_ms, backward_ms, output = measured
-        held = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(output))
+        held = sum(
+            tensor.numel() * tensor.element_size()
+            for tensor in tensors_in(output)
+        )
         times = (round(forward_ms, 6), round(backward_ms, 6))
         # The module's path in the model or the step's name; numbered if it comes again.
         name = str(node.target) if node.op == "call_module" else node.name
-        numbered, number = name, 1
+        numbered = name
+        number = 1
         while numbered in self._names:
             number += 1
             numbered = f"{name}#{number}"
         self._names.add(numbered)
-        self.operations.append(Operation(numbered, kind, *times, held, parameter_bytes))
+        self.operations.append(
+            Operation(
+                numbered,
+                kind,
+                *times,
+                held,
+                parameter_bytes,
+            )
+        )
         self.edges += [(source, index) for source in self._sources(node)]
         return _Value(output, (index,), learnt)
 
@@ -304,4 +395,8 @@ class _Profiler:
         return [self._values[used] for used in node.all_input_nodes]
 
     def _sources(self, node: fx.Node) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(s for value in self._inputs(node) for s in value.sources))
+        return tuple(
+            dict.fromkeys(
+                s for value in self._inputs(node) for s in value.sources
+            )
+        )

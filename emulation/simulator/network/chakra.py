@@ -7,10 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.simulator.network.chakra_job import ChakraJob, read_chakra
+from patchlight.emulation.simulator.network.chakra_job import (
+    ChakraJob,
+    read_chakra,
+)
 from patchlight.emulation.simulator.network.contract import Network
 from patchlight.emulation.simulator.network.engine import Order, run
-from patchlight.emulation.simulator.network.jobs import PlacedJob, program_of, sessions_of
+from patchlight.emulation.simulator.network.jobs import (
+    PlacedJob,
+    program_of,
+    sessions_of,
+)
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.emulation.simulator.network.specs import CALM, Trouble
 from patchlight.emulation.simulator.results import provenance
@@ -26,7 +33,9 @@ class PlacedTrace(NamedTuple):
 
 
 def run_chakra(
-    network: Network, placed: Sequence[PlacedTrace], trouble: Trouble = CALM
+    network: Network,
+    placed: Sequence[PlacedTrace],
+    trouble: Trouble = CALM,
 ) -> list[float]:
     """How long each job takes, in seconds from when it begins; they share the network's links.
 
@@ -48,10 +57,14 @@ def run_chakra(
     switching = network.switching
     for job, nodes, job_begins_s in placed:
         if len(nodes) < job.ranks:
-            raise BadInput(f"a Chakra job of {job.ranks} ranks is given {len(nodes)} nodes")
+            raise BadInput(
+                f"a Chakra job of {job.ranks} ranks is given {len(nodes)} nodes"
+            )
         first = len(jobs)
         for each in job.operations:
-            jobs.append(PlacedJob(nodes[each.ranks], each.compute_s, each.rounds))
+            jobs.append(
+                PlacedJob(nodes[each.ranks], each.compute_s, each.rounds)
+            )
             needs.append(tuple(first + need for need in each.needs))
             lanes.append(tuple(lane + own for own in each.lanes))
             begins_s.append(switching.setup_s + job_begins_s)
@@ -67,17 +80,38 @@ def run_chakra(
         np.array([number for each in followers for number in each], np.int64),
         np.array(delays_s, np.float64),
         lanes,
-        np.array([each.place for job, _, _ in placed for each in job.operations], np.int64),
+        np.array(
+            [each.place for job, _, _ in placed for each in job.operations],
+            np.int64,
+        ),
     )
     sessions = [sessions_of(network, job) for job in jobs]
-    program = program_of(network, jobs, sessions, trouble.checked(network))
-    outcome = run(replace(program, begins_s=np.array(begins_s, np.float64), order=order))
+    program = program_of(
+        network,
+        jobs,
+        sessions,
+        trouble.checked(network),
+    )
+    outcome = run(
+        replace(
+            program,
+            begins_s=np.array(begins_s, np.float64),
+            order=order,
+        )
+    )
     if len(outcome.stuck):
-        raise PatchlightError(f"a Chakra job never ends: a link of {network.spec} has no rate")
+        raise PatchlightError(
+            f"a Chakra job never ends: a link of {network.spec} has no rate"
+        )
     ends = np.cumsum([0, *(len(job.operations) for job, _, _ in placed)])
     return [
         float(outcome.ends_s[first:end].max()) - each.begins_s
-        for each, first, end in zip(placed, ends, ends[1:], strict=False)
+        for each, first, end in zip(
+            placed,
+            ends,
+            ends[1:],
+            strict=False,
+        )
     ]
 
 
@@ -92,15 +126,21 @@ def result_of_chakra(
 
     Each job has the nodes behind those of the one before it, rank by rank.
     """
-    origin = provenance([trouble.seed], [file for _, files, _ in traces for file in files])
+    origin = provenance(
+        [trouble.seed], [file for _, files, _ in traces for file in files]
+    )
     placed: list[PlacedTrace] = []
     taken = 0
     for _, files, begins_s in traces:
         job = read_chakra(files, skip_bad, peak_flops)
-        placed.append(PlacedTrace(job, np.arange(taken, taken + job.ranks), begins_s))
+        placed.append(
+            PlacedTrace(job, np.arange(taken, taken + job.ranks), begins_s)
+        )
         taken += job.ranks
     if taken > network.nodes:
-        raise BadInput(f"{network.spec} has {network.nodes} nodes: the Chakra jobs need {taken}")
+        raise BadInput(
+            f"{network.spec} has {network.nodes} nodes: the Chakra jobs need {taken}"
+        )
     lasts_s = run_chakra(network, placed, trouble)
     jobs = [
         {
@@ -113,7 +153,12 @@ def result_of_chakra(
             "compute_s": each.job.compute_s,
             "notes": dict(each.job.notes),
         }
-        for (name, _, begins_s), each, job_s in zip(traces, placed, lasts_s, strict=True)
+        for (name, _, begins_s), each, job_s in zip(
+            traces,
+            placed,
+            lasts_s,
+            strict=True,
+        )
     ]
     return {
         "experiment": "chakra",
@@ -122,7 +167,9 @@ def result_of_chakra(
         "nodes": network.nodes,
         "ranks": taken,
         "operations": sum(len(each.job.operations) for each in placed),
-        "completion_s": max(each.begins_s + s for each, s in zip(placed, lasts_s, strict=True)),
+        "completion_s": max(
+            each.begins_s + s for each, s in zip(placed, lasts_s, strict=True)
+        ),
         "compute_s": max(each.job.compute_s for each in placed),
         "jobs": jobs,
         "provenance": origin,

@@ -17,8 +17,16 @@ from typing import Any, NamedTuple
 from patchlight.testbed.errors import BadInput, PackageMissing, nearest
 
 NODE_TYPES = (
-    *("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE"),
-    *("COMM_SEND_NODE", "COMM_RECV_NODE", "COMM_COLL_NODE", "STORAGE_NODE", "BATCH_NODE"),
+    "INVALID_NODE",
+    "METADATA_NODE",
+    "MEM_LOAD_NODE",
+    "MEM_STORE_NODE",
+    "COMP_NODE",
+    "COMM_SEND_NODE",
+    "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+    "STORAGE_NODE",
+    "BATCH_NODE",
     "CHECKPOINT_NODE",
 )
 """By their numbers in the schema."""
@@ -31,11 +39,31 @@ _FOREIGN = {
     "traceEvents": "a Kineto trace of PyTorch's profiler",
     "nodes": "an execution trace of PyTorch, without the times on GPUs",
 }
-_MALFORMED = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
+_MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _OF_A_RANK = re.compile(r"(.+)\.(\d+)\.(et|json)")
 # Field numbers of the values of an attribute that are no lists, by their protobuf type.
-_VALUES = {"double": 3, "float": 5, "int32": 7, "int64": 9, "uint32": 11, "uint64": 13}
-_VALUES |= {"sint32": 15, "sint64": 17, "fixed32": 19, "fixed64": 21, "sfixed32": 23}
+_VALUES = {
+    "double": 3,
+    "float": 5,
+    "int32": 7,
+    "int64": 9,
+    "uint32": 11,
+    "uint64": 13,
+}
+_VALUES |= {
+    "sint32": 15,
+    "sint64": 17,
+    "fixed32": 19,
+    "fixed64": 21,
+    "sfixed32": 23,
+}
 _VALUES |= {"sfixed64": 25, "bool": 27, "string": 29}
 
 
@@ -64,13 +92,17 @@ class TraceNode(NamedTuple):
         try:
             value = int(self.attributes[name])
         except KeyError as error:
-            raise BadInput(f"{self.place}: a {self.type} without {name}") from error
+            raise BadInput(
+                f"{self.place}: a {self.type} without {name}"
+            ) from error
         except (ValueError, TypeError, OverflowError) as error:
             raise BadInput(
                 f"{self.place}: {name} is {self.attributes[name]!r}: expected a number"
             ) from error
         if value < 0:
-            raise BadInput(f"{self.place}: {name} is {value}: expected 0 or more")
+            raise BadInput(
+                f"{self.place}: {name} is {value}: expected 0 or more"
+            )
         return value
 
 
@@ -80,13 +112,18 @@ def files_of_ranks(prefix: Path) -> list[Path]:
     One of these files stands for all of them. ``BadInput`` if there is none, if both kinds are
     there, or if a rank's is missing between others.
     """
-    folder, name = prefix.parent, prefix.name
+    folder = prefix.parent
+    name = prefix.name
     if found := _OF_A_RANK.fullmatch(name):
         name = found[1]
     by_suffix: dict[str, dict[int, Path]] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         of_rank = _OF_A_RANK.fullmatch(path.name)
-        if of_rank and of_rank[1] == name and (not found or of_rank[3] == found[3]):
+        if (
+            of_rank
+            and of_rank[1] == name
+            and (not found or of_rank[3] == found[3])
+        ):
             by_suffix.setdefault(of_rank[3], {})[int(of_rank[2])] = path
     stem = folder / name
     if not by_suffix:
@@ -101,7 +138,9 @@ def files_of_ranks(prefix: Path) -> list[Path]:
         )
     [(suffix, files)] = by_suffix.items()
     if missing := sorted(set(range(max(files))) - set(files)):
-        raise BadInput(f"{stem}.{missing[0]}.{suffix} is missing: rank {max(files)} has a trace")
+        raise BadInput(
+            f"{stem}.{missing[0]}.{suffix} is missing: rank {max(files)} has a trace"
+        )
     return [files[rank] for rank in sorted(files)]
 
 
@@ -116,7 +155,9 @@ def read_rank(path: Path) -> list[TraceNode]:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     is_json = path.suffix == ".json" or re.match(rb'\s*\{\s*"', content)
-    raw = _json_nodes(path, content) if is_json else _binary_nodes(path, content)
+    raw = (
+        _json_nodes(path, content) if is_json else _binary_nodes(path, content)
+    )
     found: dict[int, TraceNode] = {}
     for node in raw:
         if node.number in found:
@@ -132,12 +173,16 @@ def read_rank(path: Path) -> list[TraceNode]:
         found[node.number] = node
     if not found:
         raise BadInput(f"{path} has no nodes: it is empty, or no Chakra trace")
-    return sorted(found.values(), key=lambda node: (node.starts_us, node.number))
+    return sorted(
+        found.values(), key=lambda node: (node.starts_us, node.number)
+    )
 
 
 def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
     """Objects one behind the other, the first of them the file's metadata; or a workload graph."""
-    decoder, at, first = json.JSONDecoder(), 0, True
+    decoder = json.JSONDecoder()
+    at = 0
+    first = True
     try:
         text = content.decode("utf-8-sig").strip()
         while at < len(text):
@@ -149,11 +194,17 @@ def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
             if not first:
                 yield _of_json(path, value)
             elif "workload_graph" in value:
-                yield from (_of_graph(path, each) for each in value["workload_graph"])
-            elif foreign := [what for key, what in _FOREIGN.items() if key in value]:
+                yield from (
+                    _of_graph(path, each) for each in value["workload_graph"]
+                )
+            elif foreign := [
+                what for key, what in _FOREIGN.items() if key in value
+            ]:
                 raise BadInput(f"{path} is {foreign[0]}", hint=_CONVERT)
             elif other := sorted({*value} - {"version", "attr"}):
-                raise ValueError(f"its first object has {', '.join(other)[:80]}")
+                raise ValueError(
+                    f"its first object has {', '.join(other)[:80]}"
+                )
             first = False
     except _MALFORMED as error:
         what = f"no {error}" if isinstance(error, KeyError) else error
@@ -165,48 +216,86 @@ def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
 
 def _of_json(path: Path, value: Mapping[str, Any]) -> TraceNode:
     attributes = {
-        each["name"]: next((v for k, v in each.items() if k.endswith("Val")), None)
+        each["name"]: next(
+            (v for k, v in each.items() if k.endswith("Val")), None
+        )
         for each in value.get("attr", ())
     }
     # Numbers of 64 bits are text there, and what is 0 is left out.
     needs = [value.get(key, ()) for key in ("dataDeps", "ctrlDeps")]
     kind = str(value.get("type", NODE_TYPES[0]))
-    times = [value.get(key, 0) for key in ("startTimeMicros", "durationMicros")]
-    return _node(path, int(value.get("id", 0)), kind, needs, times, attributes)
+    times = [
+        value.get(key, 0) for key in ("startTimeMicros", "durationMicros")
+    ]
+    return _node(
+        path,
+        int(value.get("id", 0)),
+        kind,
+        needs,
+        times,
+        attributes,
+    )
 
 
 def _of_graph(path: Path, value: Mapping[str, Any]) -> TraceNode:
     """A node of a workload graph: its attributes stand beside its other keys."""
     needs = [value.get(key, ()) for key in ("data_deps", "ctrlDeps")]
     kind = _NUMBERED.get(value["NodeType"], "INVALID_NODE")
-    return _node(path, int(value["Id"]), kind, needs, [0, value.get("runtime", 0)], value)
+    return _node(
+        path,
+        int(value["Id"]),
+        kind,
+        needs,
+        [0, value.get("runtime", 0)],
+        value,
+    )
 
 
 def _node(
-    path: Path, number: int, kind: str, needs: Any, times: Any, attributes: Mapping[str, Any]
+    path: Path,
+    number: int,
+    kind: str,
+    needs: Any,
+    times: Any,
+    attributes: Mapping[str, Any],
 ) -> TraceNode:
     data, control = (tuple(dict.fromkeys(map(int, each))) for each in needs)
     starts_us, lasts_us = map(int, times)
     place = f"{path}: node {number}"
     if lasts_us < 0:
         raise BadInput(f"{place} lasts {lasts_us} µs: expected 0 or more")
-    return TraceNode(place, number, kind, data, control, starts_us, lasts_us / 1e6, attributes)
+    return TraceNode(
+        place,
+        number,
+        kind,
+        data,
+        control,
+        starts_us,
+        lasts_us / 1e6,
+        attributes,
+    )
 
 
 def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
     node_class, decode_error = _messages()
-    at, first = 0, True
+    at = 0
+    first = True
     while at < len(content):
         length, at = _length(path, content, at)
         if at + length > len(content):
-            raise BadInput(f"{path} ends within a message: the file is not whole")
-        message, at = content[at : at + length], at + length
+            raise BadInput(
+                f"{path} ends within a message: the file is not whole"
+            )
+        message = content[at : at + length]
+        at = at + length
         if not first:
             node = node_class()
             try:
                 node.ParseFromString(message)
             except decode_error as error:
-                raise BadInput(f"{path} is no Chakra trace: {error}") from error
+                raise BadInput(
+                    f"{path} is no Chakra trace: {error}"
+                ) from error
             needs = [node.data_deps, node.ctrl_deps]
             attributes = {
                 each.name: getattr(each, which)
@@ -215,20 +304,39 @@ def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
             }
             kind = _NUMBERED.get(node.type, str(node.type))
             times = [node.start_time_micros, node.duration_micros]
-            yield _node(path, node.id, kind, needs, times, attributes)
-        elif message[:1] not in (b"", b"\x0a", b"\x12"):  # The fields of the metadata.
-            raise BadInput(f"{path} is no Chakra trace: it does not begin with its metadata")
+            yield _node(
+                path,
+                node.id,
+                kind,
+                needs,
+                times,
+                attributes,
+            )
+        elif message[:1] not in (
+            b"",
+            b"\x0a",
+            b"\x12",
+        ):  # The fields of the metadata.
+            raise BadInput(
+                f"{path} is no Chakra trace: it does not begin with its metadata"
+            )
         first = False
 
 
-def _length(path: Path, content: bytes, at: int) -> tuple[int, int]:
+def _length(
+    path: Path,
+    content: bytes,
+    at: int,
+) -> tuple[int, int]:
     """A message's length, and where the message begins."""
     length = 0
     for place, byte in enumerate(content[at : at + 5]):
         length |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
             return length, at + place + 1
-    raise BadInput(f"{path} is no Chakra trace: there is no length at byte {at}")
+    raise BadInput(
+        f"{path} is no Chakra trace: there is no length at byte {at}"
+    )
 
 
 @cache
@@ -238,18 +346,36 @@ def _messages() -> tuple[Any, type[Exception]]:
         schema: Any = import_module("google.protobuf.descriptor_pb2")
     except ImportError as error:
         raise PackageMissing(
-            "a Chakra trace that chakra_jsonizer has not converted to JSON", error
+            "a Chakra trace that chakra_jsonizer has not converted to JSON",
+            error,
         ) from error
-    pool: Any = import_module("google.protobuf.descriptor_pool").DescriptorPool()
+    pool: Any = import_module(
+        "google.protobuf.descriptor_pool"
+    ).DescriptorPool()
     factory: Any = import_module("google.protobuf.message_factory")
     field = schema.FieldDescriptorProto
-    file = schema.FileDescriptorProto(name="et.proto", package="chakra", syntax="proto3")
+    file = schema.FileDescriptorProto(
+        name="et.proto",
+        package="chakra",
+        syntax="proto3",
+    )
     attribute = file.message_type.add(name="Attribute")
-    attribute.field.add(name="name", number=1, type=field.TYPE_STRING, label=1)
+    attribute.field.add(
+        name="name",
+        number=1,
+        type=field.TYPE_STRING,
+        label=1,
+    )
     attribute.oneof_decl.add(name="value")
     for kind, number in _VALUES.items():
         code = getattr(field, f"TYPE_{kind.upper()}")
-        attribute.field.add(name=kind, number=number, type=code, label=1, oneof_index=0)
+        attribute.field.add(
+            name=kind,
+            number=number,
+            type=code,
+            label=1,
+            oneof_index=0,
+        )
     node = file.message_type.add(name="Node")
     for name, number, code, label in (
         ("id", 1, field.TYPE_UINT64, 1),
@@ -259,9 +385,19 @@ def _messages() -> tuple[Any, type[Exception]]:
         ("start_time_micros", 6, field.TYPE_UINT64, 1),
         ("duration_micros", 7, field.TYPE_UINT64, 1),
     ):
-        node.field.add(name=name, number=number, type=code, label=label)
+        node.field.add(
+            name=name,
+            number=number,
+            type=code,
+            label=label,
+        )
     attributes = {"type": field.TYPE_MESSAGE, "type_name": ".chakra.Attribute"}
-    node.field.add(name="attr", number=10, label=3, **attributes)
+    node.field.add(
+        name="attr",
+        number=10,
+        label=3,
+        **attributes,
+    )
     pool.Add(file)
     found = factory.GetMessageClass(pool.FindMessageTypeByName("chakra.Node"))
     return found, import_module("google.protobuf.message").DecodeError

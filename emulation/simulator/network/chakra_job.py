@@ -18,20 +18,43 @@ from typing import Any
 
 import numpy as np
 
-from patchlight.emulation.simulator.network.chakra_file import TraceNode, read_rank
-from patchlight.emulation.simulator.network.contract import Round, collective, ring
-from patchlight.emulation.simulator.network.ordering import ordered, shortest_cycle
+from patchlight.emulation.simulator.network.chakra_file import (
+    TraceNode,
+    read_rank,
+)
+from patchlight.emulation.simulator.network.contract import (
+    Round,
+    collective,
+    ring,
+)
+from patchlight.emulation.simulator.network.ordering import (
+    ordered,
+    shortest_cycle,
+)
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.testbed.errors import BadInput
 
 COLLECTIVE_TYPES = (
-    *("ALL_REDUCE", "REDUCE", "ALL_GATHER", "GATHER", "SCATTER", "BROADCAST", "ALL_TO_ALL"),
-    *("REDUCE_SCATTER", "REDUCE_SCATTER_BLOCK", "BARRIER"),
+    "ALL_REDUCE",
+    "REDUCE",
+    "ALL_GATHER",
+    "GATHER",
+    "SCATTER",
+    "BROADCAST",
+    "ALL_TO_ALL",
+    "REDUCE_SCATTER",
+    "REDUCE_SCATTER_BLOCK",
+    "BARRIER",
 )
 """By their numbers in the schema."""
-_PARTNERS = {"COMM_SEND_NODE": "COMM_RECV_NODE", "COMM_RECV_NODE": "COMM_SEND_NODE"}
-_Key = tuple[tuple[Any, Any], int]  # What operations have in common, and their count so far.
-_Lane = tuple[int, str, str | None]  # A rank, what its operations are, and a stream or thread.
+_PARTNERS = {
+    "COMM_SEND_NODE": "COMM_RECV_NODE",
+    "COMM_RECV_NODE": "COMM_SEND_NODE",
+}
+# What operations have in common, and their count so far.
+_Key = tuple[tuple[Any, Any], int]
+# A rank, what its operations are, and a stream or thread.
+_Lane = tuple[int, str, str | None]
 _SKIP = (
     "--skip-bad (skip_bad=True in Python) leaves out dependencies on missing nodes, and control "
     "dependencies in a cycle, and counts them"
@@ -109,7 +132,9 @@ class _Reading:
             for at, node in enumerate(nodes):
                 what = _meeting(node, rank, len(self.ranks))
                 counts[what] += 1
-                number = self.numbers.setdefault((what, counts[what]), len(self.met))
+                number = self.numbers.setdefault(
+                    (what, counts[what]), len(self.met)
+                )
                 if number == len(self.met):
                     self.met.append([])
                     self.place.append(0)
@@ -128,10 +153,14 @@ class _Reading:
                 if partner := _PARTNERS.get(node.type):
                     other = self.numbers.get(((partner, key[0][1]), key[1]))
                     if other is None:
-                        raise BadInput(f"{node.place}: no other rank has the matching {partner}")
+                        raise BadInput(
+                            f"{node.place}: no other rank has the matching {partner}"
+                        )
                     if partner == "COMM_SEND_NODE":
                         needs[number].add(other)
-                for need in (need for kind in kinds for need in getattr(node, kind)):
+                for need in (
+                    need for kind in kinds for need in getattr(node, kind)
+                ):
                     if need in self.of_node[rank]:
                         needs[number].add(self.of_node[rank][need])
                     elif self.skip_bad:
@@ -140,7 +169,9 @@ class _Reading:
                         there = f"{node.place} waits for node {need}, which does not exist"
                         raise BadInput(there, hint=_SKIP)
         if missing:
-            self.notes["dependencies left out, because their nodes are not in the file"] = missing
+            self.notes[
+                "dependencies left out, because their nodes are not in the file"
+            ] = missing
         return needs
 
     def check_sizes(self) -> None:
@@ -150,10 +181,13 @@ class _Reading:
             if what[0] != "COMM_RECV_NODE":
                 continue
             _, receive = self.met[number][0]
-            _, send = self.met[self.numbers[("COMM_SEND_NODE", what[1]), count]][0]
+            _, send = self.met[
+                self.numbers[("COMM_SEND_NODE", what[1]), count]
+            ][0]
             if "comm_size" not in receive.attributes:
                 continue
-            received, sent = receive.whole("comm_size"), send.whole("comm_size")
+            received = receive.whole("comm_size")
+            sent = send.whole("comm_size")
             if received == sent:
                 continue
             if not self.skip_bad:
@@ -161,14 +195,20 @@ class _Reading:
                     f"{receive.place} receives {received} bytes, but {send.place} sends {sent}",
                     hint="with --skip-bad (skip_bad=True in Python) the size of the send counts",
                 )
-            self.notes["receives of another size than their send, whose size counts"] += 1
+            self.notes[
+                "receives of another size than their send, whose size counts"
+            ] += 1
 
     def in_order(self) -> tuple[list[int], list[set[int]]]:
         """Operations in a possible order, and what each comes after.
 
         ``BadInput`` names the shortest cycle if there is none.
         """
-        streams = [lane for (_, _, name), lane in self.lanes.items() if name is not None]
+        streams = [
+            lane
+            for (_, _, name), lane in self.lanes.items()
+            if name is not None
+        ]
         found = ordered(self.needs(("data", "control")), self.place, streams)
         if len(found.items) < len(self.met):
             needs = self.needs(("data",))
@@ -179,12 +219,16 @@ class _Reading:
                 needs = self.needs(("data", "control"))
                 raise BadInput(self._cycle(needs), hint=_SKIP)
             # In traces of PyTorch they may say who called whom.
-            control = sum(len(node.control) for each in self.met for _, node in each)
-            self.notes["control dependencies left out, because they form a cycle"] = control
-        if found.swapped:
-            self.notes["operations moved ahead on their stream, because others need them"] = (
-                found.swapped
+            control = sum(
+                len(node.control) for each in self.met for _, node in each
             )
+            self.notes[
+                "control dependencies left out, because they form a cycle"
+            ] = control
+        if found.swapped:
+            self.notes[
+                "operations moved ahead on their stream, because others need them"
+            ] = found.swapped
         return found.items, found.after
 
     def _cycle(self, needs: Sequence[set[int]]) -> str:
@@ -208,7 +252,9 @@ class _Reading:
                 return node.place
         return self.met[number][0][1].place
 
-    def operation(self, number: int, groups: Mapping[str, Sequence[int]]) -> Operation:
+    def operation(
+        self, number: int, groups: Mapping[str, Sequence[int]]
+    ) -> Operation:
         """What the ranks do that meet in an operation; ``BadInput`` if it is invalid."""
         met = self.met[number]
         rank, node = met[0]
@@ -223,7 +269,9 @@ class _Reading:
             return Operation(np.array([rank]), self._lasts_s(node), [])
         if not found.rounds:
             what = (
-                "collectives of one rank" if len(found.ranks) == 1 else f"{node.type}s of 0 bytes"
+                "collectives of one rank"
+                if len(found.ranks) == 1
+                else f"{node.type}s of 0 bytes"
             )
             self.notes[f"{what}, which take no time"] += 1
         return found
@@ -235,9 +283,13 @@ class _Reading:
         if node.duration_s or node.type == "METADATA_NODE":
             return node.duration_s
         if node.type == "COMP_NODE":
-            operations = node.whole("num_ops") if "num_ops" in node.attributes else 0
+            operations = (
+                node.whole("num_ops") if "num_ops" in node.attributes else 0
+            )
             if operations and node.on_cpu:
-                raise BadInput(f"{node.place}{_NO_TIME}", hint="give it a duration_micros")
+                raise BadInput(
+                    f"{node.place}{_NO_TIME}", hint="give it a duration_micros"
+                )
             if operations and not (self.peak_flops or 0.0) > 0.0:
                 raise BadInput(f"{node.place}{_NO_TIME}", hint=_PEAK)
             if not operations and not node.on_cpu:
@@ -249,12 +301,16 @@ class _Reading:
                 hint="give it a duration_micros; --skip-bad (skip_bad=True in Python) counts such "
                 "nodes, and assumes that they take no time",
             )
-        self.notes[f"{node.type}s without a duration, assumed to take no time"] += 1
+        self.notes[
+            f"{node.type}s without a duration, assumed to take no time"
+        ] += 1
         return 0.0
 
 
 def read_chakra(
-    files: Sequence[Path], skip_bad: bool = False, peak_flops: float | None = None
+    files: Sequence[Path],
+    skip_bad: bool = False,
+    peak_flops: float | None = None,
 ) -> ChakraJob:
     """A job, of the traces of its ranks 0, 1, 2 … in this order.
 
@@ -268,11 +324,15 @@ def read_chakra(
     others do.
     """
     if not files:
-        raise BadInput("a Chakra job needs the trace of at least one rank: none was given")
+        raise BadInput(
+            "a Chakra job needs the trace of at least one rank: none was given"
+        )
     ranks = [read_rank(path) for path in files]
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, nodes in enumerate(ranks):
-        for name in {_group(node) for node in nodes if node.type == "COMM_COLL_NODE"}:
+        for name in {
+            _group(node) for node in nodes if node.type == "COMM_COLL_NODE"
+        }:
             groups[name].append(rank)
     groups[""] = list(range(len(ranks)))
     reading = _Reading(ranks, skip_bad, peak_flops)
@@ -286,16 +346,27 @@ def read_chakra(
     # Operations that take no time are left out: what waits for them waits for what they wait for.
     stands_for: dict[int, tuple[int, ...]] = {}
     for number in in_order:
-        before = tuple(sorted({n for need in after[number] for n in stands_for[need]}))
+        before = tuple(
+            sorted({n for need in after[number] for n in stands_for[need]})
+        )
         operation = reading.operation(number, groups)
         if operation.compute_s or operation.rounds:
             stands_for[number] = (len(found),)
             at = reading.place[number]
-            found.append(replace(operation, needs=before, lanes=tuple(lanes[number]), place=at))
+            found.append(
+                replace(
+                    operation,
+                    needs=before,
+                    lanes=tuple(lanes[number]),
+                    place=at,
+                )
+            )
         else:
             stands_for[number] = before
     if not found:
-        raise BadInput(f"nothing in {files[0]} and the other ranks' traces takes any time")
+        raise BadInput(
+            f"nothing in {files[0]} and the other ranks' traces takes any time"
+        )
     return ChakraJob(found, len(files), reading.notes)
 
 
@@ -303,7 +374,11 @@ def _group(node: TraceNode) -> str:
     return str(node.attributes.get("pg_name") or "")
 
 
-def _meeting(node: TraceNode, rank: int, ranks: int) -> tuple[Any, Any]:
+def _meeting(
+    node: TraceNode,
+    rank: int,
+    ranks: int,
+) -> tuple[Any, Any]:
     """What tells a node's operation from others; nodes of one rank that agree are in order."""
     if node.type == "COMM_COLL_NODE":
         return "collective", _group(node)
@@ -311,7 +386,9 @@ def _meeting(node: TraceNode, rank: int, ranks: int) -> tuple[Any, Any]:
         sends = node.type == "COMM_SEND_NODE"
         other = node.whole("comm_dst" if sends else "comm_src")
         if other >= ranks or other == rank:
-            raise BadInput(f"{node.place}: rank {rank} cannot exchange anything with rank {other}")
+            raise BadInput(
+                f"{node.place}: rank {rank} cannot exchange anything with rank {other}"
+            )
         tag = node.whole("comm_tag") if "comm_tag" in node.attributes else 0
         return node.type, (rank, other, tag) if sends else (other, rank, tag)
     return rank, node.number
@@ -331,25 +408,46 @@ def _lane(node: TraceNode) -> tuple[str, str | None] | None:
     return "communication" if communicates else node.type, None
 
 
-def _collective(met: Sequence[tuple[int, TraceNode]], members: Sequence[int]) -> Operation:
+def _collective(
+    met: Sequence[tuple[int, TraceNode]], members: Sequence[int]
+) -> Operation:
     _, node = met[0]
     here = {rank for rank, _ in met}
     if missing := [rank for rank in members if rank not in here]:
-        raise BadInput(f"{node.place}: rank {missing[0]} does not take part in this collective")
-    types, sizes = ({each.whole(name) for _, each in met} for name in ("comm_type", "comm_size"))
+        raise BadInput(
+            f"{node.place}: rank {missing[0]} does not take part in this collective"
+        )
+    types, sizes = (
+        {each.whole(name) for _, each in met}
+        for name in ("comm_type", "comm_size")
+    )
     if len(types) > 1 or len(sizes) > 1:
-        raise BadInput(f"{node.place}: ranks do not agree on this collective's type and size")
-    [number], [nbytes], count = types, sizes, len(members)
-    kind = COLLECTIVE_TYPES[number] if number < len(COLLECTIVE_TYPES) else str(number)
+        raise BadInput(
+            f"{node.place}: ranks do not agree on this collective's type and size"
+        )
+    [number] = types
+    [nbytes] = sizes
+    count = len(members)
+    kind = (
+        COLLECTIVE_TYPES[number]
+        if number < len(COLLECTIVE_TYPES)
+        else str(number)
+    )
     if count == 1:
         rounds: list[Round] = []
     elif kind == "ALL_REDUCE":
         rounds = collective("ring", count, nbytes)
     elif kind in _HALF_A_RING and nbytes:
         # The size is what each rank puts in: of a gather one part, of a reduction all of it.
-        [edges] = ring(count, nbytes * count if kind == "ALL_GATHER" else nbytes)
+        [edges] = ring(
+            count, nbytes * count if kind == "ALL_GATHER" else nbytes
+        )
         adds = edges.reduced_bits if kind != "ALL_GATHER" else 0.0
-        half = edges._replace(bits=edges.bits / 2, messages=count - 1, reduced_bits=adds)
+        half = edges._replace(
+            bits=edges.bits / 2,
+            messages=count - 1,
+            reduced_bits=adds,
+        )
         rounds = [half]
     elif kind == "ALL_TO_ALL":
         rounds = collective("all-to-all", count, nbytes)
@@ -361,5 +459,7 @@ def _collective(met: Sequence[tuple[int, TraceNode]], members: Sequence[int]) ->
     elif kind in _HALF_A_RING:
         rounds = []
     else:
-        raise BadInput(f"{node.place}: collectives of the type {kind} are not supported")
+        raise BadInput(
+            f"{node.place}: collectives of the type {kind} are not supported"
+        )
     return Operation(np.array(members), 0.0, rounds)

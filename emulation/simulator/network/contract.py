@@ -31,7 +31,11 @@ class Round(NamedTuple):
     reduced_bits: float = 0.0
 
 
-def ring(members: int, nbytes: float, strides: Sequence[int] = (1,)) -> list[Round]:
+def ring(
+    members: int,
+    nbytes: float,
+    strides: Sequence[int] = (1,),
+) -> list[Round]:
     """Ring all-reduce of ``nbytes``: 2(n−1)/n of it over each edge (Patarasuk and Yuan, 2009).
 
     With several ``strides`` p, each prime to n, an equal part of it goes over each ring r → r + p.
@@ -39,8 +43,18 @@ def ring(members: int, nbytes: float, strides: Sequence[int] = (1,)) -> list[Rou
     ranks = np.arange(members)
     one_way = (members - 1) / members * 8 * nbytes / len(strides)
     source = np.concatenate([ranks for _ in strides])
-    destination = np.concatenate([(ranks + stride) % members for stride in strides])
-    return [Round(source, destination, 2 * one_way, 2 * (members - 1), one_way * len(strides))]
+    destination = np.concatenate(
+        [(ranks + stride) % members for stride in strides]
+    )
+    return [
+        Round(
+            source,
+            destination,
+            2 * one_way,
+            2 * (members - 1),
+            one_way * len(strides),
+        )
+    ]
 
 
 def goes_round(each: Round, members: int) -> bool:
@@ -59,29 +73,54 @@ def goes_round(each: Round, members: int) -> bool:
 def ring_part(rounds: Sequence[Round], members: int) -> float:
     """The part of all bits sent that all-reduces over rings of all ``members`` send."""
     sent = [each.bits * len(each.source) for each in rounds]
-    round_it = [b for each, b in zip(rounds, sent, strict=True) if goes_round(each, members)]
+    round_it = [
+        b
+        for each, b in zip(rounds, sent, strict=True)
+        if goes_round(each, members)
+    ]
     return sum(round_it) / sum(sent) if sum(sent) else 1.0
 
 
 def two_rings(members: int, nbytes: float) -> list[Round]:
     """Half of it each way round at the same time."""
     ranks = np.arange(members)
-    there, back = (ranks + 1) % members, (ranks - 1) % members
+    there = (ranks + 1) % members
+    back = (ranks - 1) % members
     one_way = (members - 1) / members * 4 * nbytes
     sides = np.concatenate([ranks, ranks]), np.concatenate([there, back])
-    return [Round(*sides, 2 * one_way, 2 * (members - 1), 2 * one_way)]
+    return [
+        Round(
+            *sides,
+            2 * one_way,
+            2 * (members - 1),
+            2 * one_way,
+        )
+    ]
 
 
-def hierarchical(members: int, nbytes: float, inside: int = 8) -> list[Round]:
+def hierarchical(
+    members: int,
+    nbytes: float,
+    inside: int = 8,
+) -> list[Round]:
     """Reduce-scatter in groups of ``inside``, ring all-reduce across them, all-gather inside."""
     groups = max(1, members // inside)
     if members <= inside or members % inside:
         return ring(members, nbytes)
-    in_group = [np.arange(group * inside, (group + 1) * inside) for group in range(groups)]
+    in_group = [
+        np.arange(group * inside, (group + 1) * inside)
+        for group in range(groups)
+    ]
     across = [np.arange(rank, members, inside) for rank in range(inside)]
     one_way = (inside - 1) / inside * 8 * nbytes
     ranks = np.arange(inside)
-    edges = Round(ranks, (ranks + 1) % inside, one_way, inside - 1, one_way)
+    edges = Round(
+        ranks,
+        (ranks + 1) % inside,
+        one_way,
+        inside - 1,
+        one_way,
+    )
     gathers = edges._replace(reduced_bits=0.0)
     return [
         *side_by_side([edges], in_group),
@@ -99,10 +138,20 @@ def halving_doubling(members: int, nbytes: float) -> list[Round]:
         )
     ranks = np.arange(members)
     halving = []
-    apart, bits = members // 2, 4.0 * nbytes
+    apart = members // 2
+    bits = 4.0 * nbytes
     while apart:
-        halving.append(Round(ranks, ranks ^ apart, bits, 1, bits))
-        apart, bits = apart // 2, bits / 2
+        halving.append(
+            Round(
+                ranks,
+                ranks ^ apart,
+                bits,
+                1,
+                bits,
+            )
+        )
+        apart = apart // 2
+        bits = bits / 2
     doubling = [each._replace(reduced_bits=0.0) for each in reversed(halving)]
     return [*halving, *doubling]
 
@@ -112,24 +161,58 @@ def tree(members: int, nbytes: float) -> list[Round]:
     children = np.arange(1, members)
     parents = (children - 1) // 2
     depth = (members - 1).bit_length()
-    up = Round(children, parents, 8 * nbytes, depth, 8 * nbytes)
-    return [up, Round(parents, children, 8 * nbytes, depth)]
+    up = Round(
+        children,
+        parents,
+        8 * nbytes,
+        depth,
+        8 * nbytes,
+    )
+    return [
+        up,
+        Round(
+            parents,
+            children,
+            8 * nbytes,
+            depth,
+        ),
+    ]
 
 
-def parameter_server(members: int, nbytes: float, servers: int = 1) -> list[Round]:
+def parameter_server(
+    members: int,
+    nbytes: float,
+    servers: int = 1,
+) -> list[Round]:
     """To ``servers`` of the members, which hold an equal part each, and back."""
     ranks = np.arange(members)
-    pairs = [(rank, server) for server in range(min(servers, members)) for rank in ranks]
-    workers, holders = np.array([pair for pair in pairs if pair[0] != pair[1]]).T
+    pairs = [
+        (rank, server)
+        for server in range(min(servers, members))
+        for rank in ranks
+    ]
+    workers, holders = np.array(
+        [pair for pair in pairs if pair[0] != pair[1]]
+    ).T
     bits = 8 * nbytes / min(servers, members)
-    push = Round(workers, holders, bits, 1, bits * (members - 1))
+    push = Round(
+        workers,
+        holders,
+        bits,
+        1,
+        bits * (members - 1),
+    )
     return [push, Round(holders, workers, bits)]
 
 
 _MOST_EDGES = 1 << 20
 
 
-def all_to_all(members: int, nbytes: float, at_a_time: int = 1) -> list[Round]:
+def all_to_all(
+    members: int,
+    nbytes: float,
+    at_a_time: int = 1,
+) -> list[Round]:
     """Each sends an n-th of its ``nbytes`` to each other one: n−1 shifts, so many at a time.
 
     With ``at_a_time=0`` all are sent at the same time, as far as memory allows.
@@ -140,14 +223,23 @@ def all_to_all(members: int, nbytes: float, at_a_time: int = 1) -> list[Round]:
     for first in range(1, members, batch):
         shifts = np.arange(first, min(first + batch, members))
         there = (ranks + shifts[:, None]) % members
-        found.append(Round(np.tile(ranks, len(shifts)), there.ravel(), 8 * nbytes / members))
+        found.append(
+            Round(
+                np.tile(ranks, len(shifts)),
+                there.ravel(),
+                8 * nbytes / members,
+            )
+        )
     return found
 
 
 def pipeline(members: int, nbytes: float) -> list[Round]:
     """Activations from each stage to the next, gradients of them back."""
     stages = np.arange(members - 1)
-    return [Round(stages, stages + 1, 8 * nbytes), Round(stages + 1, stages, 8 * nbytes)]
+    return [
+        Round(stages, stages + 1, 8 * nbytes),
+        Round(stages + 1, stages, 8 * nbytes),
+    ]
 
 
 COLLECTIVES: Mapping[str, Callable[[int, float], list[Round]]] = {
@@ -163,7 +255,10 @@ COLLECTIVES: Mapping[str, Callable[[int, float], list[Round]]] = {
 
 
 def collective(
-    name: str, members: int, nbytes: float, strides: Sequence[int] = (1,)
+    name: str,
+    members: int,
+    nbytes: float,
+    strides: Sequence[int] = (1,),
 ) -> list[Round]:
     """The rounds of a collective among so many; none for one member.
 
@@ -178,15 +273,23 @@ def collective(
         )
     if members == 1 or not nbytes:
         return []
-    return ring(members, nbytes, strides) if name == "ring" else COLLECTIVES[name](members, nbytes)
+    return (
+        ring(members, nbytes, strides)
+        if name == "ring"
+        else COLLECTIVES[name](members, nbytes)
+    )
 
 
-def side_by_side(rounds: Sequence[Round], groups: Sequence[Ints] | Ints) -> list[Round]:
+def side_by_side(
+    rounds: Sequence[Round], groups: Sequence[Ints] | Ints
+) -> list[Round]:
     """The same rounds in each group of ranks at the same time: data, tensor, expert parallelism."""
     return [
         each._replace(
             source=np.concatenate([group[each.source] for group in groups]),
-            destination=np.concatenate([group[each.destination] for group in groups]),
+            destination=np.concatenate(
+                [group[each.destination] for group in groups]
+            ),
         )
         for each in rounds
     ]
@@ -226,7 +329,10 @@ class Loads(NamedTuple):
     latency_s: Floats
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class Network(ABC):
     """Nodes and the directed links between them.
 
@@ -251,7 +357,13 @@ class Network(ABC):
         """How many nodes there are, numbered from 0."""
         return len(self.racks)
 
-    def paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+    def paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
         """The links of flows: a row for each (flows × longest path), filled up with ``NO_LINK``.
 
         ``source`` and ``destination`` are nodes, ``flow`` a number that tells flows apart where
@@ -269,18 +381,42 @@ class Network(ABC):
                 f"flow {flow[own[0]]} goes from node {source[own[0]]} to itself: expected another "
                 "destination"
             )
-        return self._paths(source, destination, flow, group)
+        return self._paths(
+            source,
+            destination,
+            flow,
+            group,
+        )
 
-    def loads(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Loads:
+    def loads(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Loads:
         """What flows put on links: on those of ``paths``, and with acknowledgements on those of the
         paths back."""
-        paths = self.paths(source, destination, flow, group)
+        paths = self.paths(
+            source,
+            destination,
+            flow,
+            group,
+        )
         there = paths != NO_LINK
         latency_s = np.where(there, self.latency_s[paths], 0.0).sum(axis=1)
         links, bits = self._spread(paths, group)
         if self.framing == BARE:
             return Loads(links, bits, latency_s)
-        back, acknowledged = self._spread(self._paths(destination, source, flow, group), group)
+        back, acknowledged = self._spread(
+            self._paths(
+                destination,
+                source,
+                flow,
+                group,
+            ),
+            group,
+        )
         carried = bits * self.framing.there, acknowledged * self.framing.back
         return Loads(np.hstack([links, back]), np.hstack(carried), latency_s)
 
@@ -292,7 +428,11 @@ class Network(ABC):
         return (1,)
 
     def collective(
-        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+        self,
+        name: str,
+        nodes: Ints,
+        nbytes: float,
+        ring_part: float = 1.0,
     ) -> list[Round]:
         """The rounds of a collective among these nodes, as this network does it best.
 
@@ -302,7 +442,12 @@ class Network(ABC):
         members = len(nodes)
         if name == "all-to-all" and members > 1 and nbytes:
             return all_to_all(members, nbytes, self.switching.fan_out)
-        return collective(name, members, nbytes, self.strides(members, ring_part))
+        return collective(
+            name,
+            members,
+            nbytes,
+            self.strides(members, ring_part),
+        )
 
     def lit_for(self, members: int, rounds: Sequence[Round]) -> "Network":
         """The network with circuits for what a job of so many ranks sends; itself where circuits
@@ -314,13 +459,21 @@ class Network(ABC):
         return paths, np.ones(paths.shape)
 
     @abstractmethod
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
         """The links of flows, which are checked."""
 
 
 def links(*capacities: tuple[int, float]) -> Floats:
     """The capacities of links, so many of each after each other."""
-    return np.concatenate([np.full(count, float(bps)) for count, bps in capacities])
+    return np.concatenate(
+        [np.full(count, float(bps)) for count, bps in capacities]
+    )
 
 
 def rows(*columns: Ints) -> Ints:
@@ -332,8 +485,12 @@ def draw(choices: int, *numbers: Ints) -> Ints:
     """One of so many equal paths for each flow, hashed as a switch does: always the same."""
     mixed = np.zeros(1, np.uint64)
     for each in numbers:
-        mixed = (mixed ^ each.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ each.astype(np.uint64)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(
+            0xBF58476D1CE4E5B9
+        )
         mixed ^= mixed >> np.uint64(32)
     return (mixed % np.uint64(choices)).astype(np.int64)
 

@@ -29,8 +29,16 @@ from patchlight.emulation.simulator.network.sharing import (
     settled,
     sharing,
 )
-from patchlight.emulation.simulator.network.specs import Disturbances, undisturbed
-from patchlight.emulation.simulator.network.turns import end_turn, next_turn, turns_of, wait_turn
+from patchlight.emulation.simulator.network.specs import (
+    Disturbances,
+    undisturbed,
+)
+from patchlight.emulation.simulator.network.turns import (
+    end_turn,
+    next_turn,
+    turns_of,
+    wait_turn,
+)
 
 # Events that are less than this apart, as a part of the time, are one: so equal flows end as one.
 _AT_ONCE = 1e-12
@@ -135,15 +143,20 @@ class _Running(NamedTuple):
 
 
 def run(
-    program: Program, least: int = 0, unmeasured: int = 0, watched: int | None = None
+    program: Program,
+    least: int = 0,
+    unmeasured: int = 0,
+    watched: int | None = None,
 ) -> Outcome:
     """Play a program to its end, or until each job has done ``least`` iterations if that is not 0.
 
     Of several jobs it is enough that the first ``watched`` have. The first ``unmeasured``
     iterations of each job come before its mark.
     """
-    jobs, sessions = len(program.begins_s), len(program.bits)
-    d, order = program.disturbances or undisturbed(jobs), program.order
+    jobs = len(program.begins_s)
+    sessions = len(program.bits)
+    d = program.disturbances or undisturbed(jobs)
+    order = program.order
     items = sessions + 2 * jobs + len(d.at_s)
 
     def zeros(size: int) -> Floats:
@@ -153,9 +166,16 @@ def run(
         return np.zeros(size, np.int64)
 
     r = _Running(
-        *(program.begins_s, program.iterations, program.compute_s, program.starts_s),
-        *(program.rounds, program.bits, program.waits_s),
-        job_of=np.repeat(np.arange(jobs, dtype=np.int64), np.diff(program.rounds)),
+        program.begins_s,
+        program.iterations,
+        program.compute_s,
+        program.starts_s,
+        program.rounds,
+        program.bits,
+        program.waits_s,
+        job_of=np.repeat(
+            np.arange(jobs, dtype=np.int64), np.diff(program.rounds)
+        ),
         current=program.rounds[:-1].copy(),
         computes=numbers(jobs),
         communicates_since_s=zeros(jobs),
@@ -182,57 +202,130 @@ def run(
     )
     lanes = [()] * jobs if order is None else order.lanes
     t = turns_of(lanes, numbers(jobs) if order is None else order.ranks)
-    s = sharing(program.capacity_bps.copy(), program.first, program.links, program.weights)
-    _play(r, s, t, d, least, unmeasured, jobs if watched is None else watched)
-    wanted = program.iterations if least == 0 else np.minimum(program.iterations, least)
+    s = sharing(
+        program.capacity_bps.copy(),
+        program.first,
+        program.links,
+        program.weights,
+    )
+    _play(
+        r,
+        s,
+        t,
+        d,
+        least,
+        unmeasured,
+        jobs if watched is None else watched,
+    )
+    wanted = (
+        program.iterations
+        if least == 0
+        else np.minimum(program.iterations, least)
+    )
     stuck = np.flatnonzero(r.done < wanted)
     measured = r.ends_s, r.done, r.marks_s, r.communicated_s, r.sessions_done
-    return Outcome(*measured, stuck, r.stalled_s, r.restarts, r.repeated)
+    return Outcome(
+        *measured,
+        stuck,
+        r.stalled_s,
+        r.restarts,
+        r.repeated,
+    )
 
 
 @compiled
-def _begin_iteration(r: Any, d: Any, size: int, job: int, now_s: float) -> int:
+def _begin_iteration(
+    r: Any,
+    d: Any,
+    size: int,
+    job: int,
+    now_s: float,
+) -> int:
     """A job computes, and will communicate; how many items the heap has then."""
-    sessions, jobs = len(r.bits), len(r.begins_s)
+    sessions = len(r.bits)
+    jobs = len(r.begins_s)
     first = d.first_factor[job]
     factor = d.factors[first + r.done[job] % (d.first_factor[job + 1] - first)]
     r.computes[job] = 1
     at_s = now_s + factor * r.compute_s[job]
-    size = put(r.keys, r.heap, r.places, size, sessions + job, at_s)
+    size = put(
+        r.keys,
+        r.heap,
+        r.places,
+        size,
+        sessions + job,
+        at_s,
+    )
     r.current[job] = r.rounds[job]
     if r.rounds[job] < r.rounds[job + 1]:
         starts_s = now_s + factor * r.starts_s[job]
         r.communicates_since_s[job] = starts_s
         at_s = starts_s + r.waits_s[r.rounds[job]]
-        size = put(r.keys, r.heap, r.places, size, sessions + jobs + job, at_s)
+        size = put(
+            r.keys,
+            r.heap,
+            r.places,
+            size,
+            sessions + jobs + job,
+            at_s,
+        )
     return size
 
 
 @compiled
-def _begin_turns(r: Any, t: Any, d: Any, size: int, now_s: float) -> int:
+def _begin_turns(
+    r: Any,
+    t: Any,
+    d: Any,
+    size: int,
+    now_s: float,
+) -> int:
     """Begin the jobs whose turn it is, once all that ends now has ended; how many items then."""
     job = next_turn(t)
     while job >= 0:
         at_s = max(now_s, r.begins_s[job]) + r.delays_s[job]
-        size = _begin_iteration(r, d, size, job, at_s)
+        size = _begin_iteration(
+            r,
+            d,
+            size,
+            job,
+            at_s,
+        )
         job = next_turn(t)
     return size
 
 
 @compiled
-def _end_iteration(r: Any, d: Any, size: int, job: int, now_s: float, unmeasured: int) -> int:
+def _end_iteration(
+    r: Any,
+    d: Any,
+    size: int,
+    job: int,
+    now_s: float,
+    unmeasured: int,
+) -> int:
     """Count an iteration and begin the next; how many items then."""
     r.done[job] += 1
     r.ends_s[job] = now_s
     if r.done[job] == unmeasured:
         r.marks_s[job] = now_s
     if r.done[job] < r.iterations[job]:
-        return _begin_iteration(r, d, size, job, now_s)
+        return _begin_iteration(
+            r,
+            d,
+            size,
+            job,
+            now_s,
+        )
     return size
 
 
 @compiled
-def _end_job(r: Any, t: Any, job: int) -> None:
+def _end_job(
+    r: Any,
+    t: Any,
+    job: int,
+) -> None:
     """Free a job's lanes, and let those wait for theirs that waited for it."""
     end_turn(t, job)
     for number in range(r.first_follower[job], r.first_follower[job + 1]):
@@ -243,21 +336,48 @@ def _end_job(r: Any, t: Any, job: int) -> None:
 
 
 @compiled
-def _halt(r: Any, s: Any, d: Any, size: int, job: int, now_s: float) -> tuple[int, int]:
+def _halt(
+    r: Any,
+    s: Any,
+    d: Any,
+    size: int,
+    job: int,
+    now_s: float,
+) -> tuple[int, int]:
     """Let a job stop, and forget what it did behind its checkpoint.
 
     How many items the heap has then, and the session that left its links, −1 if none did.
     """
-    sessions, jobs = len(r.bits), len(r.begins_s)
-    left, session = -1, r.current[job]
+    sessions = len(r.bits)
+    jobs = len(r.begins_s)
+    left = -1
+    session = r.current[job]
     if r.places[sessions + jobs + job] < 0 and session < r.rounds[job + 1]:
         if s.rates_bps[session] == 0.0:
             r.stalled_s[job] += now_s - r.since_s[session]
         leave(s, session)
-        size = drop(r.keys, r.heap, r.places, size, session)
+        size = drop(
+            r.keys,
+            r.heap,
+            r.places,
+            size,
+            session,
+        )
         left = session
-    size = drop(r.keys, r.heap, r.places, size, sessions + job)
-    size = drop(r.keys, r.heap, r.places, size, sessions + jobs + job)
+    size = drop(
+        r.keys,
+        r.heap,
+        r.places,
+        size,
+        sessions + job,
+    )
+    size = drop(
+        r.keys,
+        r.heap,
+        r.places,
+        size,
+        sessions + jobs + job,
+    )
     r.broken_since_s[job] = now_s
     if now_s >= r.begins_s[job]:
         repeated = r.done[job] % d.checkpoints[job]
@@ -269,12 +389,22 @@ def _halt(r: Any, s: Any, d: Any, size: int, job: int, now_s: float) -> tuple[in
 
 @compiled
 def _fail_or_mend(
-    r: Any, s: Any, d: Any, size: int, event: int, now_s: float
+    r: Any,
+    s: Any,
+    d: Any,
+    size: int,
+    event: int,
+    now_s: float,
 ) -> tuple[int, int, int]:
     """What an event does: how many items the heap has then, sessions that change, and that left."""
     changing = ended = 0
     if d.links[event] >= 0:
-        changing = resize(s, d.links[event], d.capacity_bps[event], changing)
+        changing = resize(
+            s,
+            d.links[event],
+            d.capacity_bps[event],
+            changing,
+        )
     for number in range(d.first_job[event], d.first_job[event + 1]):
         job = d.jobs[number]
         if r.done[job] == r.iterations[job]:
@@ -282,7 +412,14 @@ def _fail_or_mend(
         if d.fails[event]:
             r.broken_nodes[job] += 1
             if r.broken_nodes[job] == 1:
-                size, left = _halt(r, s, d, size, job, now_s)
+                size, left = _halt(
+                    r,
+                    s,
+                    d,
+                    size,
+                    job,
+                    now_s,
+                )
                 if left >= 0:
                     r.ended[ended] = left
                     ended += 1
@@ -292,13 +429,28 @@ def _fail_or_mend(
             at_s = max(now_s, r.begins_s[job])
             if r.broken_since_s[job] >= r.begins_s[job]:
                 at_s = now_s + d.restarts_s[job]
-            size = _begin_iteration(r, d, size, job, at_s)
+            size = _begin_iteration(
+                r,
+                d,
+                size,
+                job,
+                at_s,
+            )
     return size, changing, ended
 
 
 @compiled
-def _play(r: Any, s: Any, t: Any, d: Any, least: int, unmeasured: int, watched: int) -> None:
-    sessions, jobs = len(r.bits), len(r.begins_s)
+def _play(
+    r: Any,
+    s: Any,
+    t: Any,
+    d: Any,
+    least: int,
+    unmeasured: int,
+    watched: int,
+) -> None:
+    sessions = len(r.bits)
+    jobs = len(r.begins_s)
     size = 0
     # State is passed by value, so calls cost time: those for an order are made where there is one.
     in_order = len(t.jobs) > 0
@@ -306,11 +458,30 @@ def _play(r: Any, s: Any, t: Any, d: Any, least: int, unmeasured: int, watched: 
         if r.needs[job] == 0 and in_order:
             wait_turn(t, job)
         elif r.needs[job] == 0:
-            size = _begin_iteration(r, d, size, job, r.begins_s[job])
-    size = _begin_turns(r, t, d, size, 0.0)
+            size = _begin_iteration(
+                r,
+                d,
+                size,
+                job,
+                r.begins_s[job],
+            )
+    size = _begin_turns(
+        r,
+        t,
+        d,
+        size,
+        0.0,
+    )
     events = sessions + 2 * jobs
     for event in range(len(d.at_s)):
-        size = put(r.keys, r.heap, r.places, size, events + event, d.at_s[event])
+        size = put(
+            r.keys,
+            r.heap,
+            r.places,
+            size,
+            events + event,
+            d.at_s[event],
+        )
     behind = watched  # Who has not done enough yet.
     while size and (least == 0 or behind):
         now_s = r.keys[r.heap[0]]
@@ -321,12 +492,31 @@ def _play(r: Any, s: Any, t: Any, d: Any, least: int, unmeasured: int, watched: 
             if item >= events:
                 # By itself: a session that has just begun, or changed, is not to leave at once.
                 if not changing and not ended:
-                    size = drop(r.keys, r.heap, r.places, size, item)
-                    size, changing, ended = _fail_or_mend(r, s, d, size, item - events, now_s)
+                    size = drop(
+                        r.keys,
+                        r.heap,
+                        r.places,
+                        size,
+                        item,
+                    )
+                    size, changing, ended = _fail_or_mend(
+                        r,
+                        s,
+                        d,
+                        size,
+                        item - events,
+                        now_s,
+                    )
                     if not changing and not ended:
                         continue
                 break
-            size = drop(r.keys, r.heap, r.places, size, item)
+            size = drop(
+                r.keys,
+                r.heap,
+                r.places,
+                size,
+                item,
+            )
             if item >= sessions + jobs:  # A wait is over.
                 job = item - sessions - jobs
                 session = r.current[job]
@@ -346,33 +536,73 @@ def _play(r: Any, s: Any, t: Any, d: Any, least: int, unmeasured: int, watched: 
                 r.current[job] = item + 1
                 if item + 1 < r.rounds[job + 1]:
                     at_s = now_s + r.waits_s[item + 1]
-                    size = put(r.keys, r.heap, r.places, size, sessions + jobs + job, at_s)
+                    size = put(
+                        r.keys,
+                        r.heap,
+                        r.places,
+                        size,
+                        sessions + jobs + job,
+                        at_s,
+                    )
                 else:
-                    r.communicated_s[job] += now_s - r.communicates_since_s[job]
+                    r.communicated_s[job] += (
+                        now_s - r.communicates_since_s[job]
+                    )
             if not r.computes[job] and r.current[job] == r.rounds[job + 1]:
-                size = _end_iteration(r, d, size, job, now_s, unmeasured)
+                size = _end_iteration(
+                    r,
+                    d,
+                    size,
+                    job,
+                    now_s,
+                    unmeasured,
+                )
                 if in_order and r.done[job] == r.iterations[job]:
                     _end_job(r, t, job)
                 enough = r.done[job] == least
-                if job < watched and (enough or r.done[job] == r.iterations[job] < least):
+                if job < watched and (
+                    enough or r.done[job] == r.iterations[job] < least
+                ):
                     behind -= 1
         if in_order:
-            size = _begin_turns(r, t, d, size, now_s)
+            size = _begin_turns(
+                r,
+                t,
+                d,
+                size,
+                now_s,
+            )
         for number in range(ended):
             changing = release(s, r.ended[number], changing)
         changing = reshare(s, changing)
         for number in range(changing):
             session = s.changing[number]
-            rate_bps, before_bps = s.rates_bps[session], s.before_bps[session]
+            rate_bps = s.rates_bps[session]
+            before_bps = s.before_bps[session]
             if rate_bps == before_bps:
                 continue
             if before_bps == 0.0:
                 r.stalled_s[r.job_of[session]] += now_s - r.since_s[session]
-            r.remaining_bits[session] -= before_bps * (now_s - r.since_s[session])
+            r.remaining_bits[session] -= before_bps * (
+                now_s - r.since_s[session]
+            )
             r.since_s[session] = now_s
             if rate_bps > 0:
                 at_s = now_s + max(0.0, r.remaining_bits[session]) / rate_bps
-                size = put(r.keys, r.heap, r.places, size, session, at_s)
+                size = put(
+                    r.keys,
+                    r.heap,
+                    r.places,
+                    size,
+                    session,
+                    at_s,
+                )
             else:
-                size = drop(r.keys, r.heap, r.places, size, session)
+                size = drop(
+                    r.keys,
+                    r.heap,
+                    r.places,
+                    size,
+                    session,
+                )
         settled(s, changing)

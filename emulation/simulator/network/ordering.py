@@ -19,7 +19,9 @@ class Ordered(NamedTuple):
 
 
 def ordered(
-    needs: Sequence[set[int]], place: Sequence[int], lanes: Iterable[Sequence[int]]
+    needs: Sequence[set[int]],
+    place: Sequence[int],
+    lanes: Iterable[Sequence[int]],
 ) -> Ordered:
     """Items 0, 1, 2 … after what they need, and in each lane as they stand there.
 
@@ -34,9 +36,12 @@ def ordered(
             lanes_of[item].append(number)
     last: dict[int, int] = {}
     done = bytearray(len(needs))
-    ready = [(place[item], item) for item, count in enumerate(left) if not count]
+    ready = [
+        (place[item], item) for item, count in enumerate(left) if not count
+    ]
     heapify(ready)
-    held: list[tuple[int, int]] = []  # They need nothing, but another is ahead of them.
+    # They need nothing, but another is ahead of them.
+    held: list[tuple[int, int]] = []
     items: list[int] = []
     after = [set(each) for each in needs]
     swapped = 0
@@ -45,7 +50,9 @@ def ordered(
         at, item = heappop(held if goes_ahead else ready)
         if done[item]:
             continue
-        if not goes_ahead and any(ahead[lane][0] != item for lane in lanes_of[item]):
+        if not goes_ahead and any(
+            ahead[lane][0] != item for lane in lanes_of[item]
+        ):
             heappush(held, (at, item))
             continue
         swapped += goes_ahead
@@ -102,12 +109,19 @@ def shortest_cycle(needs: Sequence[set[int]]) -> list[int]:
     # A cycle through an item that was looked at has been found: the item is not needed again.
     for item in range(len(needs)):
         if not gone[item]:
-            best = _cycle_through(item, open_needs, len(best) or len(needs) + 1) or best
+            best = (
+                _cycle_through(item, open_needs, len(best) or len(needs) + 1)
+                or best
+            )
             remove(item)
     return best
 
 
-def _cycle_through(start: int, needs: Sequence[set[int]], shorter_than: int) -> list[int]:
+def _cycle_through(
+    start: int,
+    needs: Sequence[set[int]],
+    shorter_than: int,
+) -> list[int]:
     """The shortest cycle through an item, if it is short enough."""
     user: dict[int, int] = {}
     reached = [start]

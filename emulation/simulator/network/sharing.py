@@ -32,8 +32,13 @@ def compiled(loop: Loop) -> Loop:
         return loop
     made: Loop
     try:
-        made = _numba.njit(cache=True, error_model="numpy")(loop)
-    except RuntimeError:  # Neither the package's folder nor the user's can be written to.
+        made = _numba.njit(
+            cache=True,
+            error_model="numpy",
+        )(loop)
+    except (
+        RuntimeError
+    ):  # Neither the package's folder nor the user's can be written to.
         made = _numba.njit(error_model="numpy")(loop)
     return made
 
@@ -42,7 +47,14 @@ def compiled(loop: Loop) -> Loop:
 # ``heap[:size]`` are the items, ``places[item]`` is where in it an item is, −1 if nowhere. Of equal
 # keys the lower item comes first, so that runs are the same every time.
 @compiled
-def put(keys: Any, heap: Any, places: Any, size: int, item: int, key: float) -> int:
+def put(
+    keys: Any,
+    heap: Any,
+    places: Any,
+    size: int,
+    item: int,
+    key: float,
+) -> int:
     """Put an item in, or give it another key; how many are in now."""
     keys[item] = key
     place = places[item]
@@ -65,7 +77,9 @@ def put(keys: Any, heap: Any, places: Any, size: int, item: int, key: float) -> 
         other = heap[below]
         if below + 1 < size:
             right = heap[below + 1]
-            if keys[right] < keys[other] or (keys[right] == keys[other] and right < other):
+            if keys[right] < keys[other] or (
+                keys[right] == keys[other] and right < other
+            ):
                 below += 1
                 other = right
         if key < keys[other] or (key == keys[other] and item < other):
@@ -79,7 +93,13 @@ def put(keys: Any, heap: Any, places: Any, size: int, item: int, key: float) -> 
 
 
 @compiled
-def drop(keys: Any, heap: Any, places: Any, size: int, item: int) -> int:
+def drop(
+    keys: Any,
+    heap: Any,
+    places: Any,
+    size: int,
+    item: int,
+) -> int:
     """Take an item out if it is in; how many are left."""
     place = places[item]
     if place < 0:
@@ -90,7 +110,14 @@ def drop(keys: Any, heap: Any, places: Any, size: int, item: int) -> int:
     if moved != item:
         heap[place] = moved
         places[moved] = place
-        put(keys, heap, places, size, moved, keys[moved])
+        put(
+            keys,
+            heap,
+            places,
+            size,
+            moved,
+            keys[moved],
+        )
     return size
 
 
@@ -135,9 +162,16 @@ class Sharing(NamedTuple):
     places: Ints
 
 
-def sharing(capacity_bps: Floats, first: Ints, links: Ints, weights: Floats) -> Sharing:
+def sharing(
+    capacity_bps: Floats,
+    first: Ints,
+    links: Ints,
+    weights: Floats,
+) -> Sharing:
     """These sessions on these links, none of them begun yet."""
-    sessions, slots, count = len(first) - 1, len(links), len(capacity_bps)
+    sessions = len(first) - 1
+    slots = len(links)
+    count = len(capacity_bps)
 
     def numbers(size: int, value: int = 0) -> Ints:
         return np.full(size, value, np.int64)
@@ -171,7 +205,11 @@ def sharing(capacity_bps: Floats, first: Ints, links: Ints, weights: Floats) -> 
 
 
 @compiled
-def _mark(s: Any, session: int, count: int) -> int:
+def _mark(
+    s: Any,
+    session: int,
+    count: int,
+) -> int:
     """Mark a session's rate for recomputing; how many are marked."""
     if s.is_changing[session]:
         return count
@@ -182,7 +220,11 @@ def _mark(s: Any, session: int, count: int) -> int:
 
 
 @compiled
-def begin(s: Any, session: int, count: int) -> int:
+def begin(
+    s: Any,
+    session: int,
+    count: int,
+) -> int:
     """Put a session on its links; ``count`` sessions are to change already; how many are now."""
     for slot in range(s.first[session], s.first[session + 1]):
         link = s.links[slot]
@@ -199,7 +241,8 @@ def begin(s: Any, session: int, count: int) -> int:
 def leave(s: Any, session: int) -> None:
     """Take a session off its links. All that end at once do so before any is ``released``."""
     for slot in range(s.first[session], s.first[session + 1]):
-        before, after = s.preceding[slot], s.following[slot]
+        before = s.preceding[slot]
+        after = s.following[slot]
         if before >= 0:
             s.following[before] = after
         else:
@@ -211,7 +254,11 @@ def leave(s: Any, session: int) -> None:
 
 
 @compiled
-def release(s: Any, session: int, count: int) -> int:
+def release(
+    s: Any,
+    session: int,
+    count: int,
+) -> int:
     """Mark the sessions that one that left had held up; how many are to change now."""
     for slot in range(s.first[session], s.first[session + 1]):
         link = s.links[slot]
@@ -224,7 +271,12 @@ def release(s: Any, session: int, count: int) -> int:
 
 
 @compiled
-def resize(s: Any, link: int, capacity_bps: float, count: int) -> int:
+def resize(
+    s: Any,
+    link: int,
+    capacity_bps: float,
+    count: int,
+) -> int:
     """Give a link another capacity, 0 if it fails; how many sessions are to change now."""
     s.capacity_bps[link] = capacity_bps
     slot = s.heads[link]
@@ -235,7 +287,12 @@ def resize(s: Any, link: int, capacity_bps: float, count: int) -> int:
 
 
 @compiled
-def _touch(s: Any, known: int, count: int, links: int) -> int:
+def _touch(
+    s: Any,
+    known: int,
+    count: int,
+    links: int,
+) -> int:
     """Recompute the links of those marked after the first ``known``; how many links now.
 
     ``spare_bps`` is what those that keep their rates leave of a link, ``wanted`` how many shares
@@ -248,7 +305,9 @@ def _touch(s: Any, known: int, count: int, links: int) -> int:
             if s.is_touched[link]:
                 # One of this round, or of those that kept their rate on it until now.
                 if s.is_touched[link] == 1:
-                    s.spare_bps[link] += s.weights[slot] * s.before_bps[session]
+                    s.spare_bps[link] += (
+                        s.weights[slot] * s.before_bps[session]
+                    )
             else:
                 s.is_touched[link] = 2
                 s.touched[links] = link
@@ -259,7 +318,9 @@ def _touch(s: Any, known: int, count: int, links: int) -> int:
                 while other >= 0:
                     owner = s.owners[other]
                     if not s.is_changing[owner]:
-                        s.spare_bps[link] -= s.weights[other] * s.rates_bps[owner]
+                        s.spare_bps[link] -= (
+                            s.weights[other] * s.rates_bps[owner]
+                        )
                     other = s.following[other]
             s.wanted[link] += s.weights[slot]
     for number in range(links):
@@ -268,7 +329,11 @@ def _touch(s: Any, known: int, count: int, links: int) -> int:
 
 
 @compiled
-def _fill(s: Any, count: int, links: int) -> None:
+def _fill(
+    s: Any,
+    count: int,
+    links: int,
+) -> None:
     """Let the rates of those that change rise together until each is held up by a full link."""
     for number in range(count):
         s.is_frozen[s.changing[number]] = 0
@@ -278,17 +343,37 @@ def _fill(s: Any, count: int, links: int) -> None:
         s.left_bps[link] = s.spare_bps[link]
         s.shares[link] = s.wanted[link]
         level_bps = max(0.0, s.spare_bps[link]) / s.wanted[link]
-        size = put(s.level_bps, s.heap, s.places, size, link, level_bps)
+        size = put(
+            s.level_bps,
+            s.heap,
+            s.places,
+            size,
+            link,
+            level_bps,
+        )
     while size:
         full = s.heap[0]
         if s.shares[full] < 0.5:
-            size = drop(s.level_bps, s.heap, s.places, size, full)
+            size = drop(
+                s.level_bps,
+                s.heap,
+                s.places,
+                size,
+                full,
+            )
             continue
         # The level at which a link is full rises as others of its sessions stop: a key in the heap
         # is a lower bound, and is brought up to date when it comes to the top.
         level_bps = max(0.0, s.left_bps[full]) / s.shares[full]
         if level_bps > s.level_bps[full]:
-            size = put(s.level_bps, s.heap, s.places, size, full, level_bps)
+            size = put(
+                s.level_bps,
+                s.heap,
+                s.places,
+                size,
+                full,
+                level_bps,
+            )
             if s.heap[0] != full:
                 continue
         level_bps = s.level_bps[full]
@@ -303,11 +388,21 @@ def _fill(s: Any, count: int, links: int) -> None:
                     s.left_bps[s.links[mine]] -= s.weights[mine] * level_bps
                     s.shares[s.links[mine]] -= s.weights[mine]
             slot = s.following[slot]
-        size = drop(s.level_bps, s.heap, s.places, size, full)
+        size = drop(
+            s.level_bps,
+            s.heap,
+            s.places,
+            size,
+            full,
+        )
 
 
 @compiled
-def _look(s: Any, links: int, count: int) -> int:
+def _look(
+    s: Any,
+    links: int,
+    count: int,
+) -> int:
     """Mark those beside whose bottleneck is none any more, or who hold a slower one up."""
     for number in range(links):
         link = s.touched[number]
@@ -334,7 +429,9 @@ def _look(s: Any, links: int, count: int) -> int:
             if s.bottlenecks[session] == link:
                 if s.is_changing[session]:
                     slowest_bps = min(slowest_bps, s.rates_bps[session])
-                elif not full or s.rates_bps[session] < fastest_bps * (1 - _SAME):
+                elif not full or s.rates_bps[session] < fastest_bps * (
+                    1 - _SAME
+                ):
                     found = _mark(s, session, found)
             slot = s.following[slot]
         if slowest_bps >= fastest_bps * (1 - _SAME):
@@ -342,7 +439,9 @@ def _look(s: Any, links: int, count: int) -> int:
         slot = s.heads[link]
         while slot >= 0:
             session = s.owners[slot]
-            if not s.is_changing[session] and s.rates_bps[session] > slowest_bps * (1 + _SAME):
+            if not s.is_changing[session] and s.rates_bps[
+                session
+            ] > slowest_bps * (1 + _SAME):
                 found = _mark(s, session, found)
             slot = s.following[slot]
     return found
@@ -357,7 +456,12 @@ def reshare(s: Any, count: int) -> int:
     """
     known = links = 0
     while known < count:
-        links = _touch(s, known, count, links)
+        links = _touch(
+            s,
+            known,
+            count,
+            links,
+        )
         known = count
         _fill(s, known, links)
         count = _look(s, links, known)

@@ -12,7 +12,11 @@ import numpy as np
 from patchlight.controller.prediction.framing import ETHERNET_BYTES, tcp
 from patchlight.emulation.simulator.network.contract import NO_LINK, Network
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
-from patchlight.emulation.simulator.network.topologies import direct, optical, packet
+from patchlight.emulation.simulator.network.topologies import (
+    direct,
+    optical,
+    packet,
+)
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.units import parse_rate, parse_time
 
@@ -47,22 +51,35 @@ class Slowness(NamedTuple):
             node = None if who == "all" else int(who)
             number = float(how[-1])
         except (ValueError, IndexError) as error:
-            raise BadInput(f"{text!r} does not say who is slow: expected {_SLOW_LIKE}") from error
+            raise BadInput(
+                f"{text!r} does not say who is slow: expected {_SLOW_LIKE}"
+            ) from error
         if len(how) == 1:
             slow = cls(node, number)
         elif len(how) == 2:
-            slow = cls(node, 1.0, how[0], number)
+            slow = cls(
+                node,
+                1.0,
+                how[0],
+                number,
+            )
         else:
-            raise BadInput(f"{text!r} does not say who is slow: expected {_SLOW_LIKE}")
+            raise BadInput(
+                f"{text!r} does not say who is slow: expected {_SLOW_LIKE}"
+            )
         slow.check(text)
         return slow
 
     def check(self, text: object) -> None:
         """``BadInput`` where the values make no sense."""
         if self.law and self.law not in _LAWS:
-            raise BadInput(f"{text}: no law {self.law!r}: {nearest(self.law, _LAWS)}")
+            raise BadInput(
+                f"{text}: no law {self.law!r}: {nearest(self.law, _LAWS)}"
+            )
         if not (1 <= self.factor < math.inf and 0 <= self.spread < math.inf):
-            raise BadInput(f"{text}: expected a factor of 1 or more, and a spread of 0 or more")
+            raise BadInput(
+                f"{text}: expected a factor of 1 or more, and a spread of 0 or more"
+            )
 
 
 class Failure(NamedTuple):
@@ -86,23 +103,37 @@ class Failure(NamedTuple):
         begins, plus, lasts = when.partition("+")
         first, dash, last = which.partition("-")
         if not (at and plus) or bool(dash) != (what == "path"):
-            raise BadInput(f"{text!r} does not say what fails: expected {_FAILURE_LIKE}")
+            raise BadInput(
+                f"{text!r} does not say what fails: expected {_FAILURE_LIKE}"
+            )
         at_s = parse_time(begins)
         try:
             numbers = int(first), int(last) if dash else -1
         except ValueError as error:
-            raise BadInput(f"{text!r} names no link or node: expected {_FAILURE_LIKE}") from error
+            raise BadInput(
+                f"{text!r} names no link or node: expected {_FAILURE_LIKE}"
+            ) from error
         for known in ("link", "node", "path"):
             if what == known:
-                failure = cls(known, numbers[0], at_s, at_s + parse_time(lasts), numbers[1])
+                failure = cls(
+                    known,
+                    numbers[0],
+                    at_s,
+                    at_s + parse_time(lasts),
+                    numbers[1],
+                )
                 failure.check(text)
                 return failure
-        raise BadInput(f"{text!r}: {what!r} cannot fail: expected {_FAILURE_LIKE}")
+        raise BadInput(
+            f"{text!r}: {what!r} cannot fail: expected {_FAILURE_LIKE}"
+        )
 
     def check(self, text: object) -> None:
         """``BadInput`` where it has no time."""
         if not 0 <= self.at_s < self.until_s < math.inf:
-            raise BadInput(f"{text}: a failure begins at 0 s or later, and takes more than 0 s")
+            raise BadInput(
+                f"{text}: a failure begins at 0 s or later, and takes more than 0 s"
+            )
 
 
 class Change(NamedTuple):
@@ -123,7 +154,12 @@ class Trouble:
     seed: int = 0
 
     @classmethod
-    def parse(cls, slow: Iterable[str], failures: Iterable[str], seed: int) -> "Trouble":
+    def parse(
+        cls,
+        slow: Iterable[str],
+        failures: Iterable[str],
+        seed: int,
+    ) -> "Trouble":
         """Each of them from text, like ``"5:1.5"`` and ``"link:12@90s+5min"``."""
         slowness = [Slowness.parse(text) for text in slow]
         return cls(slowness, [Failure.parse(text) for text in failures], seed)
@@ -148,12 +184,27 @@ class Trouble:
         """Itself; ``BadInput`` if it names nodes or links that the network has not."""
         for each in self.slow:
             if each.node is not None:
-                _check("node", each.node, network.nodes, network)
+                _check(
+                    "node",
+                    each.node,
+                    network.nodes,
+                    network,
+                )
         for failure in self.failures:
             if failure.what == "link":
-                _check("link", failure.first, len(network.capacity_bps), network)
+                _check(
+                    "link",
+                    failure.first,
+                    len(network.capacity_bps),
+                    network,
+                )
             else:
-                _check("node", failure.first, network.nodes, network)
+                _check(
+                    "node",
+                    failure.first,
+                    network.nodes,
+                    network,
+                )
         self.changes(network)
         return self
 
@@ -168,7 +219,11 @@ class Trouble:
         by_node: dict[int | None, list[Slowness]] = {}
         for each in self.slow:
             by_node.setdefault(each.node, []).append(each)
-        named = nodes.tolist() if None in by_node else [n for n in nodes.tolist() if n in by_node]
+        named = (
+            nodes.tolist()
+            if None in by_node
+            else [n for n in nodes.tolist() if n in by_node]
+        )
         slowest = np.zeros(len(found)) if len(named) == len(nodes) else found
         for node in named:
             rng = np.random.default_rng([self.seed, 0x510, node])
@@ -185,7 +240,9 @@ class Trouble:
         spans: dict[tuple[int, int], list[tuple[float, float]]] = {}
         for failure in self.failures:
             for part in _parts(failure, network):
-                spans.setdefault(part, []).append((failure.at_s, failure.until_s))
+                spans.setdefault(part, []).append(
+                    (failure.at_s, failure.until_s)
+                )
         found = [
             Change(at_s, *part, fails)
             for part, each in spans.items()
@@ -238,9 +295,16 @@ def undisturbed(jobs: int) -> Disturbances:
     )
 
 
-def _check(kind: str, number: int, count: int, network: Network) -> None:
+def _check(
+    kind: str,
+    number: int,
+    count: int,
+    network: Network,
+) -> None:
     if not 0 <= number < count:
-        raise BadInput(f"{network.spec} has no {kind} {number}: its {kind}s are 0 to {count - 1}")
+        raise BadInput(
+            f"{network.spec} has no {kind} {number}: its {kind}s are 0 to {count - 1}"
+        )
 
 
 def _parts(failure: Failure, network: Network) -> Iterator[tuple[int, int]]:
@@ -251,8 +315,12 @@ def _parts(failure: Failure, network: Network) -> Iterator[tuple[int, int]]:
         yield -1, failure.first
     else:
         ends = np.array([failure.first]), np.array([failure.last])
-        paths = network.paths(*ends, np.zeros(1, np.int64), np.arange(network.nodes))
-        yield from ((-1, int(link)) for link in np.unique(paths[paths != NO_LINK]))
+        paths = network.paths(
+            *ends, np.zeros(1, np.int64), np.arange(network.nodes)
+        )
+        yield from (
+            (-1, int(link)) for link in np.unique(paths[paths != NO_LINK])
+        )
 
 
 def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -296,32 +364,56 @@ def network_of(spec: str) -> Network:
     name, _, rest = spec.strip().partition(":")
     parts = [part for part in rest.split(",") if part]
     if name == "two-tor-ocs":
-        name, parts = "lab", ["ofc2022", *parts]
+        name = "lab"
+        parts = ["ofc2022", *parts]
     elif name.split(",")[0].endswith((".yaml", ".yml")):
-        name, parts = "lab", spec.split(",")
-    mtu, make = 0, NETWORKS.get(name)
+        name = "lab"
+        parts = spec.split(",")
+    mtu = 0
+    make = NETWORKS.get(name)
     if name in ("lab", "astra") and parts:
         made = direct.lab if name == "lab" else direct.astra
-        make, parts, mtu = partial(made, file=parts[0]), parts[1:], _MTU * (name == "lab")
+        make = partial(made, file=parts[0])
+        parts = parts[1:]
+        mtu = _MTU * (name == "lab")
     if make is None:
-        known = [*NETWORKS, "two-tor-ocs", "lab", "astra"]
+        known = [
+            *NETWORKS,
+            "two-tor-ocs",
+            "lab",
+            "astra",
+        ]
         raise BadInput(
             f"no network {name!r}: {nearest(name, known)}",
             hint="like fat-tree:k=16,taper=2, or lab:FILE, or astra:FILE",
         )
     signature = inspect.signature(make).parameters.values()
-    own = {each.name: each.default for each in signature if each.name not in ("spec", "file")}
+    own = {
+        each.name: each.default
+        for each in signature
+        if each.name not in ("spec", "file")
+    }
     takes: dict[str, Any] = {**own, "mtu": mtu, "frame": ETHERNET_BYTES}
     given: dict[str, Any] = {}
     for part in parts:
         key, equals, text = (each.strip() for each in part.partition("="))
         if key not in takes or not equals:
-            said = ", ".join(f"{key}={_shown(default)}" for key, default in takes.items())
-            raise BadInput(f"{spec}: {part!r} is no parameter of {name}: it has {said}")
+            said = ", ".join(
+                f"{key}={_shown(default)}" for key, default in takes.items()
+            )
+            raise BadInput(
+                f"{spec}: {part!r} is no parameter of {name}: it has {said}"
+            )
         if key in given:
             raise BadInput(f"{spec}: {key} stands there twice")
-        given[key] = _value(spec, key, text, takes[key])
-    mtu, frame_bytes = given.pop("mtu", mtu), given.pop("frame", ETHERNET_BYTES)
+        given[key] = _value(
+            spec,
+            key,
+            text,
+            takes[key],
+        )
+    mtu = given.pop("mtu", mtu)
+    frame_bytes = given.pop("frame", ETHERNET_BYTES)
     network = make(spec, **given)
     if not mtu:
         return network
@@ -332,10 +424,19 @@ def network_of(spec: str) -> Network:
 
 
 def _shown(default: object) -> str:
-    return "x".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return (
+        "x".join(map(str, default))
+        if isinstance(default, tuple)
+        else str(default)
+    )
 
 
-def _value(spec: str, key: str, text: str, default: object) -> object:
+def _value(
+    spec: str,
+    key: str,
+    text: str,
+    default: object,
+) -> object:
     """A parameter's value, of the kind that its default is."""
     try:
         if key.endswith("rate"):
@@ -350,7 +451,9 @@ def _value(spec: str, key: str, text: str, default: object) -> object:
             return 0 if key == "mtu" and text == "0" else _whole(text)
         number = float(text)
     except (ValueError, BadInput) as error:
-        raise BadInput(f"{spec}: {key}={text}: {_why(error, default)}") from error
+        raise BadInput(
+            f"{spec}: {key}={text}: {_why(error, default)}"
+        ) from error
     if not (math.isfinite(number) and number > 0):
         raise BadInput(f"{spec}: {key}={text}: expected a number above 0")
     return number
@@ -368,4 +471,8 @@ def _why(error: Exception, default: object) -> str:
         return error.message
     if isinstance(default, tuple):
         return "expected whole numbers joined by x, like 4x4x4"
-    return "expected a whole number above 0" if isinstance(default, int) else "expected a number"
+    return (
+        "expected a whole number above 0"
+        if isinstance(default, int)
+        else "expected a number"
+    )

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.simulator.network.sharing import Floats, Ints, compiled, drop, put
+from patchlight.emulation.simulator.network.sharing import (
+    Floats,
+    Ints,
+    compiled,
+    drop,
+    put,
+)
 
 
 class LaneTurns(NamedTuple):
@@ -38,7 +44,9 @@ class LaneTurns(NamedTuple):
 def turns_of(lanes: Sequence[Sequence[int]], ranks: Ints) -> LaneTurns:
     """LaneTurns of jobs that need these lanes, numbered from 0; of equal ranks, the first job's."""
     first: Ints = np.cumsum([0, *map(len, lanes)], dtype=np.int64)
-    lane_of: Ints = np.array([lane for each in lanes for lane in each], np.int64)
+    lane_of: Ints = np.array(
+        [lane for each in lanes for lane in each], np.int64
+    )
     jobs = np.repeat(np.arange(len(lanes), dtype=np.int64), np.diff(first))
     by_lane = np.lexsort((jobs, ranks[jobs], lane_of))
     slots: Ints = np.empty(len(lane_of), np.int64)
@@ -80,9 +88,19 @@ def wait_turn(t: Any, job: int) -> None:
     for number in range(t.first[job], t.first[job + 1]):
         slot = t.slots[number]
         lane = t.lanes[slot]
-        low, high = t.begins[lane], t.begins[lane + 1]
-        heap, places, place = t.heap[low:high], t.places[low:high], slot - low
-        t.waiting[lane] = put(t.keys[low:high], heap, places, t.waiting[lane], place, float(place))
+        low = t.begins[lane]
+        high = t.begins[lane + 1]
+        heap = t.heap[low:high]
+        places = t.places[low:high]
+        place = slot - low
+        t.waiting[lane] = put(
+            t.keys[low:high],
+            heap,
+            places,
+            t.waiting[lane],
+            place,
+            float(place),
+        )
         _list(t, lane)
 
 
@@ -122,9 +140,17 @@ def next_turn(t: Any) -> int:
         for number in range(t.first[job], t.first[job + 1]):
             slot = t.slots[number]
             lane = t.lanes[slot]
-            low, high = t.begins[lane], t.begins[lane + 1]
-            heap, places = t.heap[low:high], t.places[low:high]
-            t.waiting[lane] = drop(t.keys[low:high], heap, places, t.waiting[lane], slot - low)
+            low = t.begins[lane]
+            high = t.begins[lane + 1]
+            heap = t.heap[low:high]
+            places = t.places[low:high]
+            t.waiting[lane] = drop(
+                t.keys[low:high],
+                heap,
+                places,
+                t.waiting[lane],
+                slot - low,
+            )
             t.busy[lane] = 1
         return int(job)
     return -1

@@ -41,7 +41,12 @@ from itertools import combinations_with_replacement
 import numpy as np
 from numpy.typing import NDArray
 
-from patchlight.emulation.simulator.ramp.scenario import Counting, FixedArrivals, Job, Scenario
+from patchlight.emulation.simulator.ramp.scenario import (
+    Counting,
+    FixedArrivals,
+    Job,
+    Scenario,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 ROUNDS = 600
@@ -50,7 +55,10 @@ _TOLERANCE_S = 1e-6
 _Requests = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class HindsightBound:
     """No policy has a lower ``blocking_rate`` or accepts more than ``accepted`` jobs."""
 
@@ -87,20 +95,30 @@ def shortest_s(workloads: Workloads) -> tuple[_Requests, _Requests]:
     have the same servers under both placement rules, and a server runs one part at a time. It
     is infinite if the model may not fit into a server's memory.
     """
-    rows, columns = len(workloads.names), len(workloads.degrees)
-    times, held = np.full((rows, columns), np.inf), np.ones((rows, columns))
+    rows = len(workloads.names)
+    columns = len(workloads.degrees)
+    times = np.full((rows, columns), np.inf)
+    held = np.ones((rows, columns))
     for row, plans in enumerate(workloads.plans):
         for column, degree in enumerate(workloads.degrees):
             plan = plans[degree]
-            splits, part_ms = np.array(plan.graph.splits), plan.graph.part_ms
-            busiest = max(float(part_ms[splits == count].sum()) for count in plan.splits)
+            splits = np.array(plan.graph.splits)
+            part_ms = plan.graph.part_ms
+            busiest = max(
+                float(part_ms[splits == count].sum()) for count in plan.splits
+            )
             held[row, column] = plan.max_split
             if plan.fits_memory:
-                times[row, column] = busiest * (workloads.device.seconds_per_ms * workloads.steps)
+                times[row, column] = busiest * (
+                    workloads.device.seconds_per_ms * workloads.steps
+                )
     return times, held
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class _Choices:
     """Each job (row) at each degree (column): the servers held from its arrival until ``past``.
 
@@ -112,7 +130,11 @@ class _Choices:
     possible: NDArray[np.bool_]
 
 
-def _choices(scenario: Scenario, jobs: list[Job], faithful: bool) -> _Choices:
+def _choices(
+    scenario: Scenario,
+    jobs: list[Job],
+    faithful: bool,
+) -> _Choices:
     times, held = shortest_s(scenario.workloads)
     arrived = np.array([job.arrived_s for job in jobs])
     graphs = np.array([job.graph for job in jobs])
@@ -122,19 +144,31 @@ def _choices(scenario: Scenario, jobs: list[Job], faithful: bool) -> _Choices:
     if faithful:
         possible &= ends <= scenario.horizon_s + _TOLERANCE_S
     past = np.searchsorted(arrived, ends - _TOLERANCE_S)
-    return _Choices(np.maximum(past, np.arange(1, len(jobs) + 1)[:, None]), held[graphs], possible)
+    return _Choices(
+        np.maximum(past, np.arange(1, len(jobs) + 1)[:, None]),
+        held[graphs],
+        possible,
+    )
 
 
-def _least(choices: _Choices, size: int, rounds: int) -> float:
+def _least(
+    choices: _Choices,
+    size: int,
+    rounds: int,
+) -> float:
     """The lowest value of the dual that was found; prices rise where servers are short."""
-    past, held, possible = choices.past, choices.held, choices.possible
+    past = choices.past
+    held = choices.held
+    possible = choices.possible
     count = len(past)
     rows = np.arange(count)
 
     def value(prices: _Requests) -> tuple[float, NDArray[np.float64]]:
         """The dual, and the shortage of servers at each arrival at these prices."""
         until = np.concatenate(([0.0], np.cumsum(prices)))
-        gain = np.where(possible, 1.0 - held * (until[past] - until[:-1, None]), -1.0)
+        gain = np.where(
+            possible, 1.0 - held * (until[past] - until[:-1, None]), -1.0
+        )
         choice = np.argmax(gain, axis=1)
         most = gain[rows, choice]
         kept = rows[most > 0]
@@ -147,11 +181,15 @@ def _least(choices: _Choices, size: int, rounds: int) -> float:
     # At the start, the time of all servers together costs one typical job per arrival.
     typical = np.median(np.min(held * (past - rows[:, None]), axis=1))
     price = np.full(count, 1.0 / max(float(typical), float(size)))
-    scale, best, mean_price = float(price[0]), math.inf, np.zeros(count)
+    scale = float(price[0])
+    best = math.inf
+    mean_price = np.zeros(count)
     for turn in range(1, rounds + 1):
         found, lacking = value(price)
         best = min(best, found)
-        price = np.maximum(0.0, price + scale / math.sqrt(turn) * lacking / size)
+        price = np.maximum(
+            0.0, price + scale / math.sqrt(turn) * lacking / size
+        )
         # The mean of the prices settles where they themselves keep swinging.
         mean_price += (price - mean_price) * 2 / (turn + 1)
         if turn % 10 == 0:
@@ -162,16 +200,27 @@ def _least(choices: _Choices, size: int, rounds: int) -> float:
 EXACT = 5
 """The number of arrivals ahead for which the units that end are known exactly."""
 _UNITS = 16
-_SWEEPS, _CLOSE, _NEAR = 120, 2e-4, 2e-3
-_LEAST_PRICE, _MOST_PRICE, _PRICES, _GOLDEN = 0.1, 0.9, 5, (math.sqrt(5) - 1) / 2
-_CHANGED, _AT_LEAST, _AT_ONCE = 0.04, 20, 64
+_SWEEPS = 120
+_CLOSE = 2e-4
+_NEAR = 2e-3
+_LEAST_PRICE = 0.1
+_MOST_PRICE = 0.9
+_PRICES = 5
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_CHANGED = 0.04
+_AT_LEAST = 20
+_AT_ONCE = 64
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
 _Table = tuple[tuple[float, ...], ...]
 
 
-def online_bound(scenario: Scenario, seed: int, exact: int = EXACT) -> float:
+def online_bound(
+    scenario: Scenario,
+    seed: int,
+    exact: int = EXACT,
+) -> float:
     """The mean of this over episodes is a (faithful) blocking rate that no policy's mean is below.
 
     A larger ``exact`` tightens it; time and memory grow with about its fifth power: with 5, each
@@ -185,22 +234,40 @@ def online_bound(scenario: Scenario, seed: int, exact: int = EXACT) -> float:
     usual, before = _models_to_come(scenario, [job.graph for job in jobs])
     chances = _chances(scenario, seed)
     decisions = _decisions(_jobs(scenario), exact)
-    g, price = _solution(decisions, tuple(map(tuple, chances.tolist())), tuple(usual.tolist()))
-    accepted, begin, expected = 0.0, 0, usual
+    g, price = _solution(
+        decisions, tuple(map(tuple, chances.tolist())), tuple(usual.tolist())
+    )
+    accepted = 0.0
+    begin = 0
+    expected = usual
     while begin < len(jobs):
         changed = np.abs(before[begin:] - expected).sum(axis=1) > _CHANGED
         changed[:_AT_LEAST] = False
         end = begin + int(changed.argmax()) if changed.any() else len(jobs)
-        accepted += decisions.most(g, price, chances, before[begin:end])
+        accepted += decisions.most(
+            g,
+            price,
+            chances,
+            before[begin:end],
+        )
         if end < len(jobs):
             expected = before[end]
-            old, (g, _) = g, decisions.improved(g, price, chances, expected, _NEAR)
+            old = g
+            g, _ = decisions.improved(
+                g,
+                price,
+                chances,
+                expected,
+                _NEAR,
+            )
             accepted += float((g - old).max())
         begin = end
     return max(0.0, len(jobs) - accepted) / len(drawn)
 
 
-def _models_to_come(scenario: Scenario, graphs: Sequence[int]) -> tuple[_Floats, _Floats]:
+def _models_to_come(
+    scenario: Scenario, graphs: Sequence[int]
+) -> tuple[_Floats, _Floats]:
     """The probability of each model to be next: on average, and before each job (jobs × models)."""
     kinds = len(scenario.workloads.names)
     shares = np.array(scenario.mix or [1.0] * kinds)
@@ -208,7 +275,8 @@ def _models_to_come(scenario: Scenario, graphs: Sequence[int]) -> tuple[_Floats,
     if scenario.replication is None:
         return usual, np.tile(usual, (len(graphs), 1))
     pool = kinds * scenario.replication
-    left, found = np.zeros(kinds), np.zeros((len(graphs), kinds))
+    left = np.zeros(kinds)
+    found = np.zeros((len(graphs), kinds))
     for number, graph in enumerate(graphs):
         if number % pool == 0:
             left[:] = scenario.replication
@@ -226,12 +294,17 @@ def _chances(scenario: Scenario, seed: int) -> _Floats:
     least = times / np.array(scenario.workloads.sequential_s)[:, None]
     requirements, shares = scenario.requirements(seed)
     in_time = requirements[:, None, None] * (1 + 1e-9) >= least
-    first = np.where(in_time.any(axis=2), in_time.argmax(axis=2), least.shape[1])
+    first = np.where(
+        in_time.any(axis=2), in_time.argmax(axis=2), least.shape[1]
+    )
     found = [np.bincount(row, shares, least.shape[1] + 1) for row in first.T]
     return np.array(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class _Jobs:
     """For each model and degree the units that it holds, and the arrivals after which these end.
 
@@ -245,7 +318,8 @@ class _Jobs:
 def _jobs(scenario: Scenario) -> _Jobs:
     assert isinstance(scenario.arrivals, FixedArrivals)
     times, held = shortest_s(scenario.workloads)
-    size, interval_s = scenario.workloads.ramp.shape.size, scenario.arrivals.interval_s
+    size = scenario.workloads.ramp.shape.size
+    interval_s = scenario.arrivals.interval_s
     each = -(-size // _UNITS)
 
     def option(time_s: float, servers: float) -> tuple[int, int] | None:
@@ -255,7 +329,9 @@ def _jobs(scenario: Scenario) -> _Jobs:
         return int(servers) // each, max(arrivals, 1) - 1
 
     rows = zip(times.tolist(), held.tolist(), strict=True)
-    return _Jobs(-(-size // each), tuple(tuple(map(option, *row)) for row in rows))
+    return _Jobs(
+        -(-size // each), tuple(tuple(map(option, *row)) for row in rows)
+    )
 
 
 class _Decisions:
@@ -269,9 +345,14 @@ class _Decisions:
         units = self._units = jobs.units
         self._places = np.arange(exact)
         self._table = np.array(
-            [[math.comb(n, k + 1) for k in range(exact)] for n in range(units + exact)]
+            [
+                [math.comb(n, k + 1) for k in range(exact)]
+                for n in range(units + exact)
+            ]
         )
-        listed = np.array(list(combinations_with_replacement(range(units + 1), exact)))
+        listed = np.array(
+            list(combinations_with_replacement(range(units + 1), exact))
+        )
         states = listed[np.argsort(self._number(listed))]
         self._empty = len(states) - 1
         later = units - states[:, -1]
@@ -280,13 +361,22 @@ class _Decisions:
         # How many of the later units move to the others.
         come = np.arange(len(self._of)) - self._begins[self._of]
         now = states[self._of]
-        then = np.concatenate([now[:, 1:], (now[:, -1] + come)[:, None]], axis=1)
+        then = np.concatenate(
+            [now[:, 1:], (now[:, -1] + come)[:, None]], axis=1
+        )
         self._refused = self._number(then)
         # In prices, what is had back of the later units, and what jobs that become some pay.
         self._back = later[self._of] + come * (exact - 1.0)
-        kinds = list(dict.fromkeys(each for row in jobs.options for each in row if each))
-        self._column = [[each and kinds.index(each) for each in row] for row in jobs.options]
-        self._pays = np.array([[count * after * (after >= exact)] for count, after in kinds])
+        kinds = list(
+            dict.fromkeys(each for row in jobs.options for each in row if each)
+        )
+        self._column = [
+            [each and kinds.index(each) for each in row]
+            for row in jobs.options
+        ]
+        self._pays = np.array(
+            [[count * after * (after >= exact)] for count, after in kinds]
+        )
         # Where there are too few units, the place after the last.
         self._placed = np.full((len(kinds), len(now)), len(states))
         for column, (count, after) in enumerate(kinds):
@@ -296,61 +386,120 @@ class _Decisions:
 
     def _number(self, states: _Ints) -> _Ints:
         """The place of states in the list: combinations, counted."""
-        found: _Ints = self._table[states + self._places, self._places].sum(axis=1)
+        found: _Ints = self._table[states + self._places, self._places].sum(
+            axis=1
+        )
         return found
 
-    def solved(self, chances: _Floats, models: _Floats) -> tuple[_Floats, float]:
+    def solved(
+        self, chances: _Floats, models: _Floats
+    ) -> tuple[_Floats, float]:
         """A good g and a good price. ``chances``: ``_chances``; ``models``: their probabilities."""
         g = np.zeros(self._empty + 1)
 
         def bound(price: float) -> float:
             nonlocal g
-            g, found = self.improved(g, price, chances, models, _NEAR)
+            g, found = self.improved(
+                g,
+                price,
+                chances,
+                models,
+                _NEAR,
+            )
             return found
 
         # Golden section: the bound is convex in the price.
-        low, high = _LEAST_PRICE / self._units, _MOST_PRICE / self._units
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        at_left, at_right = bound(left), bound(right)
+        low = _LEAST_PRICE / self._units
+        high = _MOST_PRICE / self._units
+        left = high - _GOLDEN * (high - low)
+        right = low + _GOLDEN * (high - low)
+        at_left = bound(left)
+        at_right = bound(right)
         for _ in range(_PRICES):
             if at_left <= at_right:
-                high, right, at_right = right, left, at_left
+                high = right
+                right = left
+                at_right = at_left
                 left = high - _GOLDEN * (high - low)
                 at_left = bound(left)
             else:
-                low, left, at_left = left, right, at_right
+                low = left
+                left = right
+                at_left = at_right
                 right = low + _GOLDEN * (high - low)
                 at_right = bound(right)
         price = left if at_left <= at_right else right
-        return self.improved(g, price, chances, models, _CLOSE)[0], price
+        return self.improved(
+            g,
+            price,
+            chances,
+            models,
+            _CLOSE,
+        )[0], price
 
     def improved(
-        self, g: _Floats, price: float, chances: _Floats, models: _Floats, close: float
+        self,
+        g: _Floats,
+        price: float,
+        chances: _Floats,
+        models: _Floats,
+        close: float,
     ) -> tuple[_Floats, float]:
         """A better g for a price, 0 for the empty cluster, and its bound for one job."""
         for _ in range(_SWEEPS):
-            better = np.maximum.reduceat(self._values(g, price, chances) @ models, self._begins)
+            better = np.maximum.reduceat(
+                self._values(g, price, chances) @ models, self._begins
+            )
             change = better - g
             g = better - better[self._empty]
             if np.ptp(change) < close:
                 break
         return g, float(change.max())
 
-    def most(self, g: _Floats, price: float, chances: _Floats, models: _Floats) -> float:
+    def most(
+        self,
+        g: _Floats,
+        price: float,
+        chances: _Floats,
+        models: _Floats,
+    ) -> float:
         """The sum over jobs of the maximum of E[r + h(x')] − h(x). ``models``: jobs × models."""
         gains = self._values(g, price, chances) - g[self._of, None]
-        different, counts = np.unique(models, axis=0, return_counts=True)
-        parts = (different[k : k + _AT_ONCE] for k in range(0, len(different), _AT_ONCE))
-        return float(np.concatenate([(gains @ each.T).max(axis=0) for each in parts]) @ counts)
+        different, counts = np.unique(
+            models,
+            axis=0,
+            return_counts=True,
+        )
+        parts = (
+            different[k : k + _AT_ONCE]
+            for k in range(0, len(different), _AT_ONCE)
+        )
+        return float(
+            np.concatenate([(gains @ each.T).max(axis=0) for each in parts])
+            @ counts
+        )
 
-    def _values(self, g: _Floats, price: float, chances: _Floats) -> _Floats:
+    def _values(
+        self,
+        g: _Floats,
+        price: float,
+        chances: _Floats,
+    ) -> _Floats:
         """The expectation of r + h(x') for each row and model, R × models."""
-        refused, back = g[self._refused], price * self._back
-        placed = np.append(g, -np.inf)[self._placed] + (1.0 - price * self._pays)
+        refused = g[self._refused]
+        back = price * self._back
+        placed = np.append(g, -np.inf)[self._placed] + (
+            1.0 - price * self._pays
+        )
         found = np.empty((len(back), len(chances)))
-        for model, (columns, chance) in enumerate(zip(self._column, chances, strict=True)):
-            best, total = refused, back + chance[-1] * refused
-            for column, part in zip(columns[::-1], chance[-2::-1], strict=True):
+        for model, (columns, chance) in enumerate(
+            zip(self._column, chances, strict=True)
+        ):
+            best = refused
+            total = back + chance[-1] * refused
+            for column, part in zip(
+                columns[::-1], chance[-2::-1], strict=True
+            ):
                 if column is not None:
                     best = np.maximum(best, placed[column])
                 if part:
@@ -366,7 +515,9 @@ def _decisions(jobs: _Jobs, exact: int) -> _Decisions:
 
 @lru_cache(maxsize=4)
 def _solution(
-    decisions: _Decisions, chances: _Table, models: tuple[float, ...]
+    decisions: _Decisions,
+    chances: _Table,
+    models: tuple[float, ...],
 ) -> tuple[_Floats, float]:
     """The bound; with a fixed law it is the same for all episodes."""
     return decisions.solved(np.array(chances), np.array(models))

@@ -26,8 +26,18 @@ from patchlight.controller.policies.contract import (
     no_choice,
 )
 from patchlight.emulation.simulator.outages import Outage
-from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, place, sub_blocks
-from patchlight.emulation.simulator.ramp.scenario import Accepted, EpisodeResult, Job, Scenario
+from patchlight.emulation.simulator.ramp.ramp import (
+    Block,
+    PlacementRule,
+    place,
+    sub_blocks,
+)
+from patchlight.emulation.simulator.ramp.scenario import (
+    Accepted,
+    EpisodeResult,
+    Job,
+    Scenario,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 
@@ -70,22 +80,29 @@ class Episode:
     """One run of a scenario. Deterministic: the seed and the decisions fix everything."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
-        self.scenario, self.seed = scenario, seed
+        self.scenario = scenario
+        self.seed = seed
         self._jobs = scenario.jobs(seed)
         self._next = 0
-        self.now_s = self._jobs[0].arrived_s if self._jobs else scenario.horizon_s
+        self.now_s = (
+            self._jobs[0].arrived_s if self._jobs else scenario.horizon_s
+        )
         self.busy = self.broken = 0
         self._events = scenario.server_events(seed)
         self._next_event = 0
-        self._running: list[Running] = []  # Ascending: the next end is the first.
+        # Ascending: the next end is the first.
+        self._running: list[Running] = []
         self._shape = scenario.workloads.cluster
         self._views = scenario.views(self._jobs)
         self._told = scenario.told_over_true(seed, len(self._jobs))
         self._completion: dict[tuple[int, int], float] = {}
         self.accepted: list[Accepted] = []
         self.causes = [0] * len(JobOutcome)
-        degrees, size = scenario.workloads.degrees, scenario.workloads.ramp.shape.size
-        self._legal = [(0, *(d for d in degrees if d <= free)) for free in range(size + 1)]
+        degrees = scenario.workloads.degrees
+        size = scenario.workloads.ramp.shape.size
+        self._legal = [
+            (0, *(d for d in degrees if d <= free)) for free in range(size + 1)
+        ]
         if self._events:
             self._until(self.now_s)
 
@@ -101,28 +118,43 @@ class Episode:
     def question(self) -> Question:
         """The arguments of a policy for the waiting job; ``BadInput`` when the episode is over."""
         self._waiting()
-        number, occupied = self._next, self.busy | self.broken
-        workloads, rule = self.scenario.workloads, self.scenario.rule
+        number = self._next
+        occupied = self.busy | self.broken
+        workloads = self.scenario.workloads
+        rule = self.scenario.rule
         chooses = rule == PlacementRule.RAMP_BLOCK
         cluster = ClusterView(
             self.now_s,
             self._shape,
             occupied,
             self.broken,
-            tuple(self._running) if self._told is None else self._running_as_told(self._told),
+            tuple(self._running)
+            if self._told is None
+            else self._running_as_told(self._told),
             self._views[number - RECENT if number > RECENT else 0 : number],
             # Not the scenario itself: it draws the jobs to come.
-            partial(_preview, workloads, rule, occupied),
-            places=partial(_places, workloads, occupied) if chooses else no_choice,
+            partial(
+                _preview,
+                workloads,
+                rule,
+                occupied,
+            ),
+            places=partial(_places, workloads, occupied)
+            if chooses
+            else no_choice,
             if_occupied=partial(_preview, workloads, rule),
         )
         free = len(self._legal) - 1 - occupied.bit_count()
         return Question(cluster, self._views[number], self._legal[free])
 
-    def _running_as_told(self, told: NDArray[np.float64]) -> tuple[Running, ...]:
+    def _running_as_told(
+        self, told: NDArray[np.float64]
+    ) -> tuple[Running, ...]:
         now = self.now_s
         found = [
-            each._replace(ends_s=now + (each.ends_s - now) * float(told[int(each.name)]))
+            each._replace(
+                ends_s=now + (each.ends_s - now) * float(told[int(each.name)])
+            )
             for each in self._running
         ]
         return tuple(sorted(found))
@@ -138,8 +170,11 @@ class Episode:
         outcome = self._place(self._waiting(), degree, block)
         self.causes[outcome] += 1
         self._next += 1
-        jobs, horizon_s = self._jobs, self.scenario.horizon_s
-        self._until(jobs[self._next].arrived_s if self._next < len(jobs) else horizon_s)
+        jobs = self._jobs
+        horizon_s = self.scenario.horizon_s
+        self._until(
+            jobs[self._next].arrived_s if self._next < len(jobs) else horizon_s
+        )
         return outcome
 
     def _waiting(self) -> Job:
@@ -148,11 +183,19 @@ class Episode:
             raise BadInput("the episode is over: no job waits for a decision")
         return job
 
-    def _place(self, job: Job, degree: int, block: Block | None) -> JobOutcome:
+    def _place(
+        self,
+        job: Job,
+        degree: int,
+        block: Block | None,
+    ) -> JobOutcome:
         if degree == 0:
             return JobOutcome.REFUSED
         occupied = self.busy | self.broken
-        if degree not in self._legal[len(self._legal) - 1 - occupied.bit_count()]:
+        if (
+            degree
+            not in self._legal[len(self._legal) - 1 - occupied.bit_count()]
+        ):
             return JobOutcome.ILLEGAL
         scenario = self.scenario
         workloads = scenario.workloads
@@ -160,9 +203,16 @@ class Episode:
         if not plan.fits_memory:
             return JobOutcome.NO_MEMORY
         if block is None:
-            blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
+            blocks = place(
+                workloads.ramp,
+                scenario.rule,
+                plan.splits,
+                occupied,
+            )
         elif scenario.rule != PlacementRule.RAMP_BLOCK:
-            raise BadInput(f"{scenario.rule} has no block to choose: expected rule ramp-block")
+            raise BadInput(
+                f"{scenario.rule} has no block to choose: expected rule ramp-block"
+            )
         elif block.mask & occupied or len(block.servers) != plan.max_split:
             blocks = None
         else:
@@ -170,7 +220,9 @@ class Episode:
         if blocks is None:
             return JobOutcome.NO_BLOCK
         key = (job.graph, plan.max_split)
-        completion = self._completion.get(key) if scenario.reuse_first_time else None
+        completion = (
+            self._completion.get(key) if scenario.reuse_first_time else None
+        )
         if completion is None:
             completion = workloads.completion_s(job.graph, degree, blocks)
             self._completion[key] = completion
@@ -180,8 +232,20 @@ class Episode:
         for each in blocks:
             mask |= each.mask
         self.busy |= mask
-        insort(self._running, Running(self.now_s + completion, mask, self._views[self._next].name))
-        self.accepted.append(Accepted(job, degree, completion, mask))
+        insort(
+            self._running,
+            Running(
+                self.now_s + completion, mask, self._views[self._next].name
+            ),
+        )
+        self.accepted.append(
+            Accepted(
+                job,
+                degree,
+                completion,
+                mask,
+            )
+        )
         return JobOutcome.ACCEPTED
 
     def _until(self, now: float) -> None:
@@ -189,7 +253,10 @@ class Episode:
         self.now_s = now
         limit = now + EPSILON_S
         events = self._events
-        while self._next_event < len(events) and events[self._next_event].at_s <= limit:
+        while (
+            self._next_event < len(events)
+            and events[self._next_event].at_s <= limit
+        ):
             event = events[self._next_event]
             self._next_event += 1
             self._end_jobs(event.at_s)
@@ -215,33 +282,57 @@ class Episode:
         self._running.remove(lost)
         self.busy ^= lost[1]
         # Its record is the last one with these servers.
-        place = max(i for i, a in enumerate(self.accepted) if a.servers == lost[1])
+        place = max(
+            i for i, a in enumerate(self.accepted) if a.servers == lost[1]
+        )
         self.accepted[place] = self.accepted[place]._replace(lost_s=event.at_s)
 
     def fork(self) -> Episode:
         """An independent copy of the present state."""
         twin = copy.copy(self)
-        twin._running, twin._completion = self._running.copy(), self._completion.copy()
-        twin.accepted, twin.causes = self.accepted.copy(), self.causes.copy()
+        twin._running = self._running.copy()
+        twin._completion = self._completion.copy()
+        twin.accepted = self.accepted.copy()
+        twin.causes = self.causes.copy()
         return twin
 
     def result(self) -> EpisodeResult:
         """The result; ``BadInput`` while a job still waits."""
         if self.job is not None:
-            raise BadInput("the episode is not over: a job waits for a decision")
-        causes = {each.name.lower(): self.causes[each] for each in JobOutcome if each}
-        workloads, horizon_s = self.scenario.workloads, self.scenario.horizon_s + EPSILON_S
-        return EpisodeResult.of(len(self._jobs), causes, tuple(self.accepted), workloads, horizon_s)
+            raise BadInput(
+                "the episode is not over: a job waits for a decision"
+            )
+        causes = {
+            each.name.lower(): self.causes[each] for each in JobOutcome if each
+        }
+        workloads = self.scenario.workloads
+        horizon_s = self.scenario.horizon_s + EPSILON_S
+        return EpisodeResult.of(
+            len(self._jobs),
+            causes,
+            tuple(self.accepted),
+            workloads,
+            horizon_s,
+        )
 
 
 def _preview(
-    workloads: Workloads, rule: PlacementRule, occupied: int, job: JobView, degree: int
+    workloads: Workloads,
+    rule: PlacementRule,
+    occupied: int,
+    job: JobView,
+    degree: int,
 ) -> int | None:
     """As ``contract.Preview``; ``None`` also where a server's memory may not hold the job."""
     plan = workloads.plans[workloads.number_of(job.graph)].get(degree)
     if plan is None or not plan.fits_memory:
         return None
-    blocks = place(workloads.ramp, rule, plan.splits, occupied)
+    blocks = place(
+        workloads.ramp,
+        rule,
+        plan.splits,
+        occupied,
+    )
     if blocks is None:
         return None
     servers = 0
@@ -250,19 +341,31 @@ def _preview(
     return servers
 
 
-def _places(workloads: Workloads, occupied: int, job: JobView, degree: int) -> list[int]:
+def _places(
+    workloads: Workloads,
+    occupied: int,
+    job: JobView,
+    degree: int,
+) -> list[int]:
     """As ``contract.Places``, of rule ``ramp-block``."""
     plan = workloads.plans[workloads.number_of(job.graph)].get(degree)
     if plan is None or not plan.fits_memory:
         return []
-    return [block.mask for block in workloads.ramp.free_blocks(plan.max_split, occupied)]
+    return [
+        block.mask
+        for block in workloads.ramp.free_blocks(plan.max_split, occupied)
+    ]
 
 
 def run_episode(
-    scenario: Scenario, policy: PartitionPolicy, seed: int, latencies_s: array[float] | None = None
+    scenario: Scenario,
+    policy: PartitionPolicy,
+    seed: int,
+    latencies_s: array[float] | None = None,
 ) -> EpisodeResult:
     """One whole episode under a policy; the time of each decision is added to ``latencies_s``."""
-    episode, degree = Episode(scenario, seed), policy.degree
+    episode = Episode(scenario, seed)
+    degree = policy.degree
     while episode.job is not None:
         question = episode.question()
         if latencies_s is None:

@@ -28,7 +28,10 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.model import PartitionedGraph
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class RampShape:
     """How many communication groups, racks in each, and servers in each rack."""
 
@@ -38,7 +41,9 @@ class RampShape:
 
     def __post_init__(self) -> None:
         if min(self.groups, self.racks, self.servers) < 1:
-            raise BadInput(f"{self} is not a RAMP cluster: expected at least 1 of each")
+            raise BadInput(
+                f"{self} is not a RAMP cluster: expected at least 1 of each"
+            )
 
     @property
     def size(self) -> int:
@@ -46,7 +51,11 @@ class RampShape:
         return self.groups * self.racks * self.servers
 
 
-PAC_ML_SHAPE = RampShape(groups=4, racks=4, servers=2)
+PAC_ML_SHAPE = RampShape(
+    groups=4,
+    racks=4,
+    servers=2,
+)
 """The cluster of PAC-ML: 32 servers."""
 _MOST_LISTED = 512
 
@@ -66,7 +75,9 @@ class _Masks(dict[int, tuple[tuple[int, Block], ...]]):
         self._ramp = ramp
 
     def __missing__(self, count: int) -> tuple[tuple[int, Block], ...]:
-        made = self[count] = tuple((block.mask, block) for block in _blocks(self._ramp, count))
+        made = self[count] = tuple(
+            (block.mask, block) for block in _blocks(self._ramp, count)
+        )
         return made
 
 
@@ -82,7 +93,12 @@ class Ramp:
         group, rack = divmod(rest, self.shape.racks)
         return group, rack, place
 
-    def server(self, group: int, rack: int, place: int) -> int:
+    def server(
+        self,
+        group: int,
+        rack: int,
+        place: int,
+    ) -> int:
         """The number of the server at these coordinates."""
         return (group * self.shape.racks + rack) * self.shape.servers + place
 
@@ -93,7 +109,11 @@ class Ramp:
     @cached_property
     def degrees(self) -> tuple[int, ...]:
         """The partition degrees that some shape serves: 1 and even numbers, ascending."""
-        even = (n for n in range(2, self.shape.size + 1, 2) if block_shapes(n, self.shape))
+        even = (
+            n
+            for n in range(2, self.shape.size + 1, 2)
+            if block_shapes(n, self.shape)
+        )
         return (1, *even)
 
     @cached_property
@@ -111,14 +131,18 @@ class Ramp:
 
     def free_blocks(self, count: int, occupied: int) -> list[Block]:
         """All blocks of ``count`` servers that are free, in first fit's order."""
-        return [block for mask, block in self._masks[count] if not mask & occupied]
+        return [
+            block for mask, block in self._masks[count] if not mask & occupied
+        ]
 
     def block(self, servers: int) -> Block:
         """The block with this set of servers; ``BadInput`` if there is none."""
         for mask, block in self._masks[servers.bit_count()]:
             if mask == servers:
                 return block
-        raise BadInput(f"servers {servers:#x} are not a block of a RAMP of {self.shape}")
+        raise BadInput(
+            f"servers {servers:#x} are not a block of a RAMP of {self.shape}"
+        )
 
 
 def block_shapes(count: int, within: RampShape) -> list[tuple[int, int, int]]:
@@ -148,7 +172,9 @@ _Form = list[tuple[int, int, int]]
 def _forms(shape: RampShape, count: int) -> Iterator[_Form]:
     """The positions of a block's servers relative to the first one: shapes, diagonals, a column."""
     for groups, racks, places in block_shapes(count, shape):
-        yield list(itertools.product(range(groups), range(racks), range(places)))
+        yield list(
+            itertools.product(range(groups), range(racks), range(places))
+        )
     yield [(i, i, 0) for i in range(count)]
     if count <= shape.groups:
         yield [(i, 0, 0) for i in range(count)]
@@ -172,13 +198,23 @@ def _blocks(ramp: Ramp, count: int) -> tuple[Block, ...]:
     return tuple(found.values())
 
 
-def scan(ramp: Ramp, count: int, occupied: int) -> Block | None:
+def scan(
+    ramp: Ramp,
+    count: int,
+    occupied: int,
+) -> Block | None:
     """As ``Ramp.first_free``, without a list of all blocks: in large clusters that takes memory
     with the square of their size.
     """
     shape = ramp.shape
-    bits = np.frombuffer(occupied.to_bytes(-(-shape.size // 8), "little"), np.uint8)
-    taken = np.unpackbits(bits, count=shape.size, bitorder="little").astype(bool)
+    bits = np.frombuffer(
+        occupied.to_bytes(-(-shape.size // 8), "little"), np.uint8
+    )
+    taken = np.unpackbits(
+        bits,
+        count=shape.size,
+        bitorder="little",
+    ).astype(bool)
     free = ~taken.reshape(shape.groups, shape.racks, shape.servers)
     for form in _forms(shape, count):
         room = _room(shape, form)
@@ -203,7 +239,10 @@ class PlacementRule(StrEnum):
 
 
 def place(
-    ramp: Ramp, rule: PlacementRule, splits: tuple[int, ...], occupied: int
+    ramp: Ramp,
+    rule: PlacementRule,
+    splits: tuple[int, ...],
+    occupied: int,
 ) -> tuple[Block, ...] | None:
     """A block for each number of parts in ``splits`` (ascending); ``None`` if one is missing."""
     if rule == PlacementRule.RAMP_BLOCK:
@@ -219,7 +258,11 @@ def place(
 
 
 @cache
-def sub_blocks(ramp: Ramp, whole: Block, splits: tuple[int, ...]) -> tuple[Block, ...]:
+def sub_blocks(
+    ramp: Ramp,
+    whole: Block,
+    splits: tuple[int, ...],
+) -> tuple[Block, ...]:
     """For each number of parts the first block within ``whole``.
 
     If no shape fits (6 within 2×2×2), it is the first servers of ``whole``.
@@ -227,7 +270,11 @@ def sub_blocks(ramp: Ramp, whole: Block, splits: tuple[int, ...]) -> tuple[Block
     return tuple(_within(ramp, whole, count) for count in splits)
 
 
-def _within(ramp: Ramp, whole: Block, count: int) -> Block:
+def _within(
+    ramp: Ramp,
+    whole: Block,
+    count: int,
+) -> Block:
     if count == len(whole.servers):
         return whole
     first = whole.servers[:count]
@@ -237,7 +284,10 @@ def _within(ramp: Ramp, whole: Block, count: int) -> Block:
 
 
 def place_one_by_one(
-    ramp: Ramp, graph: PartitionedGraph, occupied: int, memory_bytes: float
+    ramp: Ramp,
+    graph: PartitionedGraph,
+    occupied: int,
+    memory_bytes: float,
 ) -> list[tuple[int, ...]] | None:
     """``ramp-first-fit`` operation by operation: the servers of each forward operation's parts.
 
@@ -250,12 +300,24 @@ def place_one_by_one(
     left = dict.fromkeys(range(ramp.shape.size), memory_bytes)
     found: dict[int, tuple[int, ...]] = {}
     for operation in forward.order:
-        count, each = graph.splits[operation], float(graph.part_bytes[operation])
-        inherited = (found[p] for p in forward.parents[operation] if len(found[p]) == count)
-        chosen = next((s for s in inherited if sum(left[i] for i in s) >= each * count), None)
+        count = graph.splits[operation]
+        each = float(graph.part_bytes[operation])
+        inherited = (
+            found[p]
+            for p in forward.parents[operation]
+            if len(found[p]) == count
+        )
+        chosen = next(
+            (s for s in inherited if sum(left[i] for i in s) >= each * count),
+            None,
+        )
         if chosen is None:
-            free = (block.servers for block in ramp.free_blocks(count, occupied))
-            chosen = next((s for s in free if all(left[i] >= each for i in s)), None)
+            free = (
+                block.servers for block in ramp.free_blocks(count, occupied)
+            )
+            chosen = next(
+                (s for s in free if all(left[i] >= each for i in s)), None
+            )
         if chosen is None:
             return None
         for server in chosen:

@@ -16,7 +16,10 @@ from zlib import crc32
 import numpy as np
 
 from patchlight.controller.policies.contract import ClusterView, JobView
-from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S, run_episode
+from patchlight.emulation.simulator.ramp.lossnetwork import (
+    EPSILON_S,
+    run_episode,
+)
 from patchlight.emulation.simulator.ramp.ramp import place
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
@@ -34,7 +37,10 @@ Future = list[tuple[float, tuple[Option, ...]]]
 """Jobs to come: when (seconds from now), and their options in the order in which to try them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Rule:
     """A plain rule for a drawn future: a job's degrees in the order in which to try them.
 
@@ -46,7 +52,10 @@ class Rule:
     spare: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class LookAhead:
     """How far and how often to look.
 
@@ -67,7 +76,9 @@ class LookAhead:
                 "arrivals: expected at least 1 of each"
             )
         if not (math.isfinite(self.unfinished) and self.unfinished >= 0):
-            raise BadInput(f"unfinished is {self.unfinished}: expected 0 or more")
+            raise BadInput(
+                f"unfinished is {self.unfinished}: expected 0 or more"
+            )
 
 
 def constant_rules(degrees: Sequence[int]) -> tuple[Rule, ...]:
@@ -76,7 +87,11 @@ def constant_rules(degrees: Sequence[int]) -> tuple[Rule, ...]:
     return tuple(Rule((d,)) for d in powers if d > 1 or len(powers) == 1)
 
 
-def candidates(scenario: Scenario, futures: int = 16, arrivals: int = 40) -> tuple[LookAhead, ...]:
+def candidates(
+    scenario: Scenario,
+    futures: int = 16,
+    arrivals: int = 40,
+) -> tuple[LookAhead, ...]:
     """Ways to look ahead of which one or another is best, by law and placement rule.
 
     Rules that stick to one degree keep the cluster in order; ones that give way fill it.
@@ -87,13 +102,26 @@ def candidates(scenario: Scenario, futures: int = 16, arrivals: int = 40) -> tup
     near = sorted(degrees, key=lambda d: (abs(math.log(d / middle)), d))
     giving_way = (Rule(tuple(near), spare=True), Rule((middle, degrees[-1])))
     return (
-        LookAhead(futures, arrivals, 0.5, plain),
-        LookAhead(futures, arrivals, 0.7, (*plain, *giving_way)),
+        LookAhead(
+            futures,
+            arrivals,
+            0.5,
+            plain,
+        ),
+        LookAhead(
+            futures,
+            arrivals,
+            0.7,
+            (*plain, *giving_way),
+        ),
     )
 
 
 def tuned(
-    scenario: Scenario, choices: Sequence[LookAhead], seed: int = 0, jobs: int = 400
+    scenario: Scenario,
+    choices: Sequence[LookAhead],
+    seed: int = 0,
+    jobs: int = 400,
 ) -> LookAhead:
     """The choice that blocks least (``corrected``) in one drawn episode of about ``jobs`` jobs.
 
@@ -103,7 +131,9 @@ def tuned(
     trial = replace(scenario, horizon_s=jobs * span_s)
     drawn = int(np.random.SeedSequence([seed, _TAG, 1]).generate_state(1)[0])
     rates = [
-        run_episode(trial, RollOut(trial, drawn, look), drawn).blocking_rate("corrected")
+        run_episode(trial, RollOut(trial, drawn, look), drawn).blocking_rate(
+            "corrected"
+        )
         for look in choices
     ]
     return choices[rates.index(min(rates))]
@@ -116,7 +146,12 @@ class RollOut:
     all that it does.
     """
 
-    def __init__(self, scenario: Scenario, seed: int = 0, look: LookAhead | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int = 0,
+        look: LookAhead | None = None,
+    ) -> None:
         self.look = look or LookAhead()
         self._rule = scenario.rule
         self._workloads = scenario.workloads
@@ -126,7 +161,12 @@ class RollOut:
         self._masks: dict[tuple[tuple[int, ...], int], int] = {}
         self._futures = self._draw(scenario, seed)
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+    def degree(
+        self,
+        cluster: ClusterView,
+        job: JobView,
+        legal: tuple[int, ...],
+    ) -> int:
         """The degree after which most jobs were accepted; the first found of equals.
 
         0 is the first, then the largest degree, and so on down. ``BadInput`` for a job of
@@ -134,7 +174,8 @@ class RollOut:
         """
         if len(self._masks) > _MOST_KEPT:
             self._masks.clear()
-        now_s, occupied = cluster.now_s, cluster.occupied
+        now_s = cluster.now_s
+        occupied = cluster.occupied
         graph = self._workloads.number_of(job.graph)
         possible: list[tuple[int, Option, int]] = []
         for degree in reversed(legal):
@@ -146,16 +187,31 @@ class RollOut:
             return 0
         start = _number(job) * self.look.futures
         count = len(self._futures)
-        futures = [self._futures[(start + k) % count] for k in range(self.look.futures)]
+        futures = [
+            self._futures[(start + k) % count]
+            for k in range(self.look.futures)
+        ]
         now_running = [(each.ends_s, each.gpus) for each in cluster.running]
-        best, chosen = self._value(now_running, occupied, futures, now_s), 0
+        best = self._value(
+            now_running,
+            occupied,
+            futures,
+            now_s,
+        )
+        chosen = 0
         for degree, (lasting_s, _), mask in possible:
             running = [*now_running, (now_s + lasting_s, mask)]
             heapify(running)
-            value = 1.0 + self._value(running, occupied | mask, futures, now_s)
+            value = 1.0 + self._value(
+                running,
+                occupied | mask,
+                futures,
+                now_s,
+            )
             # Sums of the same numbers in another order may differ in the last digit.
             if value > best + 1e-9:
-                best, chosen = value, degree
+                best = value
+                chosen = degree
         return chosen
 
     def servers(self, splits: tuple[int, ...], occupied: int) -> int:
@@ -163,25 +219,46 @@ class RollOut:
         key = (splits, occupied)
         if (known := self._masks.get(key)) is None:
             known = 0
-            for block in place(self._ramp, self._rule, splits, occupied) or ():
+            for block in (
+                place(
+                    self._ramp,
+                    self._rule,
+                    splits,
+                    occupied,
+                )
+                or ()
+            ):
                 known |= block.mask
             self._masks[key] = known
         return known
 
-    def options(self, graph: int, limit_s: float, rule: Rule) -> tuple[Option, ...]:
+    def options(
+        self,
+        graph: int,
+        limit_s: float,
+        rule: Rule,
+    ) -> tuple[Option, ...]:
         """What a rule tries for a job of this model that may take ``limit_s``."""
-        found = (self._option(graph, limit_s, degree) for degree in rule.degrees)
+        found = (
+            self._option(graph, limit_s, degree) for degree in rule.degrees
+        )
         options = tuple(option for option in found if option)
         return options if rule.spare else options[:1]
 
     def accepted(
-        self, running: _Running, occupied: int, future: Future, now_s: float
+        self,
+        running: _Running,
+        occupied: int,
+        future: Future,
+        now_s: float,
     ) -> tuple[int, float]:
         """Plays one future: jobs accepted, and the server-seconds still to run at its end.
 
         ``running`` is a heap of (end, servers).
         """
-        heap, masks, count = list(running), self._masks, 0
+        heap = list(running)
+        masks = self._masks
+        count = 0
         at = now_s
         for wait_s, options in future:
             at = now_s + wait_s
@@ -200,18 +277,32 @@ class RollOut:
         return count, sum((end - at) * mask.bit_count() for end, mask in heap)
 
     def _value(
-        self, running: _Running, occupied: int, futures: list[tuple[Future, ...]], now_s: float
+        self,
+        running: _Running,
+        occupied: int,
+        futures: list[tuple[Future, ...]],
+        now_s: float,
     ) -> float:
         best = -math.inf
         for place_of_rule in range(len(self.rules)):
             total = 0.0
             for future in futures:
-                count, left = self.accepted(running, occupied, future[place_of_rule], now_s)
+                count, left = self.accepted(
+                    running,
+                    occupied,
+                    future[place_of_rule],
+                    now_s,
+                )
                 total += count - self.look.unfinished * left / self._mean_s
             best = max(best, total / len(futures))
         return best
 
-    def _option(self, graph: int, limit_s: float, degree: int) -> Option | None:
+    def _option(
+        self,
+        graph: int,
+        limit_s: float,
+        degree: int,
+    ) -> Option | None:
         plan = self._workloads.plans[graph].get(degree)
         if plan is None or not plan.fits_memory:
             return None
@@ -222,21 +313,37 @@ class RollOut:
         """Futures to choose from, each under every rule."""
         count = max(_DRAWN_AT_ONCE, self.look.futures)
         # Not the bare seed: an episode with that seed has the jobs that it would draw.
-        seeds = np.random.SeedSequence([seed, _TAG]).generate_state(count).tolist()
+        seeds = (
+            np.random.SeedSequence([seed, _TAG]).generate_state(count).tolist()
+        )
         return [
             tuple(
-                [(job_s, self.options(graph, limit_s, rule)) for job_s, graph, limit_s in jobs]
+                [
+                    (job_s, self.options(graph, limit_s, rule))
+                    for job_s, graph, limit_s in jobs
+                ]
                 for rule in self.rules
             )
             for jobs in (self._jobs(scenario, each) for each in seeds)
         ]
 
-    def _jobs(self, scenario: Scenario, seed: int) -> list[tuple[float, int, float]]:
+    def _jobs(
+        self, scenario: Scenario, seed: int
+    ) -> list[tuple[float, int, float]]:
         """(seconds from now, model, limit) of the jobs after one that comes now."""
-        wanted, horizon_s = self.look.arrivals, scenario.horizon_s / 16
+        wanted = self.look.arrivals
+        horizon_s = scenario.horizon_s / 16
         while True:
-            jobs = replace(scenario, horizon_s=horizon_s, replication=None).jobs(seed)
-            later = [(j.arrived_s, j.graph, j.limit_s) for j in jobs if j.arrived_s > EPSILON_S]
+            jobs = replace(
+                scenario,
+                horizon_s=horizon_s,
+                replication=None,
+            ).jobs(seed)
+            later = [
+                (j.arrived_s, j.graph, j.limit_s)
+                for j in jobs
+                if j.arrived_s > EPSILON_S
+            ]
             if len(later) >= wanted:
                 return later[:wanted]
             horizon_s *= 2

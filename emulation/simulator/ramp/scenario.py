@@ -18,7 +18,11 @@ from numpy.typing import NDArray
 from patchlight.controller.policies.contract import JobView
 from patchlight.emulation.simulator.outages import Outage, Outages
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.workloads import RequirementLaw, Workloads, law
+from patchlight.emulation.simulator.ramp.workloads import (
+    RequirementLaw,
+    Workloads,
+    law,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
 
@@ -49,7 +53,10 @@ class Arrivals(Protocol):
         """Arrival times, ascending, none after ``horizon_s``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class FixedArrivals:
     """A job at 0 and then one each ``interval_s``, the last at the horizon if it falls there."""
 
@@ -65,10 +72,16 @@ class FixedArrivals:
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> list[float]:
         """Every ``interval_s`` from 0 s on."""
-        return [k * self.interval_s for k in range(math.floor(horizon_s / self.interval_s) + 1)]
+        return [
+            k * self.interval_s
+            for k in range(math.floor(horizon_s / self.interval_s) + 1)
+        ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class PoissonArrivals:
     """Jobs at random, ``mean_interval_s`` apart in the mean."""
 
@@ -81,21 +94,26 @@ class PoissonArrivals:
         """Exponential times apart."""
         found: list[float] = []
         now = 0.0
-        while (now := now + rng.exponential(self.mean_interval_s)) <= horizon_s:
+        while (
+            now := now + rng.exponential(self.mean_interval_s)
+        ) <= horizon_s:
             found.append(now)
         return found
 
 
 def _check(interval_s: float) -> None:
     if not (math.isfinite(interval_s) and interval_s > 0):
-        raise BadInput(f"jobs cannot come {interval_s} s apart: expected more than 0 s")
+        raise BadInput(
+            f"jobs cannot come {interval_s} s apart: expected more than 0 s"
+        )
 
 
 PAC_ML_HORIZON_S = 1e6
 PAC_ML_REPLICATION = 201
 MAX_ERROR = 3.0
 # What episodes are drawn from, and what policies may draw from.
-_EPISODES, _POLICIES = (), (0x504F4C49,)
+_EPISODES = ()
+_POLICIES = (0x504F4C49,)
 
 
 @dataclass(frozen=True)
@@ -131,9 +149,13 @@ class Scenario:
                 f"{MAX_ERROR:g}, like 0.3"
             )
         if not (math.isfinite(self.horizon_s) and self.horizon_s > 0):
-            raise BadInput(f"cannot simulate {self.horizon_s} s: expected more than 0 s")
+            raise BadInput(
+                f"cannot simulate {self.horizon_s} s: expected more than 0 s"
+            )
         if self.replication is not None and self.replication < 1:
-            raise BadInput(f"replication is {self.replication}: expected 1 or more")
+            raise BadInput(
+                f"replication is {self.replication}: expected 1 or more"
+            )
         if self.mix is not None:
             models = len(self.workloads.names)
             if (
@@ -148,39 +170,75 @@ class Scenario:
 
     def jobs(self, seed: int) -> list[Job]:
         """The jobs of the episode with this seed."""
-        when, models, needs = (np.random.default_rng(each) for each in self._spawn(seed, 3))
+        when, models, needs = (
+            np.random.default_rng(each) for each in self._spawn(seed, 3)
+        )
         times = self.arrivals.times(when, self.horizon_s)
         kinds = len(self.workloads.names)
         if self.replication is None:
-            shares = None if self.mix is None else np.array(self.mix, dtype=float) / sum(self.mix)
-            drawn = models.choice(kinds, size=len(times), p=shares)
+            shares = (
+                None
+                if self.mix is None
+                else np.array(self.mix, dtype=float) / sum(self.mix)
+            )
+            drawn = models.choice(
+                kinds,
+                size=len(times),
+                p=shares,
+            )
         else:
             rounds = -(-len(times) // (kinds * self.replication))
             pool = np.repeat(np.arange(kinds), self.replication)
-            drawn = np.concatenate([pool[:0], *(models.permutation(pool) for _ in range(rounds))])
+            drawn = np.concatenate(
+                [pool[:0], *(models.permutation(pool) for _ in range(rounds))]
+            )
         requirements = self.law.sample(needs, len(times)).tolist()
         alone = self.workloads.sequential_s
-        columns = zip(drawn.tolist(), requirements, times, strict=False)
+        columns = zip(
+            drawn.tolist(),
+            requirements,
+            times,
+            strict=False,
+        )
         return [
-            Job(number, graph, beta, alone[graph], beta * alone[graph], time)
+            Job(
+                number,
+                graph,
+                beta,
+                alone[graph],
+                beta * alone[graph],
+                time,
+            )
             for number, (graph, beta, time) in enumerate(columns)
         ]
 
-    def requirements(self, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def requirements(
+        self, seed: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The law of the episode with this seed: each requirement β, and how likely it is."""
         return self.law.shares(np.random.default_rng(self._spawn(seed, 3)[2]))
 
     def views(self, jobs: Sequence[Job]) -> tuple[JobView, ...]:
         """The jobs as policies see them; each is called by its number."""
-        graphs, expected = self.workloads.graphs, self.workloads.expected(self.rule)
+        graphs = self.workloads.graphs
+        expected = self.workloads.expected(self.rule)
         return tuple(
             JobView(
-                str(number), 0, graphs[graph], arrived_s, alone_s, beta, limit_s, expected[graph]
+                str(number),
+                0,
+                graphs[graph],
+                arrived_s,
+                alone_s,
+                beta,
+                limit_s,
+                expected[graph],
             )
             for number, graph, beta, alone_s, limit_s, arrived_s in jobs
         )
 
-    def told_over_true(self, seed: int, jobs: int) -> NDArray[np.float64] | None:
+    def told_over_true(
+        self, seed: int, jobs: int
+    ) -> NDArray[np.float64] | None:
         """What policies are told of each job's remaining time, as a share of it; ``None`` if that
         is what it is.
         """
@@ -196,7 +254,9 @@ class Scenario:
             return ()
         # Spawned after the three of the jobs, so that failures do not change these.
         rng = np.random.default_rng(self._spawn(seed, 4)[3])
-        return self.failures.events_until(self.horizon_s, self.workloads.ramp.shape.size, rng)
+        return self.failures.events_until(
+            self.horizon_s, self.workloads.ramp.shape.size, rng
+        )
 
     def salted(self, salt: int) -> Scenario:
         """The same laws with jobs that cannot be drawn without this number; 0 changes nothing."""
@@ -231,10 +291,18 @@ def pac_ml_scenario(
         rule = PlacementRule(rule)
     except ValueError:
         known = ", ".join(PlacementRule)
-        raise BadInput(f"no placement rule {rule!r}: expected one of {known}") from None
+        raise BadInput(
+            f"no placement rule {rule!r}: expected one of {known}"
+        ) from None
     workloads = graphs if isinstance(graphs, Workloads) else Workloads(graphs)
     reuse = rule == PlacementRule.RAMP_FIRST_FIT
-    return Scenario(workloads, law(law_name, law_instance), rule, horizon_s, reuse_first_time=reuse)
+    return Scenario(
+        workloads,
+        law(law_name, law_instance),
+        rule,
+        horizon_s,
+        reuse_first_time=reuse,
+    )
 
 
 class Counting(StrEnum):
@@ -302,15 +370,28 @@ class EpisodeResult:
         horizon_s: float,
     ) -> EpisodeResult:
         """Made from what an episode kept. Splitting a model shares its work out and adds none."""
-        servers, demand_bytes = workloads.ramp.shape.size, workloads.demand_bytes
+        servers = workloads.ramp.shape.size
+        demand_bytes = workloads.demand_bytes
         compute_s = workloads.sequential_s
         kept = [a for a in accepted if a.lost_s == math.inf]
-        done = [a for a in kept if a.job.arrived_s + a.completion_s <= horizon_s]
-        times = np.array([a.completion_s for a in done]) if done else np.array([math.nan])
-        alone = np.array([a.job.sequential_s for a in done]) if done else np.array([math.nan])
+        done = [
+            a for a in kept if a.job.arrived_s + a.completion_s <= horizon_s
+        ]
+        times = (
+            np.array([a.completion_s for a in done])
+            if done
+            else np.array([math.nan])
+        )
+        alone = (
+            np.array([a.job.sequential_s for a in done])
+            if done
+            else np.array([math.nan])
+        )
         held = moved = worked = 0.0
         for a in accepted:
-            lasted = min(a.completion_s, min(horizon_s, a.lost_s) - a.job.arrived_s)
+            lasted = min(
+                a.completion_s, min(horizon_s, a.lost_s) - a.job.arrived_s
+            )
             held += lasted * a.servers.bit_count()
             moved += demand_bytes[a.job.graph] * lasted / a.completion_s
             worked += compute_s[a.job.graph] * lasted / a.completion_s
@@ -326,18 +407,26 @@ class EpisodeResult:
             jct_p50_s=float(np.percentile(times, 50)),
             jct_p99_s=float(np.percentile(times, 99)),
             slowdown_mean=float((times / alone).mean()),
-            mean_degree=sum(a.degree for a in done) / len(done) if done else math.nan,
+            mean_degree=sum(a.degree for a in done) / len(done)
+            if done
+            else math.nan,
             degrees=dict(sorted(degrees.items())),
             allocated=held / (servers * horizon_s),
             busy=worked / (servers * horizon_s),
             throughput_bytes_per_s=moved / horizon_s,
         )
 
-    def blocking_rate(self, counting: Counting | str = Counting.FAITHFUL) -> float:
+    def blocking_rate(
+        self, counting: Counting | str = Counting.FAITHFUL
+    ) -> float:
         """The share of jobs that count as blocked; ``nan`` if there were none."""
         blocked = sum(self.blocked.values()) + self.lost
         if Counting(counting) is Counting.FAITHFUL:
-            return (blocked + self.unfinished) / self.arrivals if self.arrivals else math.nan
+            return (
+                (blocked + self.unfinished) / self.arrivals
+                if self.arrivals
+                else math.nan
+            )
         return blocked / self.decisions if self.decisions else math.nan
 
 
@@ -352,11 +441,16 @@ def mean_and_interval(values: Sequence[float]) -> Interval:
     """Mean and 95 % confidence half-width (Student's t); infinite for a single value."""
     if not values:
         raise BadInput("cannot take the mean of no values")
-    mean, count = math.fsum(values) / len(values), len(values)
+    mean = math.fsum(values) / len(values)
+    count = len(values)
     if count == 1:
         return Interval(mean, math.inf)
-    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (count - 1))
-    return Interval(mean, _student(0.025, count - 1) * spread / math.sqrt(count))
+    spread = math.sqrt(
+        math.fsum((v - mean) ** 2 for v in values) / (count - 1)
+    )
+    return Interval(
+        mean, _student(0.025, count - 1) * spread / math.sqrt(count)
+    )
 
 
 def _student(tail: float, freedom: int) -> float:
@@ -379,16 +473,27 @@ class Ratio(NamedTuple):
     def of(cls, ratios: Sequence[float]) -> Ratio:
         """By their logarithms: a ratio of 2 and one of 1/2 have the mean 1."""
         log = mean_and_interval([math.log(each) for each in ratios])
-        mean, low, high = (math.exp(log.mean + sign * log.half_width) for sign in (0, -1, 1))
-        return cls(mean, low, high, sum(each > 1 for each in ratios) / len(ratios))
+        mean, low, high = (
+            math.exp(log.mean + sign * log.half_width) for sign in (0, -1, 1)
+        )
+        return cls(
+            mean,
+            low,
+            high,
+            sum(each > 1 for each in ratios) / len(ratios),
+        )
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
+def paired_difference(
+    first: Sequence[float], second: Sequence[float]
+) -> Interval:
     """How much ``first`` is above ``second`` in the mean, pair by pair, as in episodes of one seed.
 
     What the pairs have in common, which jobs came, is not in the interval.
     """
-    return mean_and_interval([a - b for a, b in zip(first, second, strict=True)])
+    return mean_and_interval(
+        [a - b for a, b in zip(first, second, strict=True)]
+    )
 
 
 def p_value(differences: Sequence[float]) -> float:
@@ -401,13 +506,18 @@ def p_value(differences: Sequence[float]) -> float:
         return 1.0
     if not half_width:
         return 0.0
-    return 2 * float(stdtr(count - 1, -abs(mean) / half_width * _student(0.025, count - 1)))
+    return 2 * float(
+        stdtr(count - 1, -abs(mean) / half_width * _student(0.025, count - 1))
+    )
 
 
 def significant(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
     """Which of several comparisons are significant together, by Holm's method (1979)."""
-    found, held = [False] * len(p_values), True
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+    found = [False] * len(p_values)
+    held = True
+    for rank, place in enumerate(
+        sorted(range(len(p_values)), key=p_values.__getitem__)
+    ):
         held = held and p_values[place] <= level / (len(p_values) - rank)
         found[place] = held
     return found

@@ -18,7 +18,10 @@ from patchlight.emulation.simulator.ramp.ramp import Ramp
 from patchlight.testbed.graphs.model import PartitionedGraph
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class RampTiming:
     """Rates and delays of a RAMP network and its GPUs, as in PAC-ML's experiments.
 
@@ -42,17 +45,34 @@ class RampTiming:
 
     def one_to_one_s(self, size_bytes: float) -> float:
         """The time of one transfer between two servers; 0 for no data."""
-        return self.latency_s + size_bytes / self.channel_bytes_per_s if size_bytes else 0.0
+        return (
+            self.latency_s + size_bytes / self.channel_bytes_per_s
+            if size_bytes
+            else 0.0
+        )
 
-    def all_reduce_s(self, size_bytes: float, groups: int, racks: int, places: int) -> float:
+    def all_reduce_s(
+        self,
+        size_bytes: float,
+        groups: int,
+        racks: int,
+        places: int,
+    ) -> float:
         """An all-reduce over servers in this many groups, racks, and places within racks.
 
         Reduce-scatter and all-gather go over the groups, the places within the groups, and the
         racks in turn; each step's message is what the step before left.
         """
-        steps = (groups, min(groups, places), racks, math.ceil(places / self.groups))
+        steps = (
+            groups,
+            min(groups, places),
+            racks,
+            math.ceil(places / self.groups),
+        )
         rate = self.channel_bytes_per_s / self.groups
-        message, moving, adding = size_bytes, 0.0, 0.0
+        message = size_bytes
+        moving = 0.0
+        adding = 0.0
         for members in steps:
             message = math.ceil(message / members)
             if members > 1:
@@ -88,7 +108,13 @@ def step_time(
     simulator. Of operations that are ready on a server the one with the lowest of ``turns`` (2n of
     them) goes first, the shortest without ``turns``.
     """
-    step, cost_s = _Step(graph, ramp, timing, servers), (graph.part_ms * seconds_per_ms).tolist()
+    step = _Step(
+        graph,
+        ramp,
+        timing,
+        servers,
+    )
+    cost_s = (graph.part_ms * seconds_per_ms).tolist()
     return _Timeline(step, cost_s, cost_s if turns is None else turns).run()
 
 
@@ -96,10 +122,18 @@ class _Step:
     """The time of each transfer, and the parts that wait for it."""
 
     def __init__(
-        self, graph: PartitionedGraph, ramp: Ramp, timing: RampTiming, servers: Servers
+        self,
+        graph: PartitionedGraph,
+        ramp: Ramp,
+        timing: RampTiming,
+        servers: Servers,
     ) -> None:
-        self.ramp, self.timing, self.servers, self.graph = ramp, timing, servers, graph
-        edges, splits = graph.training.edges, graph.splits
+        self.ramp = ramp
+        self.timing = timing
+        self.servers = servers
+        self.graph = graph
+        edges = graph.training.edges
+        splits = graph.splits
         self.first = [0, *itertools.accumulate(splits)]
         self.edge_s = self._edge_times()
         self.out: list[list[int]] = [[] for _ in splits]
@@ -107,7 +141,9 @@ class _Step:
         for number, (source, target) in enumerate(edges):
             self.out[source].append(number)
             parents[target] += splits[source]
-        self.missing = [parents[i] for i, n in enumerate(splits) for _ in range(n)]
+        self.missing = [
+            parents[i] for i, n in enumerate(splits) for _ in range(n)
+        ]
         self.owner = [i for i, n in enumerate(splits) for _ in range(n)]
         self.home = [server for each in servers for server in each]
         self.synchronise: dict[int, list[tuple[float, list[int]]]] = {}
@@ -118,8 +154,10 @@ class _Step:
 
     def _edge_times(self) -> list[float]:
         """Each training edge's time between parts on different servers."""
-        graph, timing = self.graph, self.timing
-        half, edges = graph.training.half, graph.training.edges
+        graph = self.graph
+        timing = self.timing
+        half = graph.training.half
+        edges = graph.training.edges
         sizes = graph.edge_bytes.tolist()
         times = [timing.one_to_one_s(size) for size in sizes]
         # The out-edges of a split forward operation, and the in-edges of a split backward one,
@@ -138,8 +176,11 @@ class _Step:
         return times
 
     def _symmetric(self, numbers: list[int]) -> bool:
-        leaving, arriving = Counter[int](), Counter[int]()
-        for source, target in (self.graph.training.edges[number] for number in numbers):
+        leaving = Counter[int]()
+        arriving = Counter[int]()
+        for source, target in (
+            self.graph.training.edges[number] for number in numbers
+        ):
             for server in self.servers[source]:
                 leaving[server] += self.graph.splits[target]
             for server in self.servers[target]:
@@ -147,24 +188,38 @@ class _Step:
         return leaving == arriving
 
     def _collective_s(self, numbers: list[int]) -> float:
-        edges, splits, sizes = self.graph.training.edges, self.graph.splits, self.graph.edge_bytes
+        edges = self.graph.training.edges
+        splits = self.graph.splits
+        sizes = self.graph.edge_bytes
         ends = {end for number in numbers for end in edges[number]}
         cells = {server for end in ends for server in self.servers[end]}
-        size = sum(float(sizes[n]) * splits[edges[n][0]] * splits[edges[n][1]] for n in numbers)
+        size = sum(
+            float(sizes[n]) * splits[edges[n][0]] * splits[edges[n][1]]
+            for n in numbers
+        )
         if len(cells) == 1:
             return 0.0
         groups, racks, places = (
-            len(set(each)) for each in zip(*map(self.ramp.coordinates, cells), strict=True)
+            len(set(each))
+            for each in zip(*map(self.ramp.coordinates, cells), strict=True)
         )
-        return self.timing.all_reduce_s(size, groups, racks, places)
+        return self.timing.all_reduce_s(
+            size,
+            groups,
+            racks,
+            places,
+        )
 
-    def _synchronisations(self, operation: int) -> dict[int, list[tuple[float, list[int]]]]:
+    def _synchronisations(
+        self, operation: int
+    ) -> dict[int, list[tuple[float, list[int]]]]:
         """For each part of a backward operation, its siblings by the time to reach them.
 
         Each pair of siblings is a separate collective, with both directions' bytes.
         """
         size = 2 * float(self.graph.part_bytes[operation])
-        servers, start = self.servers[operation], self.first[operation]
+        servers = self.servers[operation]
+        start = self.first[operation]
         found: dict[int, list[tuple[float, list[int]]]] = {}
         known: dict[tuple[int, ...], float] = {}
         for here, server in enumerate(servers):
@@ -174,10 +229,15 @@ class _Step:
                 if there == here:
                     continue
                 apart = tuple(
-                    1 + (a != b) for a, b in zip(mine, self.ramp.coordinates(other), strict=True)
+                    1 + (a != b)
+                    for a, b in zip(
+                        mine, self.ramp.coordinates(other), strict=True
+                    )
                 )
                 if apart not in known:
-                    known[apart] = self.timing.all_reduce_s(size, *apart) if size else 0.0
+                    known[apart] = (
+                        self.timing.all_reduce_s(size, *apart) if size else 0.0
+                    )
                 at[known[apart]].append(start + there)
             found[start + here] = list(at.items())
         return found
@@ -200,18 +260,29 @@ class _Server:
     def __init__(self) -> None:
         self.ready: list[tuple[tuple[float, int], int]] = []
         self.part: int | None = None
-        self.since_s, self.ticket = 0.0, -1
+        self.since_s = 0.0
+        self.ticket = -1
 
 
 class _Timeline:
     """The step in time, event by event."""
 
-    def __init__(self, step: _Step, cost_s: Sequence[float], turns: Sequence[float]) -> None:
-        self._step, self._now_s = step, 0.0
+    def __init__(
+        self,
+        step: _Step,
+        cost_s: Sequence[float],
+        turns: Sequence[float],
+    ) -> None:
+        self._step = step
+        self._now_s = 0.0
         self._left = [cost_s[i] for i in step.owner]
         # Ties go to the part placed last: those of later operations, twins together.
         half = step.graph.training.half
-        placed = [twin for op in step.graph.training.forward.order for twin in (op, half + op)]
+        placed = [
+            twin
+            for op in step.graph.training.forward.order
+            for twin in (op, half + op)
+        ]
         rank = {operation: -turn for turn, operation in enumerate(placed)}
         self._priority = [(turns[i], rank[i]) for i in step.owner]
         self._servers = {server: _Server() for server in step.home}
@@ -231,14 +302,19 @@ class _Timeline:
                 event = heapq.heappop(events)
                 if event.part is None:
                     self._arrive(event.to)
-                elif self._servers[self._step.home[event.part]].ticket == event.ticket:
+                elif (
+                    self._servers[self._step.home[event.part]].ticket
+                    == event.ticket
+                ):
                     self._finish(event.part)
             self._start()
         return self._now_s
 
     def _make_ready(self, part: int) -> None:
         server = self._step.home[part]
-        heapq.heappush(self._servers[server].ready, (self._priority[part], part))
+        heapq.heappush(
+            self._servers[server].ready, (self._priority[part], part)
+        )
         self._touched.add(server)
 
     def _arrive(self, parts: Sequence[int]) -> None:
@@ -251,13 +327,17 @@ class _Timeline:
 
     def _finish(self, part: int) -> None:
         """End a part: its server is free, and its transfers begin."""
-        step, home = self._step, self._step.home
+        step = self._step
+        home = self._step.home
         server = home[part]
-        self._servers[server].part, self._servers[server].ticket = None, -1
+        self._servers[server].part = None
+        self._servers[server].ticket = -1
         self._touched.add(server)
         for number in step.out[step.owner[part]]:
             target = step.graph.training.edges[number][1]
-            to: Sequence[int] = range(step.first[target], step.first[target + 1])
+            to: Sequence[int] = range(
+                step.first[target], step.first[target + 1]
+            )
             if step.edge_s[number]:
                 here = [other for other in to if home[other] == server]
                 if here:
@@ -272,12 +352,20 @@ class _Timeline:
     def _transfer(self, lasts_s: float, to: Sequence[int]) -> None:
         if to:
             heapq.heappush(
-                self._events, _Event(self._now_s + lasts_s, next(self._tickets), None, to)
+                self._events,
+                _Event(
+                    self._now_s + lasts_s,
+                    next(self._tickets),
+                    None,
+                    to,
+                ),
             )
 
     def _start(self) -> None:
         """On each touched server, run the part with the highest priority."""
-        left, priority, now_s = self._left, self._priority, self._now_s
+        left = self._left
+        priority = self._priority
+        now_s = self._now_s
         for number in self._touched:
             server = self._servers[number]
             if not server.ready:
@@ -286,9 +374,15 @@ class _Timeline:
                 if priority[server.part] <= server.ready[0][0]:
                     continue
                 left[server.part] -= now_s - server.since_s
-                part = heapq.heapreplace(server.ready, (priority[server.part], server.part))[1]
+                part = heapq.heapreplace(
+                    server.ready, (priority[server.part], server.part)
+                )[1]
             else:
                 part = heapq.heappop(server.ready)[1]
-            server.part, server.since_s, server.ticket = part, now_s, next(self._tickets)
-            heapq.heappush(self._events, _Event(now_s + left[part], server.ticket, part))
+            server.part = part
+            server.since_s = now_s
+            server.ticket = next(self._tickets)
+            heapq.heappush(
+                self._events, _Event(now_s + left[part], server.ticket, part)
+            )
         self._touched.clear()

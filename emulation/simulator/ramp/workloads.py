@@ -25,7 +25,12 @@ from patchlight.emulation.simulator.ramp.ramp import (
 )
 from patchlight.emulation.simulator.ramp.steps import RampTiming, step_time
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs import ComputationGraph, PartitionedGraph, mirror, partition
+from patchlight.testbed.graphs import (
+    ComputationGraph,
+    PartitionedGraph,
+    mirror,
+    partition,
+)
 
 A100_MEMORY_BYTES = 80e9
 MAX_DEGREE = 16
@@ -41,7 +46,10 @@ class Plan(NamedTuple):
     fits_memory: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Device:
     """The GPU of each server, and the unit of the profiles' times.
 
@@ -80,35 +88,57 @@ class Workloads:
         self.steps = steps
         self.max_degree = max_degree
         self.names = tuple(graph.name for graph in graphs)
-        self.degrees = tuple(degree for degree in self.ramp.degrees if degree <= max_degree)
+        self.degrees = tuple(
+            degree for degree in self.ramp.degrees if degree <= max_degree
+        )
         training = [mirror(graph) for graph in graphs]
         self.training = tuple(training)
         self.sequential_s = tuple(
-            each.sequential_ms * self.device.seconds_per_ms * steps for each in training
+            each.sequential_ms * self.device.seconds_per_ms * steps
+            for each in training
         )
         self.demand_bytes = tuple(each.demand_bytes for each in training)
         self.plans: tuple[dict[int, Plan], ...] = tuple(
             {
-                degree: self._plan(partition(each, degree, served=self.ramp.degrees))
+                degree: self._plan(
+                    partition(each, degree, served=self.ramp.degrees)
+                )
                 for degree in self.degrees
             }
             for each in training
         )
-        self._numbers = {id(graph): number for number, graph in enumerate(self.graphs)}
+        self._numbers = {
+            id(graph): number for number, graph in enumerate(self.graphs)
+        }
         self._expected = {
-            rule: tuple(ExpectedTimes(self, number, rule) for number in range(len(self.graphs)))
+            rule: tuple(
+                ExpectedTimes(self, number, rule)
+                for number in range(len(self.graphs))
+            )
             for rule in PlacementRule
         }
-        self._by_blocks: dict[tuple[int, int, tuple[tuple[int, ...], ...]], float] = {}
+        self._by_blocks: dict[
+            tuple[int, int, tuple[tuple[int, ...], ...]], float
+        ] = {}
         self._by_pattern: dict[tuple[int, int, object], float] = {}
 
     def _plan(self, graph: PartitionedGraph) -> Plan:
         # A server holds at most one part of each operation, which counts once for both passes.
         most = float(graph.part_bytes[: graph.training.half].sum())
         splits = graph.forward_splits
-        return Plan(graph, splits, splits[-1], most <= self.device.memory_bytes)
+        return Plan(
+            graph,
+            splits,
+            splits[-1],
+            most <= self.device.memory_bytes,
+        )
 
-    def completion_s(self, graph: int, degree: int, blocks: tuple[Block, ...]) -> float:
+    def completion_s(
+        self,
+        graph: int,
+        degree: int,
+        blocks: tuple[Block, ...],
+    ) -> float:
         """The completion time of model ``graph`` at ``degree``, placed on ``blocks``.
 
         ``blocks`` are those of the plan's ``splits``, in that order.
@@ -118,18 +148,33 @@ class Workloads:
         if (known := self._by_blocks.get(key)) is None:
             pattern = (graph, degree, self._pattern(blocks))
             if (known := self._by_pattern.get(pattern)) is None:
-                known = self._by_pattern[pattern] = self._simulate(graph, degree, blocks)
+                known = self._by_pattern[pattern] = self._simulate(
+                    graph, degree, blocks
+                )
             self._by_blocks[key] = known
         return known
 
-    def _simulate(self, graph: int, degree: int, blocks: tuple[Block, ...]) -> float:
+    def _simulate(
+        self,
+        graph: int,
+        degree: int,
+        blocks: tuple[Block, ...],
+    ) -> float:
         plan = self.plans[graph][degree]
         servers = {len(block.servers): block.servers for block in blocks}
         placed = [servers[count] for count in plan.graph.splits]
         seconds_per_ms = self.device.seconds_per_ms
-        return self.steps * step_time(plan.graph, self.ramp, self.timing, placed, seconds_per_ms)
+        return self.steps * step_time(
+            plan.graph,
+            self.ramp,
+            self.timing,
+            placed,
+            seconds_per_ms,
+        )
 
-    def _pattern(self, blocks: tuple[Block, ...]) -> tuple[tuple[int, int, int], ...]:
+    def _pattern(
+        self, blocks: tuple[Block, ...]
+    ) -> tuple[tuple[int, int, int], ...]:
         """The servers with groups, racks and places renumbered in order of appearance.
 
         Times depend on which servers share a group, rack or place, not on where they are.
@@ -140,16 +185,30 @@ class Workloads:
             for server in block.servers:
                 c, r, s = (
                     known.setdefault(value, len(known))
-                    for known, value in zip(seen, self.ramp.coordinates(server), strict=True)
+                    for known, value in zip(
+                        seen, self.ramp.coordinates(server), strict=True
+                    )
                 )
                 found.append((c, r, s))
         return tuple(found)
 
-    def expected_s(self, graph: int, degree: int, rule: PlacementRule) -> float:
+    def expected_s(
+        self,
+        graph: int,
+        degree: int,
+        rule: PlacementRule,
+    ) -> float:
         """The completion time of a job that is alone on the cluster."""
-        blocks = place(self.ramp, rule, self.plans[graph][degree].splits, 0)
+        blocks = place(
+            self.ramp,
+            rule,
+            self.plans[graph][degree].splits,
+            0,
+        )
         if blocks is None:
-            raise BadInput(f"{self.names[graph]!r} at degree {degree} fits on no empty cluster")
+            raise BadInput(
+                f"{self.names[graph]!r} at degree {degree} fits on no empty cluster"
+            )
         return self.completion_s(graph, degree, blocks)
 
     def expected(self, rule: PlacementRule) -> tuple[Mapping[int, float], ...]:
@@ -164,8 +223,12 @@ class Workloads:
         if self.graphs[number] is graph:
             return number
         if graph is None or graph not in self.graphs:
-            name = "a job without a graph" if graph is None else repr(graph.name)
-            raise BadInput(f"{name} is none of the models here: {', '.join(self.names)}")
+            name = (
+                "a job without a graph" if graph is None else repr(graph.name)
+            )
+            raise BadInput(
+                f"{name} is none of the models here: {', '.join(self.names)}"
+            )
         number = self.graphs.index(graph)
         if self.graphs[number] is graph:
             self._numbers[id(graph)] = number
@@ -175,8 +238,14 @@ class Workloads:
     def cluster(self) -> ClusterShape:
         """The RAMP as policies see it: one GPU a server, numbered as the RAMP's servers."""
         shape = self.ramp.shape
-        racks = [f"group{c}.rack{r}" for c in range(shape.groups) for r in range(shape.racks)]
-        servers = [f"{rack}.server{s}" for rack in racks for s in range(shape.servers)]
+        racks = [
+            f"group{c}.rack{r}"
+            for c in range(shape.groups)
+            for r in range(shape.racks)
+        ]
+        servers = [
+            f"{rack}.server{s}" for rack in racks for s in range(shape.servers)
+        ]
         return ClusterShape(
             gpus=tuple(
                 GpuSite(f"{name}.gpu0", number, number // shape.servers)
@@ -191,16 +260,29 @@ class Workloads:
 class ExpectedTimes(Mapping[int, float]):
     """The completion time of a model at each degree when it is alone; simulated when first used."""
 
-    def __init__(self, workloads: Workloads, graph: int, rule: PlacementRule) -> None:
-        self._workloads, self._graph, self._rule = workloads, graph, rule
-        self._degrees = tuple(d for d in workloads.degrees if workloads.plans[graph][d].fits_memory)
+    def __init__(
+        self,
+        workloads: Workloads,
+        graph: int,
+        rule: PlacementRule,
+    ) -> None:
+        self._workloads = workloads
+        self._graph = graph
+        self._rule = rule
+        self._degrees = tuple(
+            d
+            for d in workloads.degrees
+            if workloads.plans[graph][d].fits_memory
+        )
         self._known: dict[int, float] = {}
 
     def __getitem__(self, degree: int) -> float:
         if degree not in self._known:
             if degree not in self._degrees:
                 raise KeyError(degree)
-            self._known[degree] = self._workloads.expected_s(self._graph, degree, self._rule)
+            self._known[degree] = self._workloads.expected_s(
+                self._graph, degree, self._rule
+            )
         return self._known[degree]
 
     def __iter__(self) -> Iterator[int]:
@@ -210,8 +292,11 @@ class ExpectedTimes(Mapping[int, float]):
         return len(self._degrees)
 
 
-LEAST, MOST, DECIMALS = 0.1, 1.0, 2
-DRAWS, BINS = 50_000, 1000
+LEAST = 0.1
+MOST = 1.0
+DECIMALS = 2
+DRAWS = 50_000
+BINS = 1000
 
 
 class RequirementLaw(Protocol):
@@ -221,14 +306,21 @@ class RequirementLaw(Protocol):
     def name(self) -> str:
         """The law's name in tables."""
 
-    def shares(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def shares(
+        self, rng: np.random.Generator
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The fractions β that ``sample`` draws from, each in (0, 1], and their probabilities."""
 
-    def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+    def sample(
+        self, rng: np.random.Generator, count: int
+    ) -> NDArray[np.float64]:
         """``count`` fractions β, each in (0, 1]."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Choice:
     """One of these values, with equal probability."""
 
@@ -237,19 +329,28 @@ class Choice:
 
     def __post_init__(self) -> None:
         if not self.values or not all(0 < value <= 1 for value in self.values):
-            raise BadInput(f"law {self.name!r}: expected values over 0 and up to 1")
+            raise BadInput(
+                f"law {self.name!r}: expected values over 0 and up to 1"
+            )
 
-    def shares(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def shares(
+        self, rng: np.random.Generator
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Each of the values with the same probability."""
         count = len(self.values)
         return np.array(self.values), np.full(count, 1 / count)
 
-    def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+    def sample(
+        self, rng: np.random.Generator, count: int
+    ) -> NDArray[np.float64]:
         """Each of the values with the same probability."""
         return rng.choice(np.array(self.values), size=count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class SkewNormal:
     """A skewed normal squeezed into [0.1, 1], made as in PAC-ML's experiments.
 
@@ -264,25 +365,38 @@ class SkewNormal:
     skewness: float
     instance: int | None = None
 
-    def shares(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def shares(
+        self, rng: np.random.Generator
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The law's histogram."""
         if self.instance is None:
             return _histogram(self.skewness, int(rng.integers(2**32)))
         return _kept_histogram(self.skewness, self.instance)
 
-    def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+    def sample(
+        self, rng: np.random.Generator, count: int
+    ) -> NDArray[np.float64]:
         """Draws from the law's histogram."""
         values, shares = self.shares(rng)
-        return rng.choice(values, size=count, p=shares)
+        return rng.choice(
+            values,
+            size=count,
+            p=shares,
+        )
 
 
-def _histogram(skewness: float, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _histogram(
+    skewness: float, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     # The legacy generator and SciPy's way from two normals to a skew-normal one (Azzalini),
     # because PAC-ML's law depends on each number drawn.
     rng = np.random.RandomState(seed)
-    first, second = rng.normal(size=DRAWS), rng.normal(size=DRAWS)
+    first = rng.normal(size=DRAWS)
+    second = rng.normal(size=DRAWS)
     lean = skewness / math.sqrt(1 + skewness * skewness)
-    drawn = np.where(first >= 0, 1, -1) * (lean * first + math.sqrt(1 - lean * lean) * second)
+    drawn = np.where(first >= 0, 1, -1) * (
+        lean * first + math.sqrt(1 - lean * lean) * second
+    )
     drawn = (drawn - drawn.min()) / (drawn.max() - drawn.min()) * MOST
     counts, edges = np.histogram(np.maximum(drawn, LEAST), bins=BINS)
     return np.round(edges[1:], DECIMALS), counts / counts.sum()
@@ -291,7 +405,11 @@ def _histogram(skewness: float, seed: int) -> tuple[NDArray[np.float64], NDArray
 _kept_histogram = lru_cache(_histogram)
 
 
-def uniform(name: str, least: float = LEAST, most: float = MOST) -> Choice:
+def uniform(
+    name: str,
+    least: float = LEAST,
+    most: float = MOST,
+) -> Choice:
     """All hundredths from ``least`` to ``most``."""
     hundredths = range(round(least * 100), round(most * 100) + 1)
     return Choice(name, tuple(n / 100 for n in hundredths))
@@ -310,7 +428,11 @@ def law(name: str, instance: int | None = None) -> RequirementLaw:
     these with equal probability. ``instance``: see ``SkewNormal``.
     """
     if name in LAW_NAMES:
-        return SkewNormal(name, _SKEWNESS[name], instance) if name in _SKEWNESS else uniform(name)
+        return (
+            SkewNormal(name, _SKEWNESS[name], instance)
+            if name in _SKEWNESS
+            else uniform(name)
+        )
     kind, _, written = name.partition(":")
     try:
         match kind:
@@ -322,7 +444,9 @@ def law(name: str, instance: int | None = None) -> RequirementLaw:
                 if math.isfinite(skewness := float(written)):
                     return SkewNormal(name, skewness, instance)
             case "values":
-                return Choice(name, tuple(float(each) for each in written.split("/")))
+                return Choice(
+                    name, tuple(float(each) for each in written.split("/"))
+                )
     except ValueError:
         pass
     raise BadInput(

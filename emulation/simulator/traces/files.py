@@ -20,7 +20,11 @@ from patchlight.emulation.simulator.traces.batch_logs import (
     read_sacct,
     read_swf,
 )
-from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
+from patchlight.emulation.simulator.traces.model import (
+    Gathering,
+    Trace,
+    TraceJob,
+)
 from patchlight.emulation.simulator.traces.tables import read_log
 from patchlight.testbed.errors import BadInput, reason
 
@@ -45,7 +49,12 @@ class TraceLaw:
     correlation: float
     jobs_per_gpu_day: float
 
-    def draw(self, seed: int, count: int, gpus: int) -> list[TraceJob]:
+    def draw(
+        self,
+        seed: int,
+        count: int,
+        gpus: int,
+    ) -> list[TraceJob]:
         """So many jobs for a cluster of so many GPUs; the first comes at 0 s.
 
         Sizes that the cluster does not have are left out, and the others come as much more often
@@ -53,24 +62,44 @@ class TraceLaw:
         """
         sizes = np.array([size for size in self.sizes if size <= gpus])
         if not len(sizes):
-            raise BadInput(f"jobs like those of {self.name!r} need at least a GPU: there is none")
+            raise BadInput(
+                f"jobs like those of {self.name!r} need at least a GPU: there is none"
+            )
         rng = np.random.default_rng([seed, *self.name.encode()])
         odds = np.array([self.sizes[size] for size in sizes.tolist()])
         ends = np.cumsum(odds / odds.sum())
         size_like = rng.standard_normal(count)
         other = rng.standard_normal(count)
-        lasts_like = self.correlation * size_like + math.sqrt(1 - self.correlation**2) * other
+        lasts_like = (
+            self.correlation * size_like
+            + math.sqrt(1 - self.correlation**2) * other
+        )
         normal = NormalDist()
         size_at = np.array([normal.cdf(z) for z in size_like])
         lasts_at = np.array([100 * normal.cdf(z) for z in lasts_like])
-        workers = sizes[np.minimum(np.searchsorted(ends, size_at), len(sizes) - 1)]
+        workers = sizes[
+            np.minimum(np.searchsorted(ends, size_at), len(sizes) - 1)
+        ]
         seconds, percent = zip(*self.durations, strict=True)
         lasting = np.exp(np.interp(lasts_at, percent, np.log(seconds)))
         gap_s = _DAY_S / (self.jobs_per_gpu_day * gpus)
-        arrivals = np.concatenate(([0.0], np.cumsum(rng.exponential(gap_s, max(0, count - 1)))))
-        rows = zip(arrivals.tolist(), lasting.tolist(), workers.tolist(), strict=False)
+        arrivals = np.concatenate(
+            ([0.0], np.cumsum(rng.exponential(gap_s, max(0, count - 1))))
+        )
+        rows = zip(
+            arrivals.tolist(),
+            lasting.tolist(),
+            workers.tolist(),
+            strict=False,
+        )
         return [
-            TraceJob(f"{self.name}{number}", at_s, lasts_s, size, self.name)
+            TraceJob(
+                f"{self.name}{number}",
+                at_s,
+                lasts_s,
+                size,
+                self.name,
+            )
             for number, (at_s, lasts_s, size) in enumerate(rows)
         ][:count]
 
@@ -78,7 +107,16 @@ class TraceLaw:
 HELIOS = TraceLaw(
     "helios",
     "GPU jobs of SenseTime's Helios (Hu et al., SC 2021)",
-    {1: 72.5, 2: 3.5, 4: 5.1, 8: 13.1, 16: 3.4, 32: 1.6, 64: 0.5, 128: 0.3},
+    {
+        1: 72.5,
+        2: 3.5,
+        4: 5.1,
+        8: 13.1,
+        16: 3.4,
+        32: 1.6,
+        64: 0.5,
+        128: 0.3,
+    },
     (
         (1, 4.3),
         (3, 6.1),
@@ -119,7 +157,17 @@ as of 128."""
 PAI = TraceLaw(
     "pai",
     "tasks of Alibaba's PAI (Weng et al., NSDI 2022)",
-    {1: 80.5, 4: 5.9, 8: 2.2, 12: 3.8, 20: 3.6, 50: 2.9, 100: 0.9, 200: 0.17, 400: 0.09},
+    {
+        1: 80.5,
+        4: 5.9,
+        8: 2.2,
+        12: 3.8,
+        20: 3.6,
+        50: 2.9,
+        100: 0.9,
+        200: 0.17,
+        400: 0.09,
+    },
     (
         (8, 0.0),
         (10, 2.0),
@@ -202,10 +250,21 @@ def is_drawn(trace: str | Path) -> bool:
     return str(trace) in LAWS and not Path(trace).exists()
 
 
-def drawn_trace(name: str, seed: int, count: int, gpus: int) -> Trace:
+def drawn_trace(
+    name: str,
+    seed: int,
+    count: int,
+    gpus: int,
+) -> Trace:
     """So many jobs drawn by the law of a name, for a cluster of so many GPUs."""
     law = LAWS[name]
-    return Trace(f"{name} ({law.about}, drawn)", "drawn", law.draw(seed, count, gpus), 0, {})
+    return Trace(
+        f"{name} ({law.about}, drawn)",
+        "drawn",
+        law.draw(seed, count, gpus),
+        0,
+        {},
+    )
 
 
 def _recognised(text: str, into: Gathering) -> str:
@@ -219,12 +278,16 @@ def _recognised(text: str, into: Gathering) -> str:
         return "sacct"
     header = tables.header_of(text)
     if any(
-        tables.looks_like(header, columns) for columns in (tables.TASK_COLUMNS, tables.JOB_COLUMNS)
+        tables.looks_like(header, columns)
+        for columns in (tables.TASK_COLUMNS, tables.JOB_COLUMNS)
     ):
         return "pai-tables"
     if found := tables.layout_of(header):
         return found
-    known = "; ".join(f"{name}: {', '.join(each.needed)}" for name, each in tables.LAYOUTS.items())
+    known = "; ".join(
+        f"{name}: {', '.join(each.needed)}"
+        for name, each in tables.LAYOUTS.items()
+    )
     raise into.refuse(
         1,
         f"cannot tell the trace's format from its columns ({', '.join(header)[:200]}): expected "
@@ -233,26 +296,37 @@ def _recognised(text: str, into: Gathering) -> str:
     )
 
 
-def _read_pai_tables(path: Path, text: str, into: Gathering) -> None:
+def _read_pai_tables(
+    path: Path,
+    text: str,
+    into: Gathering,
+) -> None:
     """The tables lie beside each other; the one with the tasks is needed."""
     first = next(csv.reader(text.splitlines()[:1]), [])
     if tables.looks_like(first, tables.JOB_COLUMNS):
         tasks = _table(path.parent, tables.TASK_TABLE)
         if not tasks.is_file():
             raise into.refuse(
-                1, f"the job table says nothing of GPUs: expected {tables.TASK_TABLE} beside it"
+                1,
+                f"the job table says nothing of GPUs: expected {tables.TASK_TABLE} beside it",
             )
         into.file = str(tasks)
         tables.read_tables(_text(tasks), (str(path), text), into)
         return
     jobs = _table(path.parent, tables.JOB_TABLE)
-    tables.read_tables(text, (str(jobs), _text(jobs)) if jobs.is_file() else None, into)
+    tables.read_tables(
+        text, (str(jobs), _text(jobs)) if jobs.is_file() else None, into
+    )
 
 
 def _table(folder: Path, name: str) -> Path:
     """A table in a folder, or what gzip made of it where only that is there."""
     packed = folder / f"{name}.gz"
-    return packed if packed.is_file() and not (folder / name).is_file() else folder / name
+    return (
+        packed
+        if packed.is_file() and not (folder / name).is_file()
+        else folder / name
+    )
 
 
 def _text(path: Path) -> str:
@@ -268,10 +342,15 @@ def _text(path: Path) -> str:
                 hint="give a part of it",
             )
         if content[257:262] == b"ustar":
-            raise BadInput(f"{path} is a tar archive", hint="unpack it, and give a file of it")
+            raise BadInput(
+                f"{path} is a tar archive",
+                hint="unpack it, and give a file of it",
+            )
         # Headers of older logs are in Latin-1, and their lines of jobs have numbers only.
         first_line = content.lstrip().partition(b"\n")[0]
-        encoding = "latin-1" if is_swf(first_line.decode("latin-1")) else "utf-8-sig"
+        encoding = (
+            "latin-1" if is_swf(first_line.decode("latin-1")) else "utf-8-sig"
+        )
         return content.decode(encoding)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         why = getattr(error, "strerror", None) or reason(error)

@@ -43,7 +43,10 @@ class TraceFileError(FileError):
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Trace:
     """The jobs of a trace, by submission.
 
@@ -76,7 +79,9 @@ class Trace:
                 "because jobs have no names here"
             )
         if count := sum(self.left_out.values()):
-            reasons = ", ".join(f"{why}: {number:,}" for why, number in self.left_out.items())
+            reasons = ", ".join(
+                f"{why}: {number:,}" for why, number in self.left_out.items()
+            )
             said.append(f"{self.file}: jobs left out: {count:,} ({reasons})")
         return tuple(said)
 
@@ -93,7 +98,8 @@ class Gathering:
     """Gathers the jobs of one file and its mistakes while it is read."""
 
     def __init__(self, file: str, skip_bad: bool) -> None:
-        self.file, self.skip_bad = file, skip_bad
+        self.file = file
+        self.skip_bad = skip_bad
         self._jobs: list[TraceJob] = []
         self.repeated = 0
         self._names: set[str] = set()
@@ -111,15 +117,38 @@ class Gathering:
         """Whether the next mistake's place will be shown; finding it may be costly."""
         return len(self._mistakes) < SHOWN
 
-    def bad(self, line: int, column: int, wrong: Wrong, file: str | None = None) -> None:
+    def bad(
+        self,
+        line: int,
+        column: int,
+        wrong: Wrong,
+        file: str | None = None,
+    ) -> None:
         """A job that cannot be read, and why; ``file`` if it is not the trace's main one."""
         self._left_out[wrong.reason] += 1
         if self.wants_place():
-            self._mistakes.append(FileIssue(file or self.file, line, column, str(wrong)))
+            self._mistakes.append(
+                FileIssue(
+                    file or self.file,
+                    line,
+                    column,
+                    str(wrong),
+                )
+            )
 
     def refuse(self, line: int, message: str) -> TraceFileError:
         """The whole file is not what it should be: the error to raise."""
-        return TraceFileError([FileIssue(self.file, line, 1, message)], skippable=False)
+        return TraceFileError(
+            [
+                FileIssue(
+                    self.file,
+                    line,
+                    1,
+                    message,
+                )
+            ],
+            skippable=False,
+        )
 
     def finish(self, format: str) -> Trace:
         """The trace; ``TraceFileError`` for mistakes that were not to be skipped, or no job."""
@@ -127,25 +156,55 @@ class Gathering:
             found = list(self._mistakes)
             if more := sum(self._left_out.values()) - len(found):
                 last = found[-1]
-                reasons = ", ".join(f"{why}: {n:,}" for why, n in self._left_out.items())
-                said = f"and {more:,} more mistakes after it (in all {reasons})"
-                found.append(FileIssue(last.file, last.line, last.column, said))
+                reasons = ", ".join(
+                    f"{why}: {n:,}" for why, n in self._left_out.items()
+                )
+                said = (
+                    f"and {more:,} more mistakes after it (in all {reasons})"
+                )
+                found.append(
+                    FileIssue(
+                        last.file,
+                        last.line,
+                        last.column,
+                        said,
+                    )
+                )
             raise TraceFileError(found, skippable=bool(self._jobs))
         if not self._jobs:
             raise self.refuse(1, "no jobs: the trace is empty")
         times = [job.submitted_s for job in self._jobs]
-        latest, behind = -math.inf, 0
+        latest = -math.inf
+        behind = 0
         for time in times:
             behind += time < latest
             latest = max(latest, time)
         first = min(times)
-        jobs = [job._replace(submitted_s=job.submitted_s - first) for job in self._jobs]
+        jobs = [
+            job._replace(submitted_s=job.submitted_s - first)
+            for job in self._jobs
+        ]
         jobs.sort(key=lambda job: job.submitted_s)
-        return Trace(self.file, format, jobs, behind, dict(self._left_out), self.repeated)
+        return Trace(
+            self.file,
+            format,
+            jobs,
+            behind,
+            dict(self._left_out),
+            self.repeated,
+        )
 
 
-_EPOCH, _EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
-_NOTHING = frozenset({"", "none", "nan", "null", "na", "nat", "n/a", "unknown"})
+_EPOCH = datetime(1970, 1, 1)
+_EPOCH_UTC = datetime(
+    1970,
+    1,
+    1,
+    tzinfo=UTC,
+)
+_NOTHING = frozenset(
+    {"", "none", "nan", "null", "na", "nat", "n/a", "unknown"}
+)
 _GPUS_AT_MOST = 1_000_000
 
 
@@ -165,8 +224,12 @@ def moment(text: str, what: str) -> float:
     except ValueError:
         date = None
     if date is None:
-        return _seconds(text, what, "a date and time, like 2017-10-09 07:01:55, or seconds")
-    return (date - (_EPOCH if date.tzinfo is None else _EPOCH_UTC)).total_seconds()
+        return _seconds(
+            text, what, "a date and time, like 2017-10-09 07:01:55, or seconds"
+        )
+    return (
+        date - (_EPOCH if date.tzinfo is None else _EPOCH_UTC)
+    ).total_seconds()
 
 
 def duration(text: str, what: str) -> float:
@@ -177,13 +240,25 @@ def duration(text: str, what: str) -> float:
 def lasting(seconds: float, what: str) -> float:
     """A duration as it is, unless it is none or less."""
     if seconds <= 0:
-        raise Wrong(f"{what} is {seconds:g} s: expected more than 0", f"{what} not above 0 s")
+        raise Wrong(
+            f"{what} is {seconds:g} s: expected more than 0",
+            f"{what} not above 0 s",
+        )
     return seconds
 
 
 def share(text: str, what: str) -> float:
     """A number of GPUs or instances that may be a fraction, 0 or more; no value is 0."""
-    return 0.0 if is_nothing(text) else _seconds(text, what, "a number, 0 or more", least=0.0)
+    return (
+        0.0
+        if is_nothing(text)
+        else _seconds(
+            text,
+            what,
+            "a number, 0 or more",
+            least=0.0,
+        )
+    )
 
 
 def gpus(text: str, what: str) -> int:
@@ -193,7 +268,9 @@ def gpus(text: str, what: str) -> int:
     except ValueError:
         count = _seconds(text, what, "a whole number of GPUs, 1 or more")
     if count != int(count):
-        raise Wrong(f"{what} is {text!r}: expected a whole number", f"{what} not whole")
+        raise Wrong(
+            f"{what} is {text!r}: expected a whole number", f"{what} not whole"
+        )
     return some_gpus(int(count), what)
 
 
@@ -202,17 +279,29 @@ def some_gpus(count: int, what: str) -> int:
     if count == 0:
         raise Wrong(f"{what} is 0: a job without a GPU", "no GPU")
     if not 0 < count <= _GPUS_AT_MOST:
-        raise Wrong(f"{what} is {count}: expected 1 to {_GPUS_AT_MOST:,}", f"{what} out of range")
+        raise Wrong(
+            f"{what} is {count}: expected 1 to {_GPUS_AT_MOST:,}",
+            f"{what} out of range",
+        )
     return count
 
 
-def _seconds(text: str, what: str, expected: str, least: float = -math.inf) -> float:
+def _seconds(
+    text: str,
+    what: str,
+    expected: str,
+    least: float = -math.inf,
+) -> float:
     if is_nothing(text):
-        raise Wrong(f"{what} is missing: expected {expected}", f"{what} missing")
+        raise Wrong(
+            f"{what} is missing: expected {expected}", f"{what} missing"
+        )
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= least):
-        raise Wrong(f"{what} is {text!r}: expected {expected}", f"{what} unreadable")
+        raise Wrong(
+            f"{what} is {text!r}: expected {expected}", f"{what} unreadable"
+        )
     return value

@@ -24,7 +24,10 @@ from patchlight.emulation.simulator.traces.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Layout:
     """The columns of a format. Without a ``name`` jobs are numbered by their rows.
 
@@ -45,19 +48,52 @@ class Layout:
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns without which it is not this format."""
-        found = (self.name, self.submitted, self.duration, self.gpus, self.instances, self.began)
+        found = (
+            self.name,
+            self.submitted,
+            self.duration,
+            self.gpus,
+            self.instances,
+            self.began,
+        )
         return tuple(column for column in found if column)
 
 
 LAYOUTS = {
     # The form that the artifact of the Sia scheduler has.
-    "philly-csv": Layout("timestamp", "duration", "num_gpus", cluster="cluster"),
+    "philly-csv": Layout(
+        "timestamp",
+        "duration",
+        "num_gpus",
+        cluster="cluster",
+    ),
     # S-Lab-System-Group/HeliosData: cluster_log.csv.
-    "helios": Layout("submit_time", "duration", "gpu_num", "job_id", "vc", user="user"),
+    "helios": Layout(
+        "submit_time",
+        "duration",
+        "gpu_num",
+        "job_id",
+        "vc",
+        user="user",
+    ),
     # alibaba/clusterdata, cluster-trace-gpu-v2020: the job lists of its simulator.
-    "pai": Layout("submit_time", "duration", "num_gpu", "job_id", None, "num_inst", "user"),
+    "pai": Layout(
+        "submit_time",
+        "duration",
+        "num_gpu",
+        "job_id",
+        None,
+        "num_inst",
+        "user",
+    ),
     # cluster-trace-gpu-v2023: openb_pod_list_*.csv. A pod of part of a GPU has num_gpu 1.
-    "openb": Layout("creation_time", "deletion_time", "num_gpu", "name", began="scheduled_time"),
+    "openb": Layout(
+        "creation_time",
+        "deletion_time",
+        "num_gpu",
+        "name",
+        began="scheduled_time",
+    ),
     # cluster-trace-gpu-v2025: disaggregated_DLRM_trace.csv. Its instances of CPU nodes have no GPU.
     "dlrm": Layout(
         "creation_time",
@@ -69,7 +105,13 @@ LAYOUTS = {
     ),
     # cluster-trace-v2026-spot-gpu: job_info_df.csv.
     "spot-gpu": Layout(
-        "submit_time", "duration", "gpu_request", "job_name", None, "worker_num", "organization"
+        "submit_time",
+        "duration",
+        "gpu_request",
+        "job_name",
+        None,
+        "worker_num",
+        "organization",
     ),
 }
 
@@ -77,31 +119,48 @@ LAYOUTS = {
 def layout_of(header: Sequence[str]) -> str | None:
     """The format whose columns these are."""
     there = set(header)
-    return next((name for name, each in LAYOUTS.items() if there.issuperset(each.needed)), None)
+    return next(
+        (
+            name
+            for name, each in LAYOUTS.items()
+            if there.issuperset(each.needed)
+        ),
+        None,
+    )
 
 
 def header_of(text: str) -> list[str]:
     """The names in the first row of a CSV text."""
-    return [name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])]
+    return [
+        name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])
+    ]
 
 
-def read_table(text: str, layout: Layout, into: Gathering) -> None:
+def read_table(
+    text: str,
+    layout: Layout,
+    into: Gathering,
+) -> None:
     """Read a CSV text with the header of a layout; ``TraceFileError`` for a column twice."""
     lines = text.splitlines()
     header = header_of(text)
     for column in filter(None, (*layout.needed, layout.cluster, layout.user)):
         if header.count(column) > 1:
             raise into.refuse(
-                1, f"column {column!r} is there twice: the columns are {', '.join(header)}"
+                1,
+                f"column {column!r} is there twice: the columns are {', '.join(header)}",
             )
     place = {column: number for number, column in enumerate(header)}
     submitted, lasted, wanted = (
-        place[each] for each in (layout.submitted, layout.duration, layout.gpus)
+        place[each]
+        for each in (layout.submitted, layout.duration, layout.gpus)
     )
     name = place[layout.name] if layout.name else -1
-    cluster, user = place.get(layout.cluster or "", -1), place.get(layout.user or "", -1)
+    cluster = place.get(layout.cluster or "", -1)
+    user = place.get(layout.user or "", -1)
     instances = place[layout.instances] if layout.instances else -1
-    width, at = len(header), 0
+    width = len(header)
+    at = 0
     rows = csv.reader(lines)
     seen: set[tuple[str, ...]] = set()
     next(rows)
@@ -111,13 +170,18 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
         try:
             at = 0
             if len(row) != width:
-                raise Wrong(f"{len(row)} values, expected {width}", "wrong number of values")
+                raise Wrong(
+                    f"{len(row)} values, expected {width}",
+                    "wrong number of values",
+                )
             at = submitted
             when = moment(row[at], layout.submitted)
             at = lasted
             if layout.began:
-                ended, at = moment(row[at], layout.duration), place[layout.began]
-                since, what = moment(row[at], layout.began), f"{layout.duration} - {layout.began}"
+                ended = moment(row[at], layout.duration)
+                at = place[layout.began]
+                since = moment(row[at], layout.began)
+                what = f"{layout.duration} - {layout.began}"
                 long = lasting(ended - since, what)
             else:
                 long = duration(row[at], layout.duration)
@@ -125,20 +189,37 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
             if instances < 0:
                 count = gpus(row[at], layout.gpus)
             else:
-                shared = share(row[at], layout.gpus) * share(row[instances], layout.instances or "")
+                shared = share(row[at], layout.gpus) * share(
+                    row[instances], layout.instances or ""
+                )
                 what = f"{layout.gpus} × {layout.instances}"
                 count = some_gpus(math.ceil(shared), what)
             at = max(name, 0)
             called = row[name] if name >= 0 else f"row-{rows.line_num}"
             if not called:
                 raise Wrong(f"{layout.name} is missing", "no name")
-            where, whose = (row[each] if each >= 0 else "" for each in (cluster, user))
-            into.job(TraceJob(called, when, long, count, where, user=whose))
+            where, whose = (
+                row[each] if each >= 0 else "" for each in (cluster, user)
+            )
+            into.job(
+                TraceJob(
+                    called,
+                    when,
+                    long,
+                    count,
+                    where,
+                    user=whose,
+                )
+            )
             if name < 0:
                 into.repeated += tuple(row) in seen
                 seen.add(tuple(row))
         except Wrong as wrong:
-            into.bad(rows.line_num, _column(lines[rows.line_num - 1], row, at), wrong)
+            into.bad(
+                rows.line_num,
+                _column(lines[rows.line_num - 1], row, at),
+                wrong,
+            )
 
 
 def read_rows(
@@ -162,15 +243,35 @@ def read_rows(
         take(rows.line_num, dict(zip(columns, row, strict=True)))
 
 
-def _column(line: str, row: Sequence[str], at: int) -> int:
+def _column(
+    line: str,
+    row: Sequence[str],
+    at: int,
+) -> int:
     """Where a value begins in its line; 1 where quotes make that hard to say."""
     return 1 if '"' in line else 1 + sum(len(value) + 1 for value in row[:at])
 
 
-JOB_TABLE, TASK_TABLE = "pai_job_table.csv", "pai_task_table.csv"
-JOB_COLUMNS = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
+JOB_TABLE = "pai_job_table.csv"
+TASK_TABLE = "pai_task_table.csv"
+JOB_COLUMNS = (
+    "job_name",
+    "inst_id",
+    "user",
+    "status",
+    "start_time",
+    "end_time",
+)
 _PLANNED = ("plan_cpu", "plan_mem", "plan_gpu", "gpu_type")
-TASK_COLUMNS = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", *_PLANNED)
+TASK_COLUMNS = (
+    "job_name",
+    "task_name",
+    "inst_num",
+    "status",
+    "start_time",
+    "end_time",
+    *_PLANNED,
+)
 _STATES = ("Terminated", "Failed", "Running", "Waiting")
 
 
@@ -189,10 +290,16 @@ class _Job:
 
 def looks_like(row: Sequence[str], columns: Sequence[str]) -> bool:
     """Whether a table's first row is of this table: its header, or values without one."""
-    return tuple(row) == tuple(columns) or (len(row) == len(columns) and row[3] in _STATES)
+    return tuple(row) == tuple(columns) or (
+        len(row) == len(columns) and row[3] in _STATES
+    )
 
 
-def read_tables(tasks: str, jobs: tuple[str, str] | None, into: Gathering) -> None:
+def read_tables(
+    tasks: str,
+    jobs: tuple[str, str] | None,
+    into: Gathering,
+) -> None:
     """Read PAI's own tables: the text of the tasks', and (file, text) of the jobs' if there is one.
 
     The tables come without a header line. A task of a job has ``inst_num`` instances of
@@ -209,27 +316,56 @@ def read_tables(tasks: str, jobs: tuple[str, str] | None, into: Gathering) -> No
             lasting(ends - starts, "end_time - start_time")
             instances = share(row["inst_num"], "inst_num")
             job.hundredths += instances * share(row["plan_gpu"], "plan_gpu")
-            job.starts, job.ends = min(job.starts, starts), max(job.ends, ends)
+            job.starts = min(job.starts, starts)
+            job.ends = max(job.ends, ends)
         except Wrong as wrong:
             # The job is left out whole: what is left of it would be another job.
             job.spoilt = job.spoilt or (line, wrong, None)
 
-    read_rows(tasks, TASK_COLUMNS, task, lambda line, wrong: into.bad(line, 1, wrong))
+    read_rows(
+        tasks,
+        TASK_COLUMNS,
+        task,
+        lambda line, wrong: into.bad(line, 1, wrong),
+    )
     if jobs:
         _submissions(*jobs, found, into)
     for name, job in found.items():
         try:
             if job.spoilt:
                 raise job.spoilt[1]
-            count = some_gpus(math.ceil(job.hundredths / 100), "plan_gpu × inst_num of all tasks")
-            submitted = job.submitted if math.isfinite(job.submitted) else job.starts
-            into.job(TraceJob(name, submitted, job.ends - job.starts, count, user=job.user))
+            count = some_gpus(
+                math.ceil(job.hundredths / 100),
+                "plan_gpu × inst_num of all tasks",
+            )
+            submitted = (
+                job.submitted if math.isfinite(job.submitted) else job.starts
+            )
+            into.job(
+                TraceJob(
+                    name,
+                    submitted,
+                    job.ends - job.starts,
+                    count,
+                    user=job.user,
+                )
+            )
         except Wrong as wrong:
             line, _, file = job.spoilt or (job.line, wrong, None)
-            into.bad(line, 1, Wrong(f"job {name!r}: {wrong}", wrong.reason), file)
+            into.bad(
+                line,
+                1,
+                Wrong(f"job {name!r}: {wrong}", wrong.reason),
+                file,
+            )
 
 
-def _submissions(file: str, text: str, found: dict[str, _Job], into: Gathering) -> None:
+def _submissions(
+    file: str,
+    text: str,
+    found: dict[str, _Job],
+    into: Gathering,
+) -> None:
     """Say of each job that has tasks when it was submitted; one without asks for no GPU."""
 
     def row(line: int, row: dict[str, str]) -> None:
@@ -242,7 +378,17 @@ def _submissions(file: str, text: str, found: dict[str, _Job], into: Gathering) 
         except Wrong as wrong:
             job.spoilt = job.spoilt or (line, wrong, file)
 
-    read_rows(text, JOB_COLUMNS, row, lambda line, wrong: into.bad(line, 1, wrong, file))
+    read_rows(
+        text,
+        JOB_COLUMNS,
+        row,
+        lambda line, wrong: into.bad(
+            line,
+            1,
+            wrong,
+            file,
+        ),
+    )
 
 
 _BETWEEN = re.compile(r"\s*(,|\])\s*")
@@ -257,7 +403,10 @@ def read_log(text: str, into: Gathering) -> None:
     decoder = json.JSONDecoder()
     opened = re.compile(r"\s*\[\s*").match(text)
     if not opened:
-        raise into.refuse(1, 'expected a JSON list of jobs: [{"jobid": …, "attempts": […]}, …]')
+        raise into.refuse(
+            1,
+            'expected a JSON list of jobs: [{"jobid": …, "attempts": […]}, …]',
+        )
     # Item by item, because so the place of each job is known.
     at = opened.end()
     ended = text.startswith("]", at)
@@ -266,9 +415,13 @@ def read_log(text: str, into: Gathering) -> None:
         try:
             item, end = decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
-            raise into.refuse(error.lineno, f"not JSON: {error.msg}") from error
+            raise into.refuse(
+                error.lineno, f"not JSON: {error.msg}"
+            ) from error
         except RecursionError as error:
-            raise into.refuse(_place(text, at)[0], "a job nested too deeply") from error
+            raise into.refuse(
+                _place(text, at)[0], "a job nested too deeply"
+            ) from error
         try:
             into.job(_job(item))
         except Wrong as wrong:
@@ -276,10 +429,16 @@ def read_log(text: str, into: Gathering) -> None:
             into.bad(line, column, wrong)
         between = _BETWEEN.match(text, end)
         if not between:
-            raise into.refuse(_place(text, end)[0], "not JSON: expected ',' or ']' after a job")
-        ended, at = between[1] == "]", between.end()
+            raise into.refuse(
+                _place(text, end)[0],
+                "not JSON: expected ',' or ']' after a job",
+            )
+        ended = between[1] == "]"
+        at = between.end()
     if text[at:].strip():
-        raise into.refuse(_place(text, at)[0], "not JSON: something follows the list of jobs")
+        raise into.refuse(
+            _place(text, at)[0], "not JSON: something follows the list of jobs"
+        )
 
 
 def _job(item: Any) -> TraceJob:
@@ -291,14 +450,23 @@ def _job(item: Any) -> TraceJob:
         if not isinstance(attempts, list) or not attempts:
             raise Wrong("it has no attempts: it never ran", "no attempts")
         submitted = _moment(item, "submitted_time")
-        seconds, gpus = 0.0, 0
+        seconds = 0.0
+        gpus = 0
         for number, attempt in enumerate(attempts, 1):
             lasted, held = _attempt(attempt, number)
-            seconds, gpus = seconds + lasted, max(gpus, held)
+            seconds = seconds + lasted
+            gpus = max(gpus, held)
         lasting(seconds, "the time of all attempts")
         some_gpus(gpus, "the number of GPUs")
         cluster, user = (str(item.get(key) or "") for key in ("vc", "user"))
-        return TraceJob(name, submitted, seconds, gpus, cluster, user=user)
+        return TraceJob(
+            name,
+            submitted,
+            seconds,
+            gpus,
+            cluster,
+            user=user,
+        )
     except Wrong as wrong:
         raise Wrong(f"job {name!r}: {wrong}", wrong.reason) from wrong
 
@@ -308,10 +476,14 @@ def _attempt(attempt: Any, number: int) -> tuple[float, int]:
     if not isinstance(attempt, dict):
         raise Wrong(f"attempt {number} is no object", "attempt unreadable")
     start, end = (
-        _moment(attempt, key, f"attempt {number}: ") for key in ("start_time", "end_time")
+        _moment(attempt, key, f"attempt {number}: ")
+        for key in ("start_time", "end_time")
     )
     if end < start:
-        raise Wrong(f"attempt {number} ends before it starts", "attempt ends before it starts")
+        raise Wrong(
+            f"attempt {number} ends before it starts",
+            "attempt ends before it starts",
+        )
     try:
         held = sum(len(server["gpus"]) for server in attempt["detail"])
     except (KeyError, TypeError):
@@ -322,7 +494,11 @@ def _attempt(attempt: Any, number: int) -> tuple[float, int]:
     return end - start, held
 
 
-def _moment(item: dict[str, Any], key: str, where: str = "") -> float:
+def _moment(
+    item: dict[str, Any],
+    key: str,
+    where: str = "",
+) -> float:
     value = item.get(key)
     try:
         return moment("" if value is None else str(value), key)
@@ -331,4 +507,6 @@ def _moment(item: dict[str, Any], key: str, where: str = "") -> float:
 
 
 def _place(text: str, offset: int) -> tuple[int, int]:
-    return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+    return text.count("\n", 0, offset) + 1, offset - text.rfind(
+        "\n", 0, offset
+    )

@@ -16,7 +16,11 @@ import click
 from patchlight.console.connection import connect, controller_options
 from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, require_packages
-from patchlight.testbed.linux.sockets import PortTaken, is_beyond_this_machine, listen
+from patchlight.testbed.linux.sockets import (
+    PortTaken,
+    is_beyond_this_machine,
+    listen,
+)
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -40,10 +44,18 @@ USUAL_ADDRESS = "127.0.0.1:8480"
     help=f"Address of the page, on this machine only.  [default: {USUAL_ADDRESS}, or a free port "
     "if that is taken]",
 )
-@click.option("--while-stdin", is_flag=True, hidden=True, help="End at the end of its input.")
+@click.option(
+    "--while-stdin",
+    is_flag=True,
+    hidden=True,
+    help="End at the end of its input.",
+)
 @controller_options
 def dashboard(
-    listen_at: str | None, while_stdin: bool, lab_name: str | None, address: str | None
+    listen_at: str | None,
+    while_stdin: bool,
+    lab_name: str | None,
+    address: str | None,
 ) -> None:
     """Show the lab in a browser.
 
@@ -54,11 +66,20 @@ def dashboard(
     with _listening(listen_at) as listener:
         connecting = partial(connect, lab_name, address)
         with connecting() as client:
-            lab, for_all = client.identity().name, os.geteuid() == 0 and not client.is_logged_in
+            lab = client.identity().name
+            for_all = os.geteuid() == 0 and not client.is_logged_in
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         ready = f"dashboard of {lab}: {url}"
-        asyncio.run(_serve(listener, connecting, ready, for_all=for_all, while_stdin=while_stdin))
+        asyncio.run(
+            _serve(
+                listener,
+                connecting,
+                ready,
+                for_all=for_all,
+                while_stdin=while_stdin,
+            )
+        )
 
 
 def _listening(listen_at: str | None) -> socket.socket:
@@ -91,7 +112,8 @@ async def _serve(
     from patchlight.testbed.logs import log_to_stderr
 
     log_to_stderr(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
-    visitors, watch = Visitors(connecting, for_all=for_all), LabWatch(connecting)
+    visitors = Visitors(connecting, for_all=for_all)
+    watch = LabWatch(connecting)
     server = http_server(
         dashboard_app(watch, visitors),
         hosts=("localhost", "127.0.0.1", "::1"),
@@ -136,7 +158,12 @@ def dashboard_app(watch: "LabWatch", visitors: "Visitors") -> "ASGIApp":
         def opened(request: Request) -> None:
             kind(watch, request).open()
 
-    kinds = {"/": LabPage, "/jobs": JobsPage, "/circuits": CircuitsPage, "/history": HistoryPage}
+    kinds = {
+        "/": LabPage,
+        "/jobs": JobsPage,
+        "/circuits": CircuitsPage,
+        "/history": HistoryPage,
+    }
     for path, kind in kinds.items():
         add(path, kind)
     inner = FastAPI(openapi_url=None)
@@ -148,6 +175,9 @@ def dashboard_app(watch: "LabWatch", visitors: "Visitors") -> "ASGIApp":
         show_welcome_message=False,
         tailwind=False,
     )
-    ui.add_css(Path(__file__).with_name("style.css").read_text(encoding="utf-8"), shared=True)
+    ui.add_css(
+        Path(__file__).with_name("style.css").read_text(encoding="utf-8"),
+        shared=True,
+    )
     pages.on_shutdown(watch.close)
     return Authenticated(inner, visitors)

@@ -63,7 +63,8 @@ class Visitors:
     """
 
     def __init__(self, connect: Connect, *, for_all: bool) -> None:
-        self._connect, self._for_all = connect, for_all
+        self._connect = connect
+        self._for_all = for_all
         self._found: dict[int, Visitor] = {}
 
     def admit(self, uid: int | None) -> Visitor:
@@ -86,7 +87,8 @@ class Visitors:
         if time.monotonic() - visitor.asked_at > _ASK_AGAIN_S:
             try:
                 told = visitor.client.whoami()
-                visitor.user, visitor.role = str(told["user"]), Role.named(told["role"])
+                visitor.user = str(told["user"])
+                visitor.role = Role.named(told["role"])
                 visitor.asked_at = time.monotonic()
             except NoAnswer:
                 # The controller is unavailable: keep the visitor.
@@ -109,9 +111,15 @@ class Authenticated:
     """Admits visitors to ``app``, which gets each by ``visitor_of``."""
 
     def __init__(self, app: ASGIApp, visitors: Visitors) -> None:
-        self._app, self._visitors = app, visitors
+        self._app = app
+        self._visitors = visitors
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Answer a request, or pass it to the application."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
@@ -119,20 +127,28 @@ class Authenticated:
         try:
             headers = dict(scope["headers"])
             origin = headers.get(b"origin")
-            if origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b""):
+            if origin is not None and origin.partition(b"://")[
+                2
+            ] != headers.get(b"host", b""):
                 raise TurnedAway(
-                    "the request comes from another site", hint="open this page directly"
+                    "the request comes from another site",
+                    hint="open this page directly",
                 )
             seen: dict[str, Any] = scope.get("state", {}).get("connection", {})
             if "uid" not in seen:
-                seen["uid"] = await asyncio.to_thread(user_id_of, scope["client"], scope["server"])
-            visitor = await asyncio.to_thread(self._visitors.admit, seen["uid"])
+                seen["uid"] = await asyncio.to_thread(
+                    user_id_of, scope["client"], scope["server"]
+                )
+            visitor = await asyncio.to_thread(
+                self._visitors.admit, seen["uid"]
+            )
         except PatchlightError as error:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close"})
             else:
                 page = _REFUSAL.format(
-                    words=html.escape(error.message), hint=html.escape(error.hint or "")
+                    words=html.escape(error.message),
+                    hint=html.escape(error.hint or ""),
                 )
                 await HTMLResponse(page, 403)(scope, receive, send)
             return
@@ -140,7 +156,10 @@ class Authenticated:
 
         async def with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+                message = {
+                    **message,
+                    "headers": [*message.get("headers", ()), *_HEADERS],
+                }
             await send(message)
 
         await self._app(scope, receive, with_policy)

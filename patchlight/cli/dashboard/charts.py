@@ -17,10 +17,12 @@ Answer = Mapping[str, Any]
 Series = dict[str, list[Options]]
 """The series of each chart: the rates ``sent``, the times iterations ``took``, ``busy`` GPUs."""
 
-_GBPS, _PERCENT = 1e-9, 100.0
+_GBPS = 1e-9
+_PERCENT = 100.0
 
 _GREY = "#888888"
-_MS, _SAMPLE_S = 1000.0, 1.0
+_MS = 1000.0
+_SAMPLE_S = 1.0
 _BAND_LINES: Mapping[str, Options] = {
     "least": {"width": 1, "opacity": 0.4},
     "most": {"width": 1, "opacity": 0.4},
@@ -34,10 +36,18 @@ def empty() -> Options:
     return {
         "animation": False,
         "textStyle": {"color": _GREY},
-        "grid": {"left": 40, "right": 24, "top": 44, "bottom": 24},
+        "grid": {
+            "left": 40,
+            "right": 24,
+            "top": 44,
+            "bottom": 24,
+        },
         "tooltip": {"trigger": "item", "confine": True},
         "legend": {"type": "scroll", "top": 0, "textStyle": {"color": _GREY}},
-        "xAxis": {"type": "time", "axisLabel": {"hideOverlap": True, "color": _GREY}},
+        "xAxis": {
+            "type": "time",
+            "axisLabel": {"hideOverlap": True, "color": _GREY},
+        },
         "yAxis": {
             "type": "value",
             "min": 0,
@@ -48,21 +58,30 @@ def empty() -> Options:
     }
 
 
-def averaged(points: Sequence[tuple[float, float]], every_s: float = 5.0) -> Points:
+def averaged(
+    points: Sequence[tuple[float, float]], every_s: float = 5.0
+) -> Points:
     """Means over windows of ``every_s`` seconds, each at its middle (Unix time)."""
     windows: dict[int, list[float]] = {}
     for at, value in points:
         windows.setdefault(math.floor(at / every_s), []).append(value)
-    return [((number + 0.5) * every_s, fmean(values)) for number, values in windows.items()]
+    return [
+        ((number + 0.5) * every_s, fmean(values))
+        for number, values in windows.items()
+    ]
 
 
 def summed(
-    series: Iterable[Sequence[tuple[float, float]]], since: float = 0.0, until: float = math.inf
+    series: Iterable[Sequence[tuple[float, float]]],
+    since: float = 0.0,
+    until: float = math.inf,
 ) -> Points:
     """The sum of several series in a period, each the mean of what it has in each second."""
     sums: dict[float, float] = {}
     for points in series:
-        for at, mean in averaged([p for p in points if since <= p[0] <= until], every_s=1.0):
+        for at, mean in averaged(
+            [p for p in points if since <= p[0] <= until], every_s=1.0
+        ):
             sums[at] = sums.get(at, 0.0) + mean
     return sorted(sums.items())
 
@@ -77,20 +96,41 @@ def over_time(
     found: list[Options] = []
     for name, points in series.items():
         colour = colours.get(name, NO_JOB)
-        fine, bold = {"width": 1, "opacity": 0.4}, {"width": 3}
-        for z, shown, style in ((2, points, fine), (3, averaged(points), bold)):
-            found.append(_line(name, colour, style) | {"data": _scaled(shown, factor), "z": z})
+        fine = {"width": 1, "opacity": 0.4}
+        bold = {"width": 3}
+        for z, shown, style in (
+            (2, points, fine),
+            (3, averaged(points), bold),
+        ):
+            found.append(
+                _line(name, colour, style)
+                | {"data": _scaled(shown, factor), "z": z}
+            )
     if found:
         found[0]["markLine"] = marks
     return found
 
 
-def _line(name: str, colour: str, style: Options) -> Options:
-    line = {"type": "line", "name": name, "symbol": "none", "itemStyle": {"color": colour}}
+def _line(
+    name: str,
+    colour: str,
+    style: Options,
+) -> Options:
+    line = {
+        "type": "line",
+        "name": name,
+        "symbol": "none",
+        "itemStyle": {"color": colour},
+    }
     return {**line, "lineStyle": {"color": colour, **style}}
 
 
-def bands(past: Past, key: str, view: LabView, factor: float) -> list[Options]:
+def bands(
+    past: Past,
+    key: str,
+    view: LabView,
+    factor: float,
+) -> list[Options]:
     """For each job a bold line of means, with thin lines for the minimum and maximum.
 
     Predictions are dashed. Lines break where windows are missing.
@@ -106,10 +146,20 @@ def bands(past: Past, key: str, view: LabView, factor: float) -> list[Options]:
             points: list[list[float | None]] = []
             for window in measured:
                 middle = round((window["at"] + past.width_s / 2) * _MS)
-                if points and middle - (points[-1][0] or 0) > 1.5 * past.width_s * _MS:
+                if (
+                    points
+                    and middle - (points[-1][0] or 0)
+                    > 1.5 * past.width_s * _MS
+                ):
                     points.append([middle - 1, None])
-                value = window["predicted_s"] if part == "predicted" else window[key][part]
-                points.append([middle, None if value is None else value * factor])
+                value = (
+                    window["predicted_s"]
+                    if part == "predicted"
+                    else window[key][part]
+                )
+                points.append(
+                    [middle, None if value is None else value * factor]
+                )
             if known := sum(value is not None for _, value in points):
                 found.append(_line(job, colour, style) | {"data": points})
                 if known == 1:  # a line of one point would be invisible
@@ -129,21 +179,39 @@ def iteration_times(
     predicted = {job["id"]: job.get("predicted_iteration_s") for job in jobs}
     found: list[Options] = []
     for job, told in reports.items():
-        points = [(r["finished_at"], r["compute_s"] + r["communication_s"]) for r in told]
+        points = [
+            (r["finished_at"], r["compute_s"] + r["communication_s"])
+            for r in told
+        ]
         colour = {"color": colours.get(job, NO_JOB)}
-        dots: Options = {"type": "scatter", "name": job, "symbolSize": 5, "itemStyle": colour}
+        dots: Options = {
+            "type": "scatter",
+            "name": job,
+            "symbolSize": 5,
+            "itemStyle": colour,
+        }
         dots["data"] = _scaled(points, 1.0)
         line: Options = {"symbol": "none", "silent": True, "data": []}
         if predicted.get(job) is not None:
             style = {**colour, "type": "dashed"}
-            line["data"] = [{"yAxis": predicted[job], "label": {"show": False}, "lineStyle": style}]
+            line["data"] = [
+                {
+                    "yAxis": predicted[job],
+                    "label": {"show": False},
+                    "lineStyle": style,
+                }
+            ]
         if not found:
             line = {**marks, "data": [*line["data"], *marks["data"]]}
         found.append(dots | {"markLine": line})
     return found
 
 
-def timeline(view: LabView, since: float, now: float) -> Options:
+def timeline(
+    view: LabView,
+    since: float,
+    now: float,
+) -> Options:
     """The GPUs of each job, from ``since`` to ``now`` (Unix times), with marks for changes."""
     names = [host.name for host in view.lab.hosts]
     options = empty()
@@ -154,44 +222,83 @@ def timeline(view: LabView, since: float, now: float) -> Options:
     for job, began, ended in ran(view.jobs, since, now):
         data: list[Any] = []
         for host in job["hosts"]:
-            begin, end = max(began, since), min(ended, now)
+            begin = max(began, since)
+            end = min(ended, now)
             data += [[begin * _MS, host], [end * _MS, host], ["-", "-"]]
         colour = view.colours.get(job["id"], NO_JOB)
         style = {"width": 14, "cap": "butt"}
-        options["series"].append(_line(job["id"], colour, style) | {"data": data})
+        options["series"].append(
+            _line(job["id"], colour, style) | {"data": data}
+        )
     if options["series"]:
-        marks = options["series"][0]["markLine"] = marks_of(view.changes, since, now)
-        marks["label"]["position"] = "start"  # at the top: the axis is inverted
+        marks = options["series"][0]["markLine"] = marks_of(
+            view.changes, since, now
+        )
+        marks["label"]["position"] = (
+            "start"  # at the top: the axis is inverted
+        )
     return options
 
 
-def _scaled(points: Iterable[tuple[float, float]], factor: float) -> list[list[float]]:
+def _scaled(
+    points: Iterable[tuple[float, float]], factor: float
+) -> list[list[float]]:
     return [[round(at * _MS), value * factor] for at, value in points]
 
 
 def ran(
-    jobs: Iterable[Answer], since: float, until: float
+    jobs: Iterable[Answer],
+    since: float,
+    until: float,
 ) -> Iterator[tuple[Answer, float, float]]:
     """The jobs that ran in a period, each with when it began and ended (Unix times)."""
     for job in jobs:
-        began, ended = job["runs_since"] or job["started_at"], job["finished_at"] or math.inf
-        if began is not None and job["hosts"] and ended >= since and began <= until:
+        began = job["runs_since"] or job["started_at"]
+        ended = job["finished_at"] or math.inf
+        if (
+            began is not None
+            and job["hosts"]
+            and ended >= since
+            and began <= until
+        ):
             yield job, began, ended
 
 
-def marks_of(changes: Sequence[Answer], since: float, until: float) -> Options:
+def marks_of(
+    changes: Sequence[Answer],
+    since: float,
+    until: float,
+) -> Options:
     """A line for each change in a period; overlapping labels are merged."""
-    made = [c for c in changes if c["changes"] and since <= c["started_at"] <= until][-20:]
-    whole_s, lines, labelled_at = until - since, list[Options](), -math.inf
+    made = [
+        c
+        for c in changes
+        if c["changes"] and since <= c["started_at"] <= until
+    ][-20:]
+    whole_s = until - since
+    lines = list[Options]()
+    labelled_at = -math.inf
     for change in made:
-        at, label, number = change["started_at"], "", change["id"]
+        at = change["started_at"]
+        label = ""
+        number = change["id"]
         if at - labelled_at > whole_s / 4:
-            near = [c["id"] for c in made if at <= c["started_at"] <= at + whole_s / 4]
-            label, labelled_at = f"change {number}", at
+            near = [
+                c["id"]
+                for c in made
+                if at <= c["started_at"] <= at + whole_s / 4
+            ]
+            label = f"change {number}"
+            labelled_at = at
             label = f"changes {number}–{near[-1]}" if near[1:] else label
         # Near the right edge a centred label would be cut.
         align = "right" if at > until - whole_s / 8 else "center"
-        lines.append({"xAxis": round(at * _MS), "label": {"formatter": label, "align": align}})
+        lines.append(
+            {
+                "xAxis": round(at * _MS),
+                "label": {"formatter": label, "align": align},
+            }
+        )
     return {
         "symbol": "none",
         "lineStyle": {"color": _GREY, "type": "solid", "width": 1},
@@ -200,14 +307,32 @@ def marks_of(changes: Sequence[Answer], since: float, until: float) -> Options:
     }
 
 
-def sent(watch: LabWatch, since: float, now: float) -> list[Options]:
+def sent(
+    watch: LabWatch,
+    since: float,
+    now: float,
+) -> list[Options]:
     """The rate sent by each job, from single samples since a Unix time."""
     view = watch.view
-    rates = _while_they_ran(view, since, now, lambda host: watch.rates.get(host.name, ()))
-    return over_time(rates, view.colours, marks_of(view.changes, since, now), _GBPS)
+    rates = _while_they_ran(
+        view,
+        since,
+        now,
+        lambda host: watch.rates.get(host.name, ()),
+    )
+    return over_time(
+        rates,
+        view.colours,
+        marks_of(view.changes, since, now),
+        _GBPS,
+    )
 
 
-def live(watch: LabWatch, since: float, now: float) -> Series:
+def live(
+    watch: LabWatch,
+    since: float,
+    now: float,
+) -> Series:
     """The series of the jobs that ran since a Unix time, from single samples."""
     view = watch.view
 
@@ -216,38 +341,83 @@ def live(watch: LabWatch, since: float, now: float) -> Series:
         return watch.gpus.get(name, ())
 
     jobs = [job for job, _, _ in ran(view.jobs, since, now)]
-    busy = _while_they_ran(view, since, now, gpu)
+    busy = _while_they_ran(
+        view,
+        since,
+        now,
+        gpu,
+    )
     for job in jobs:
-        busy[job["id"]] = [(at, share / len(job["hosts"])) for at, share in busy[job["id"]]]
+        busy[job["id"]] = [
+            (at, share / len(job["hosts"])) for at, share in busy[job["id"]]
+        ]
     told = {
-        job["id"]: [r for r in watch.iterations.get(job["id"], ()) if r["finished_at"] >= since]
+        job["id"]: [
+            r
+            for r in watch.iterations.get(job["id"], ())
+            if r["finished_at"] >= since
+        ]
         for job in jobs
     }
     marks = marks_of(view.changes, since, now)
     return {
         "sent": sent(watch, since, now),
-        "took": iteration_times(told, jobs, view.colours, marks),
-        "busy": over_time(busy, view.colours, marks, _PERCENT),
+        "took": iteration_times(
+            told,
+            jobs,
+            view.colours,
+            marks,
+        ),
+        "busy": over_time(
+            busy,
+            view.colours,
+            marks,
+            _PERCENT,
+        ),
     }
 
 
 def _while_they_ran(
-    view: LabView, since: float, now: float, samples: Callable[[Host], Samples]
+    view: LabView,
+    since: float,
+    now: float,
+    samples: Callable[[Host], Samples],
 ) -> dict[str, Points]:
     """The sum of the samples of each job's hosts while it ran."""
     found = {}
     for job, began, ended in ran(view.jobs, since, now):
-        hosts = [view.lab.host_names[h] for h in job["hosts"] if h in view.lab.host_names]
+        hosts = [
+            view.lab.host_names[h]
+            for h in job["hosts"]
+            if h in view.lab.host_names
+        ]
         # The first sample covers the second before it, of another job perhaps.
         begin = max(since, began + _SAMPLE_S)
-        found[job["id"]] = summed([list(samples(host)) for host in hosts], begin, ended)
+        found[job["id"]] = summed(
+            [list(samples(host)) for host in hosts], begin, ended
+        )
     return found
 
 
 def of_past(past: Past, view: LabView) -> Series:
     """The series of the jobs of a period, from windows."""
     return {
-        "sent": bands(past, "sent_bps", view, _GBPS),
-        "took": bands(past, "iteration_s", view, 1.0),
-        "busy": bands(past, "busy", view, _PERCENT),
+        "sent": bands(
+            past,
+            "sent_bps",
+            view,
+            _GBPS,
+        ),
+        "took": bands(
+            past,
+            "iteration_s",
+            view,
+            1.0,
+        ),
+        "busy": bands(
+            past,
+            "busy",
+            view,
+            _PERCENT,
+        ),
     }

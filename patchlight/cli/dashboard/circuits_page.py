@@ -10,8 +10,21 @@ from nicegui import run, ui
 
 from patchlight.cli.dashboard import matrix
 from patchlight.cli.dashboard.lab_view import LabView
-from patchlight.cli.dashboard.page import Dragging, Layer, Page, columns, confirmed, table, titled
-from patchlight.cli.dashboard.texts import change_row, changes_words, circuit_row, stage_rows
+from patchlight.cli.dashboard.page import (
+    Dragging,
+    Layer,
+    Page,
+    columns,
+    confirmed,
+    table,
+    titled,
+)
+from patchlight.cli.dashboard.texts import (
+    change_row,
+    changes_words,
+    circuit_row,
+    stage_rows,
+)
 from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint, OpticalSwitch
@@ -48,14 +61,22 @@ class CircuitsPage(Page):
         with ui.element("div").classes("pl-aside pl-even"):
             with ui.card().classes("p-3 gap-1"):
                 with ui.row(wrap=False).classes("items-center gap-4 w-full"):
-                    self._ocs = ui.select([], label="switch", on_change=self._pick).classes("w-24")
+                    self._ocs = ui.select(
+                        [],
+                        label="switch",
+                        on_change=self._pick,
+                    ).classes("w-24")
                     self._ocs.props("dense options-dense")
                     self._picked = ui.input(
                         "show only, like server1 1-40", on_change=self._pick
                     ).classes("grow")
                     self._picked.props("dense clearable debounce=300")
-                with Dragging(self._form.dropped).classes("w-full") as self._dragging:
-                    self._matrix = Layer().classes("pl-matrix").props("role=img")
+                with Dragging(self._form.dropped).classes(
+                    "w-full"
+                ) as self._dragging:
+                    self._matrix = (
+                        Layer().classes("pl-matrix").props("role=img")
+                    )
                 self._hint = ui.label().classes("text-xs opacity-80")
             with ui.column().classes("min-w-0 gap-4"):
                 with ui.card().classes("w-full p-3 gap-2"):
@@ -74,7 +95,9 @@ class CircuitsPage(Page):
             first = wanted if wanted in names else next(iter(names), None)
             self._ocs.set_options(names, value=self._ocs.value or first)
         stopped = self.watch.stopped
-        self._stop.text = f"stopped by {stopped['by']}: {stopped['why']}" if stopped else ""
+        self._stop.text = (
+            f"stopped by {stopped['by']}: {stopped['why']}" if stopped else ""
+        )
         self._stop.set_visibility(bool(stopped))
         if self._ocs.value in names:
             self._form.begin(self._ocs.value)
@@ -93,12 +116,22 @@ class CircuitsPage(Page):
         if drawn == self._drawn:
             return
         all_again = self._laid_out != (ocs, shown)
-        self._drawn, self._laid_out = drawn, (ocs, shown)
+        self._drawn = drawn
+        self._laid_out = (ocs, shown)
         width, height = matrix.matrix_size(shown)
         self._dragging.style(f"max-width: {1.1 * width:.0f}px")
-        self._matrix.props["aria-label"] = f"{ocs}: {len(circuits)} circuits, listed below"
-        shapes = matrix.draw_matrix(view, ocs, shown, self._form.planned)
-        self._matrix.show(f"0 0 {width:.0f} {height:.0f}", shapes, all_again=all_again)
+        self._matrix.props["aria-label"] = (
+            f"{ocs}: {len(circuits)} circuits, listed below"
+        )
+        shapes = matrix.draw_matrix(
+            view,
+            ocs,
+            shown,
+            self._form.planned,
+        )
+        self._matrix.show(
+            f"0 0 {width:.0f} {height:.0f}", shapes, all_again=all_again
+        )
         self._hint.text = (
             "Rows are inputs, columns outputs; a circuit has its job's colour. Drag a row or its "
             "circuit to a column to plan it there; drag a circuit out of the matrix to free it."
@@ -107,7 +140,9 @@ class CircuitsPage(Page):
             "to see their names and drag them."
         )
         selective = isinstance(view.lab.optical_switch(ocs), WavelengthSwitch)
-        headings = {k: v for k, v in _COLUMNS.items() if selective or k != "channel"}
+        headings = {
+            k: v for k, v in _COLUMNS.items() if selective or k != "channel"
+        }
         if len(self._table.columns) != len(headings):
             self._table.columns = columns(headings)
         self._table.rows = [circuit_row(c, view.job_names) for c in circuits]
@@ -120,9 +155,12 @@ class ChangeForm:
     """
 
     def __init__(
-        self, page: Page, carry_out: Callable[[Callable[[], Any]], Awaitable[None]]
+        self,
+        page: Page,
+        carry_out: Callable[[Callable[[], Any]], Awaitable[None]],
     ) -> None:
-        self._page, self._carry_out = page, carry_out
+        self._page = page
+        self._carry_out = carry_out
         self._ocs = ""
         self._asked: dict[str, Any] = {}
         self.planned: Mapping[str, Any] | None = None
@@ -145,7 +183,9 @@ class ChangeForm:
             ui.button("Plan", on_click=self._plan)
         for field in (self._makes, self._frees, self._why):
             field.props("dense").on("keydown.enter", self._plan)
-        self._shown = ui.column().classes("w-full gap-1").props("aria-live=polite")
+        self._shown = (
+            ui.column().classes("w-full gap-1").props("aria-live=polite")
+        )
 
     def begin(self, ocs: str) -> None:
         """Change the switch that is planned for."""
@@ -156,7 +196,9 @@ class ChangeForm:
         selective = isinstance(self._switch, WavelengthSwitch)
         makes = "1-3@193.100 2>4@193.150-2dB" if selective else "1-7 2>8"
         self._makes.props["label"] = f"make, like {makes}"
-        self._frees.props["label"] = "free, like 3@193.100 4" if selective else "free, like 3 15"
+        self._frees.props["label"] = (
+            "free, like 3@193.100 4" if selective else "free, like 3 15"
+        )
         self._forget()
 
     @property
@@ -164,37 +206,59 @@ class ChangeForm:
         return self._page.watch.lab.optical_switch(self._ocs)
 
     def _forget(self) -> None:
-        self._asked, self.planned = {}, None
+        self._asked = {}
+        self.planned = None
         self._shown.clear()
 
-    async def dropped(self, inp: str, at: str, out: str) -> None:
+    async def dropped(
+        self,
+        inp: str,
+        at: str,
+        out: str,
+    ) -> None:
         """Fill in a drag from an input to an output; without one it frees the input."""
         view = self._page.watch.view
         try:
             makes, frees = dragged(
-                view, self._switch, int(inp), int(at) if at else None, int(out) if out else None
+                view,
+                self._switch,
+                int(inp),
+                int(at) if at else None,
+                int(out) if out else None,
             )
             if makes:
-                self._makes.value = joined(self._switch, _words(self._makes.value), makes)
+                self._makes.value = joined(
+                    self._switch, _words(self._makes.value), makes
+                )
         except BadInput as error:
             ui.notify(error.message, type="warning")
             return
-        self._frees.value = " ".join(dict.fromkeys([*_words(self._frees.value), *frees]))
+        self._frees.value = " ".join(
+            dict.fromkeys([*_words(self._frees.value), *frees])
+        )
         await self._plan()
 
     async def _plan(self) -> None:
         self._forget()
-        ocs, makes, frees = self._ocs, _words(self._makes.value), _words(self._frees.value)
+        ocs = self._ocs
+        makes = _words(self._makes.value)
+        frees = _words(self._frees.value)
         if not ocs:
             return
         try:
             if not (makes or frees):
-                raise BadInput("nothing to plan: enter circuits to make, or ports to free")
+                raise BadInput(
+                    "nothing to plan: enter circuits to make, or ports to free"
+                )
             asked: dict[str, Any] = {
                 "maps": {ocs: makes} if makes else {},
-                "disconnect": {ocs: [_place(self._switch, word) for word in frees]},
+                "disconnect": {
+                    ocs: [_place(self._switch, word) for word in frees]
+                },
             }
-            ask = partial(self._page.visitor.client.preview_reconfiguration, **asked)
+            ask = partial(
+                self._page.visitor.client.preview_reconfiguration, **asked
+            )
             plan = await run.io_bound(ask)
         except PatchlightError as error:
             with self._shown:
@@ -203,27 +267,47 @@ class ChangeForm:
             return
         if plan is None:  # the page is being closed
             return
-        self._asked = {**asked, "planned_from": plan["planned_from"], "why": self._why.value}
+        self._asked = {
+            **asked,
+            "planned_from": plan["planned_from"],
+            "why": self._why.value,
+        }
         self.planned = plan["changes"].get(ocs)
         with self._shown:
             for line, is_bad in plan_lines(plan):
-                ui.label(line).classes("text-sm" + (" text-negative" if is_bad else ""))
+                ui.label(line).classes(
+                    "text-sm" + (" text-negative" if is_bad else "")
+                )
             if plan["changes"] and not plan["objections"]:
-                apply = ui.button("Apply …", on_click=partial(self._confirm, plan))
-                apply.props("color=negative").set_enabled(self._page.may_change())
+                apply = ui.button(
+                    "Apply …", on_click=partial(self._confirm, plan)
+                )
+                apply.props("color=negative").set_enabled(
+                    self._page.may_change()
+                )
 
     async def _confirm(self, plan: Mapping[str, Any]) -> None:
         words = changes_words(plan["changes"])
-        jobs = f" The traffic of {', '.join(plan['jobs'])} pauses." if plan["jobs"] else ""
+        jobs = (
+            f" The traffic of {', '.join(plan['jobs'])} pauses."
+            if plan["jobs"]
+            else ""
+        )
         asked = self._asked
         if await confirmed(f"Change circuits: {words}?{jobs}", "Change"):
             self._forget()
             self._makes.value = self._frees.value = ""
-            await self._carry_out(partial(self._page.visitor.client.reconfigure, **asked))
+            await self._carry_out(
+                partial(self._page.visitor.client.reconfigure, **asked)
+            )
 
 
 def dragged(
-    view: LabView, switch: OpticalSwitch, inp: int, at: int | None, out: int | None
+    view: LabView,
+    switch: OpticalSwitch,
+    inp: int,
+    at: int | None,
+    out: int | None,
 ) -> tuple[list[str], list[str]]:
     """The circuits to make and the ports to free if input ``inp`` is dragged to an output.
 
@@ -232,25 +316,46 @@ def dragged(
     at the input.
     """
     there = {c.ports: c for c in view.circuits if c.ocs == switch.name}
-    moved = [c for c in there.values() if c.ports.inp == inp and at in (None, c.ports.out)]
+    moved = [
+        c
+        for c in there.values()
+        if c.ports.inp == inp and at in (None, c.ports.out)
+    ]
     if out is None:
-        return [], [f"{inp}@{c.channel}" if c.channel else str(inp) for c in moved]
+        return [], [
+            f"{inp}@{c.channel}" if c.channel else str(inp) for c in moved
+        ]
     if inp == out:
-        raise BadInput(f"port {inp} cannot be connected to itself by dragging: write {inp}>{inp}")
+        raise BadInput(
+            f"port {inp} cannot be connected to itself by dragging: write {inp}>{inp}"
+        )
     if not isinstance(switch, WavelengthSwitch):
-        one_way = moved and all(circuit.ports.reverse not in there for circuit in moved)
+        one_way = moved and all(
+            circuit.ports.reverse not in there for circuit in moved
+        )
         return [f"{inp}{'>' if one_way else '-'}{out}"], []
     if at is not None:
         way = {c: "-" if c.ports.reverse in there else ">" for c in moved}
-        return [f"{inp}{way[c]}{out}@{str(c.ports).partition('@')[2]}" for c in moved], []
+        return [
+            f"{inp}{way[c]}{out}@{str(c.ports).partition('@')[2]}"
+            for c in moved
+        ], []
     signals = view.signals_at(Endpoint(switch.name, str(inp)))
-    channels = sorted({str(signal.channel) for signal in signals if signal.channel})
+    channels = sorted(
+        {str(signal.channel) for signal in signals if signal.channel}
+    )
     if not channels:
-        raise BadInput(f"no channel arrives at {inp}: write one, like {inp}-{out}@193.100")
+        raise BadInput(
+            f"no channel arrives at {inp}: write one, like {inp}-{out}@193.100"
+        )
     return [f"{inp}-{out}@{channel}" for channel in channels], []
 
 
-def joined(switch: OpticalSwitch, words: list[str], makes: list[str]) -> str:
+def joined(
+    switch: OpticalSwitch,
+    words: list[str],
+    makes: list[str],
+) -> str:
     """The circuits in ``words`` and ``makes``, without those that ``makes`` excludes."""
     fresh = parse_map(switch, makes)
 
@@ -268,14 +373,27 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, bool]]:
     if not plan["changes"]:
         return [("nothing to change: the circuits are already there", False)]
     lines = [(changes_words(plan["changes"]), False)]
-    for key, words in (("links_down", "links that go down"), ("links_up", "links that come up")):
+    for key, words in (
+        ("links_down", "links that go down"),
+        ("links_up", "links that come up"),
+    ):
         if plan[key]:
             lines.append((f"{words}: {', '.join(plan[key])}", False))
     jobs = ", ".join(plan["jobs"])
-    lines.append((f"jobs that use these circuits: {jobs or 'none'}", bool(jobs)))
+    lines.append(
+        (f"jobs that use these circuits: {jobs or 'none'}", bool(jobs))
+    )
     for ocs, theirs in plan["strangers"].items():
-        lines.append((f"would break, though not committed, on {ocs}: {' '.join(theirs)}", True))
-    lines += [(f"not possible: {harmless(words)}", True) for words in plan["objections"]]
+        lines.append(
+            (
+                f"would break, though not committed, on {ocs}: {' '.join(theirs)}",
+                True,
+            )
+        )
+    lines += [
+        (f"not possible: {harmless(words)}", True)
+        for words in plan["objections"]
+    ]
     return lines
 
 
@@ -300,12 +418,18 @@ class ChangePanel:
 
     def build(self) -> None:
         """Its title, its stages, and buttons."""
-        self._title = ui.label().classes("font-bold").props("role=heading aria-live=polite")
+        self._title = (
+            ui.label()
+            .classes("font-bold")
+            .props("role=heading aria-live=polite")
+        )
         self._about = ui.label().classes("text-sm")
         stages = ui.element("ol").classes("flex list-none gap-3 text-sm")
         self._stages = stages.props('aria-label="Stages of the change"')
         with ui.row().classes("gap-2"):
-            self._cancel = ui.button(on_click=self._cancel_it).props("color=negative outline")
+            self._cancel = ui.button(on_click=self._cancel_it).props(
+                "color=negative outline"
+            )
             self._undo = ui.button(on_click=self._undo_it).props("outline")
         for button in (self._cancel, self._undo):
             button.set_visibility(False)
@@ -323,10 +447,13 @@ class ChangePanel:
         if change is None:
             self._title.text = "No circuits have been changed yet"
             return
-        row, progress = change_row(change, view), change.get("progress")
+        row = change_row(change, view)
+        progress = change.get("progress")
         self._title.text = f"Change {row['id']}: {row['result']}"
         by = f"by {row['by']}" if row["by"] else ""
-        self._about.text = "; ".join(filter(None, (by, row["why"], row["changes"])))
+        self._about.text = "; ".join(
+            filter(None, (by, row["why"], row["changes"]))
+        )
         stages = stage_rows(change, time.time())
         if stages != self._stages_shown:
             self._stages_shown = stages
@@ -339,23 +466,33 @@ class ChangePanel:
                         item.props("aria-current=step")
         may = self._page.may_change()
         self._cancel.text = f"Cancel change {row['id']} …"
-        self._cancel.set_visibility(bool(may and progress and progress["may_cancel"]))
+        self._cancel.set_visibility(
+            bool(may and progress and progress["may_cancel"])
+        )
         self._undo.text = f"Roll back change {row['id']} …"
         self._undo.set_visibility(may and row["can_undo"])
 
     async def carry_out(self, change: Callable[..., Any]) -> None:
         """Start a change, and show its progress."""
-        begun = await self._page.ask(partial(change, detach=True), "changing circuits")
+        begun = await self._page.ask(
+            partial(change, detach=True), "changing circuits"
+        )
         if begun is not None:
             self._number = begun["id"]
 
     async def _cancel_it(self) -> None:
         number = self._number
-        if await confirmed(f"Stop change {number} and undo what it did?", "Stop and undo"):
+        if await confirmed(
+            f"Stop change {number} and undo what it did?", "Stop and undo"
+        ):
             cancel = partial(self._page.visitor.client.cancel_change, number)
             await self._page.ask(cancel, f"cancelling change {number}")
 
     async def _undo_it(self) -> None:
         number = self._number
-        if await confirmed(f"Undo change {number}? Other changes stay.", "Roll back"):
-            await self.carry_out(partial(self._page.visitor.client.roll_back, number))
+        if await confirmed(
+            f"Undo change {number}? Other changes stay.", "Roll back"
+        ):
+            await self.carry_out(
+                partial(self._page.visitor.client.roll_back, number)
+            )

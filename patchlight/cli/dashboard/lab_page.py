@@ -7,7 +7,14 @@ from nicegui import events, ui
 from patchlight.cli.dashboard import charts, picture, texts
 from patchlight.cli.dashboard.lab_view import JOB_COLOURS, NO_JOB
 from patchlight.cli.dashboard.lab_watch import LabWatch
-from patchlight.cli.dashboard.page import Layer, Page, columns, draw, time_chart, titled
+from patchlight.cli.dashboard.page import (
+    Layer,
+    Page,
+    columns,
+    draw,
+    time_chart,
+    titled,
+)
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.lab.model import Lab
 
@@ -16,7 +23,8 @@ _DEVICE = "(e) => { const found = e.target.closest('[data-device]'); "
 _DEVICE += "if (found) { e.preventDefault(); emit(found.dataset.device); } }"
 _RECENT_S = 10.0
 _MOST_WAITING = 10
-_CHART_S, _CHART_EVERY_S = 300.0, 5.0
+_CHART_S = 300.0
+_CHART_EVERY_S = 5.0
 _JOB = """<q-tr :props="props"><q-td class="pl-block" style="border: 0; padding: 4px 0">
 <span aria-hidden="true" class="pl-swatch" :style="{background: props.row.colour}"></span>
 <b>{{ props.row.name }}</b> <span class="text-xs opacity-70">{{ props.row.id }}</span>
@@ -44,28 +52,45 @@ class LabPage(Page):
         self._lines: dict[int, list[str]] = {}
         self._sent: ui.echart | None = None
         self._charted_at = 0.0
-        with ui.element("section").classes("pl-status text-sm") as self._status:
-            self._headline = ui.label().classes("text-lg font-bold").mark("health")
+        with ui.element("section").classes(
+            "pl-status text-sm"
+        ) as self._status:
+            self._headline = (
+                ui.label().classes("text-lg font-bold").mark("health")
+            )
             self._problems = ui.column().classes("gap-0 w-full")
-            self._summary, self._latest = ui.label(), ui.label()
+            self._summary = ui.label()
+            self._latest = ui.label()
         with ui.element("div").classes("pl-aside"):
             with ui.column().classes("min-w-0 gap-4"):
                 scrolled = ui.element("div").classes("pl-scroll")
-                with scrolled, ui.element("div").classes("pl-picture") as frame:
+                with (
+                    scrolled,
+                    ui.element("div").classes("pl-picture") as frame,
+                ):
                     self._still = Layer()
                     self._light = Layer().classes("pl-over").mark("light")
                     self._meters = Layer().classes("pl-over")
                 self._frame = frame
                 frame.on("click", self._open_device, js_handler=_DEVICE)
-                frame.on("keydown.enter", self._open_device, js_handler=_DEVICE)
+                frame.on(
+                    "keydown.enter", self._open_device, js_handler=_DEVICE
+                )
                 self._charted = ui.column().classes("w-full")
             with ui.element("div").classes("pl-halves"):
                 with ui.card().classes("p-3 gap-1"):
                     titled("Jobs")
-                    self._jobs = ui.table(rows=[], columns=columns({"name": "job"}))
-                    self._jobs.props("dense flat wrap-cells hide-pagination hide-header")
+                    self._jobs = ui.table(
+                        rows=[],
+                        columns=columns({"name": "job"}),
+                    )
+                    self._jobs.props(
+                        "dense flat wrap-cells hide-pagination hide-header"
+                    )
                     self._jobs.classes("w-full").add_slot("body", _JOB)
-                    self._jobs.add_slot("no-data", "No job is running or waiting.")
+                    self._jobs.add_slot(
+                        "no-data", "No job is running or waiting."
+                    )
                 with ui.card().classes("p-3 gap-1"):
                     titled("Last change of circuits")
                     self._change = ui.column().classes("gap-1 w-full")
@@ -76,46 +101,78 @@ class LabPage(Page):
 
     def refresh(self) -> None:
         """Send those layers and lines that differ."""
-        view, watch, now = self.watch.view, self.watch, time.time()
+        view = self.watch.view
+        watch = self.watch
+        now = time.time()
         if self._lab_drawn is not view.lab:
             self._lab_drawn = view.lab
             self._picture = picture.Picture(view.lab, DrawingLayout(view.lab))
             self._frame.style(self._picture.least_widths)
             detailed = self._picture.detailed
-            self._frame.classes(replace=f"pl-picture {'pl-detailed' if detailed else ''}")
+            self._frame.classes(
+                replace=f"pl-picture {'pl-detailed' if detailed else ''}"
+            )
             self._charted.clear()
-            with self._charted:  # a large lab would take too much memory in the browser
+            with (
+                self._charted
+            ):  # a large lab would take too much memory in the browser
                 title = "Sent by each job in the last 5 minutes, Gb/s"
                 self._sent = time_chart(title, "h-44") if detailed else None
             self._still.show(self._picture.size, self._picture.still())
         measured = measured_hosts(watch, now)
         self._light.show(self._picture.size, self._picture.light(view))
-        self._meters.show(self._picture.size, self._picture.meters(view, measured))
+        self._meters.show(
+            self._picture.size, self._picture.meters(view, measured)
+        )
         rows = []
         for job in [*view.at_work, *view.waiting[:_MOST_WAITING]]:
-            told = [measured[name].sends_bps for name in job["hosts"] if name in measured]
-            sends = sum(bps for bps in told if bps is not None) if told else None
-            latest_s = texts.measured_iteration_s(watch.iterations.get(job["id"], ()))
-            row = texts.job_row(job, view, latest_s, sends)
+            told = [
+                measured[name].sends_bps
+                for name in job["hosts"]
+                if name in measured
+            ]
+            sends = (
+                sum(bps for bps in told if bps is not None) if told else None
+            )
+            latest_s = texts.measured_iteration_s(
+                watch.iterations.get(job["id"], ())
+            )
+            row = texts.job_row(
+                job,
+                view,
+                latest_s,
+                sends,
+            )
             rows.append(row | {"lines": texts.job_lines(row, job, view)})
         if self._jobs.rows != rows:
             self._jobs.rows = rows
         self._say_health(now)
-        self._say(self._change, texts.last_change_lines(view, watch.gains, now))
+        self._say(
+            self._change, texts.last_change_lines(view, watch.gains, now)
+        )
         if self._sent and now - self._charted_at >= _CHART_EVERY_S:
             self._charted_at = now
             since = now - _CHART_S
-            draw(self._sent, charts.sent(watch, since, now), since, now)
+            draw(
+                self._sent,
+                charts.sent(watch, since, now),
+                since,
+                now,
+            )
 
     def _say_health(self, now: float) -> None:
-        view, watch = self.watch.view, self.watch
+        view = self.watch.view
+        watch = self.watch
         found = texts.problems(view, watch.stopped, watch.trouble)
         count = f"{len(found)} problem{'' if len(found) == 1 else 's'}"
         wrong = any(is_error for _, is_error in found)
-        self._headline.text = f"{count} in the lab" if found else "The lab is well"
+        self._headline.text = (
+            f"{count} in the lab" if found else "The lab is well"
+        )
         self._summary.text = texts.summary(view)
         self._status.classes(
-            remove="pl-wrong pl-caution", add="pl-wrong" if wrong else "pl-caution" if found else ""
+            remove="pl-wrong pl-caution",
+            add="pl-wrong" if wrong else "pl-caution" if found else "",
         )
         self._say(self._problems, [words for words, _ in found])
         self._latest.text = texts.latest_words(view, now)
@@ -129,7 +186,8 @@ class LabPage(Page):
                     ui.label(line).classes("text-sm break-words w-full")
 
     def _open_device(self, event: events.GenericEventArguments) -> None:
-        name, view = str(event.args), self.watch.view
+        name = str(event.args)
+        view = self.watch.view
         self._dialog.clear()
         with self._dialog, ui.card().classes("pl-device gap-2"):
             titled(name, "text-lg")
@@ -137,19 +195,34 @@ class LabPage(Page):
             measured = measured_hosts(self.watch, time.time())
             for host in view.lab.hosts:
                 if host.server.name == name:
-                    job, busy = view.job_of_host.get(host.name), measured[host.name].busy
+                    job = view.job_of_host.get(host.name)
+                    busy = measured[host.name].busy
                     state = "free" if job is None else f"in {job}"
-                    share = "" if busy is None else f", busy {100 * busy:.0f} %"
+                    share = (
+                        "" if busy is None else f", busy {100 * busy:.0f} %"
+                    )
                     ui.label(f"{host.name}: {state}{share}")
             rows = texts.device_rows(view, name)
-            headings = {"id": "port", "leads": "fibre to", "rate": "rate", "light": "circuit"}
+            headings = {
+                "id": "port",
+                "leads": "fibre to",
+                "rate": "rate",
+                "light": "circuit",
+            }
             if any(row["lock"] for row in rows):
                 headings["lock"] = "lock"
-            ports = ui.table(rows=rows, columns=columns(headings))
-            ports.props("dense flat wrap-cells virtual-scroll").classes("max-h-96 w-full")
+            ports = ui.table(
+                rows=rows,
+                columns=columns(headings),
+            )
+            ports.props("dense flat wrap-cells virtual-scroll").classes(
+                "max-h-96 w-full"
+            )
             if name in view.switch_maps:
                 ui.link(f"Circuits of {name}", f"/circuits?ocs={name}")
-            ui.button("Close", on_click=self._dialog.close).props("flat autofocus")
+            ui.button("Close", on_click=self._dialog.close).props(
+                "flat autofocus"
+            )
         self._dialog.open()
 
 
@@ -157,11 +230,25 @@ def measured_hosts(watch: LabWatch, at: float) -> dict[str, picture.Measured]:
     """The latest measurements of each host, with three digits."""
     found: dict[str, picture.Measured] = {}
     for host in watch.lab.hosts:
-        gpu = f"{host.server.name}.{host.gpu.name}" if host.gpu is not None else ""
-        rates = [r for r in list(watch.rates.get(host.name, ()))[-3:] if at - r[0] < _RECENT_S]
-        busy = [g[1] for g in list(watch.gpus.get(gpu, ()))[-1:] if at - g[0] < _RECENT_S]
+        gpu = (
+            f"{host.server.name}.{host.gpu.name}"
+            if host.gpu is not None
+            else ""
+        )
+        rates = [
+            r
+            for r in list(watch.rates.get(host.name, ()))[-3:]
+            if at - r[0] < _RECENT_S
+        ]
+        busy = [
+            g[1]
+            for g in list(watch.gpus.get(gpu, ()))[-1:]
+            if at - g[0] < _RECENT_S
+        ]
         found[host.name] = picture.Measured(
-            float(f"{sum(r[1] for r in rates) / len(rates):.3g}") if rates else None,
+            float(f"{sum(r[1] for r in rates) / len(rates):.3g}")
+            if rates
+            else None,
             round(busy[0], 2) if busy else None,
         )
     return found
@@ -172,21 +259,74 @@ def key() -> None:
     with ui.element("div").classes("pl-key text-xs"):
         for condition, colour, words in _LINES:
             _sample(_line(condition, colour), words)
-        frame: picture.Look = {"x": 2, "y": 3, "width": 28, "height": 10, "rx": 3}
-        _sample([picture.shape("rect", "", css="pl-bad", **frame)], "does not answer, or no link")
-        bar: picture.Look = {"x": 2, "y": 6, "width": 20, "height": 5}
-        _sample([picture.shape("rect", "", css="pl-busy", **bar)], "GPU utilisation")
+        frame: picture.Look = {
+            "x": 2,
+            "y": 3,
+            "width": 28,
+            "height": 10,
+            "rx": 3,
+        }
+        _sample(
+            [
+                picture.shape(
+                    "rect",
+                    "",
+                    css="pl-bad",
+                    **frame,
+                )
+            ],
+            "does not answer, or no link",
+        )
+        bar: picture.Look = {
+            "x": 2,
+            "y": 6,
+            "width": 20,
+            "height": 5,
+        }
+        _sample(
+            [
+                picture.shape(
+                    "rect",
+                    "",
+                    css="pl-busy",
+                    **bar,
+                )
+            ],
+            "GPU utilisation",
+        )
 
 
 def _line(condition: str, colour: str) -> list[picture.Shape]:
     look: picture.Look = {"stroke": colour, "stroke_width": 3.5}
-    parts = [picture.shape("path", "", css=f"pl-light pl-{condition}", d="M0 8h32", **look)]
+    parts = [
+        picture.shape(
+            "path",
+            "",
+            css=f"pl-light pl-{condition}",
+            d="M0 8h32",
+            **look,
+        )
+    ]
     if condition == "locked":
         parts.append(
-            picture.shape("path", "", css="pl-lock", transform="translate(16 7)", d=picture.PADLOCK)
+            picture.shape(
+                "path",
+                "",
+                css="pl-lock",
+                transform="translate(16 7)",
+                d=picture.PADLOCK,
+            )
         )
     if sign := picture.SIGNS.get(condition):
-        parts.append(picture.text(16, 13, sign, 15, bold=True))
+        parts.append(
+            picture.text(
+                16,
+                13,
+                sign,
+                15,
+                bold=True,
+            )
+        )
     return parts
 
 

@@ -18,11 +18,20 @@ Condition = Literal["up", "changing", "locked", "drifting", "degraded", "dark"]
 AT_WORK = ("reconfiguring", "preparing", "running", "paused")
 WAITING = ("queued", "blocked")
 # Okabe and Ito's colours, distinguishable with colour blindness.
-JOB_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+JOB_COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+)
 NO_JOB = "#8a8a8a"
 
 
-def job_colours(before: Mapping[str, str], job_ids: Sequence[str]) -> dict[str, str]:
+def job_colours(
+    before: Mapping[str, str], job_ids: Sequence[str]
+) -> dict[str, str]:
     """A colour for each of these jobs: its previous one, else the least used."""
     chosen = {job: colour for job, colour in before.items() if job in job_ids}
     for job in job_ids:
@@ -60,7 +69,11 @@ class Circuit:
     @property
     def channel(self) -> str:
         """The channel of a wavelength switch; empty for all wavelengths."""
-        return str(self.ports.channel) if isinstance(self.ports, ChannelConnect) else ""
+        return (
+            str(self.ports.channel)
+            if isinstance(self.ports, ChannelConnect)
+            else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,11 @@ class LabView:
         for switch in self.lab.optical_switches:
             told = self.maps.get(switch.name)
             if told is not None:
-                texts = told["map"] if told["map"] is not None else told.get("assumed", [])
+                texts = (
+                    told["map"]
+                    if told["map"] is not None
+                    else told.get("assumed", [])
+                )
                 found[switch.name] = parse_map(switch, texts)
             elif not switch.driver:
                 found[switch.name] = switch.initial
@@ -155,7 +172,9 @@ class LabView:
         """The one job that uses these signals; empty without one, or with several."""
         paths = self.links.paths
         jobs = {
-            self.job_at(s.source) if s.source not in paths else self.job_of_path(paths[s.source])
+            self.job_at(s.source)
+            if s.source not in paths
+            else self.job_of_path(paths[s.source])
             for s in signals
         } - {""}
         return jobs.pop() if len(jobs) == 1 else ""
@@ -164,7 +183,11 @@ class LabView:
     def path_through(self) -> dict[tuple[str, Entry], LightPath]:
         """The optical path through each entry of a switch's map, if there is exactly one."""
         paths = self.links.paths.values()
-        return {passed: path for path in paths for passed, _ in self.links.passed(path)}
+        return {
+            passed: path
+            for path in paths
+            for passed, _ in self.links.passed(path)
+        }
 
     @cached_property
     def under_way(self) -> list[Answer]:
@@ -174,43 +197,75 @@ class LabView:
     @cached_property
     def last_change(self) -> Answer | None:
         """The latest finished change of circuits."""
-        ended = (c for c in reversed(self.changes) if c["state"] != "intent" and c["changes"])
+        ended = (
+            c
+            for c in reversed(self.changes)
+            if c["state"] != "intent" and c["changes"]
+        )
         return next(ended, None)
 
     def can_undo(self, change: Answer) -> bool:
         """Whether a change can be undone: its circuits exist, and its old ports are free."""
-        if change["state"] != "committed" or not change["changes"] or "undone_by" in change:
+        if (
+            change["state"] != "committed"
+            or not change["changes"]
+            or "undone_by" in change
+        ):
             return False
         for ocs, moved in change["changes"].items():
             if (present := self.switch_maps.get(ocs)) is None:
                 return False
-            made, broken = (type(present).parse(moved[key]) for key in ("makes", "breaks"))
-            there, kept = frozenset(present), present.without(made)
-            if not there.issuperset(made) or not there.issuperset(broken.clashing(kept)):
+            made, broken = (
+                type(present).parse(moved[key]) for key in ("makes", "breaks")
+            )
+            there = frozenset(present)
+            kept = present.without(made)
+            if not there.issuperset(made) or not there.issuperset(
+                broken.clashing(kept)
+            ):
                 return False
         return True
 
     @cached_property
-    def locked_ports(self) -> dict[tuple[str, int], list[tuple[Place, Answer]]]:
+    def locked_ports(
+        self,
+    ) -> dict[tuple[str, int], list[tuple[Place, Answer]]]:
         """Locks by switch and port, with their places."""
         found: dict[tuple[str, int], list[tuple[Place, Answer]]] = {}
         for lock in self.locks:
             channel = lock.get("channel")
-            place = Place(lock["port"], Channel.parse(channel) if channel else None)
-            found.setdefault((lock["ocs"], lock["port"]), []).append((place, lock))
+            place = Place(
+                lock["port"], Channel.parse(channel) if channel else None
+            )
+            found.setdefault((lock["ocs"], lock["port"]), []).append(
+                (place, lock)
+            )
         return found
 
     @cached_property
     def circuits(self) -> list[Circuit]:
         """Every entry of a map, by switch and input; also missing ones, and those in progress."""
-        return [each for name in self.switch_maps for each in self._circuits_of(name)]
+        return [
+            each
+            for name in self.switch_maps
+            for each in self._circuits_of(name)
+        ]
 
     def _circuits_of(self, ocs: str) -> Iterator[Circuit]:
-        readings = {r["cross_connect"]: r for r in self.light.get(ocs, {}).get("circuits", ())}
-        drift, present = self.drift.get(ocs, {}), self.switch_maps[ocs]
-        missing, unknown = set(drift.get("missing", ())), set(drift.get("unknown", ()))
-        moving = [c["changes"][ocs] for c in self.under_way if ocs in c["changes"]]
-        breaks, makes = ({t for c in moving for t in c[key]} for key in ("breaks", "makes"))
+        readings = {
+            r["cross_connect"]: r
+            for r in self.light.get(ocs, {}).get("circuits", ())
+        }
+        drift = self.drift.get(ocs, {})
+        present = self.switch_maps[ocs]
+        missing = set(drift.get("missing", ()))
+        unknown = set(drift.get("unknown", ()))
+        moving = [
+            c["changes"][ocs] for c in self.under_way if ocs in c["changes"]
+        ]
+        breaks, makes = (
+            {t for c in moving for t in c[key]} for key in ("breaks", "makes")
+        )
         absent = (missing | makes) - set(present.one_way_texts)
         # Missing entries may conflict: each is a map of its own.
         others = {c for text in absent for c in type(present).parse([text])}
@@ -221,16 +276,21 @@ class LabView:
             signals: list[Signal] = []
             if isinstance(c, ChannelConnect):
                 for signal in self.signals_at(Endpoint(ocs, str(c.inp))):
-                    if signal.channel is not None and signal.channel.within(c.channel):
+                    if signal.channel is not None and signal.channel.within(
+                        c.channel
+                    ):
                         signals.append(signal)
             seen: Answer = readings.get(text, {})
             condition, words = self._how(ocs, c, seen)
             if text in missing:
-                condition, words = "dark", "committed, but not on the device"
+                condition = "dark"
+                words = "committed, but not on the device"
             elif text in unknown:
-                condition, words = "drifting", "on the device, but not committed"
+                condition = "drifting"
+                words = "on the device, but not committed"
             if text in breaks | makes:
-                condition, words = "changing", "being changed"
+                condition = "changing"
+                words = "being changed"
             if unreachable:
                 words = f"as last known: {unreachable}"
             elif signals and path is None and condition == "up":
@@ -240,7 +300,9 @@ class LabView:
                 c,
                 path.source if path else None,
                 path.sink if path else None,
-                self.job_of_path(path) if path else self.job_of_signals(signals),
+                self.job_of_path(path)
+                if path
+                else self.job_of_signals(signals),
                 condition,
                 words,
                 seen.get("in_dbm"),
@@ -249,8 +311,14 @@ class LabView:
                 path.rate_bps if path else None,
             )
 
-    def _how(self, ocs: str, c: Entry, seen: Answer) -> tuple[Condition, str]:
-        verdict, words = seen.get("verdict", ""), str(seen.get("words", ""))
+    def _how(
+        self,
+        ocs: str,
+        c: Entry,
+        seen: Answer,
+    ) -> tuple[Condition, str]:
+        verdict = seen.get("verdict", "")
+        words = str(seen.get("words", ""))
         if verdict == "failed":
             return "dark", words
         if verdict == "degraded":
@@ -259,13 +327,19 @@ class LabView:
             for place, lock in self.locked_ports.get((ocs, port), ()):
                 if place.holds(c):
                     why = f": {lock['why']}" if lock["why"] else ""
-                    return "locked", f"port {place} is locked by {lock['by']}{why}"
+                    return (
+                        "locked",
+                        f"port {place} is locked by {lock['by']}{why}",
+                    )
         return "up", words
 
     @cached_property
     def without_link(self) -> dict[str, str]:
         """The hosts that reach no other, with the reason."""
-        return {told["host"]: told["reason"] for told in self.status.get("hosts_without_link", ())}
+        return {
+            told["host"]: told["reason"]
+            for told in self.status.get("hosts_without_link", ())
+        }
 
     @cached_property
     def silent(self) -> dict[str, str]:
@@ -282,7 +356,9 @@ class LabView:
                 found[switch["name"]] = switch["lacks"]
         for agent in status.get("agents", ()):
             if not agent["reachable"]:
-                found[agent["server"]] = f"does not answer: its agent is {agent['presence']}"
+                found[agent["server"]] = (
+                    f"does not answer: its agent is {agent['presence']}"
+                )
             elif agent["problems"]:
                 found[agent["server"]] = "; ".join(agent["problems"])
         return found

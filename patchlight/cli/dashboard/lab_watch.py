@@ -26,20 +26,29 @@ from patchlight.testbed.labfile.reader import parse_lab
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest import circuits
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer
-    from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList, LightMove
+    from patchlight.testbed.wire.rest.jobs import (
+        IterationReport,
+        JobInList,
+        LightMove,
+    )
     from patchlight.testbed.wire.rest.lab import Status, WindowShape
 
 EVERY_S = 0.5
 _VIEWED_FOR_S = 5.0
 _SLOW_S = 2.0
 _POWER_EVERY_S = 15.0
-_JOBS, _CHANGES = 100, 100
-_PAST_JOBS, _PAST_CHANGES, _POINTS = 200, 200, 240
+_JOBS = 100
+_CHANGES = 100
+_PAST_JOBS = 200
+_PAST_CHANGES = 200
+_POINTS = 240
 DRAWN = 20
 """The most jobs that are drawn, latest first."""
 # The length of charts with samples (one a second); longer ones are read from disk.
-_SAMPLED_S, _SAMPLES = 300.0, 400
-_REPORTS, _REPORTED_JOBS = 1000, 20
+_SAMPLED_S = 300.0
+_SAMPLES = 400
+_REPORTS = 1000
+_REPORTED_JOBS = 20
 _MOST_GAINS = 8
 # What to read again after an event, by the start of its kind.
 _ABOUT: Mapping[str, tuple[str, ...]] = {
@@ -92,7 +101,9 @@ class LabWatch:
         self.stopped: circuits.Pressed | None = None
         self.rates: defaultdict[str, deque[tuple[float, float]]] = _series()
         self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
-        self.iterations: defaultdict[str, deque[IterationReport]] = _series(_REPORTS)
+        self.iterations: defaultdict[str, deque[IterationReport]] = _series(
+            _REPORTS
+        )
         self._next_report: dict[str, int] = {}
         self._read_to_end: set[str] = set()
         self.gains: Mapping[str, LightMove] = {}
@@ -100,9 +111,11 @@ class LabWatch:
         self.view = LabView(self.lab)
         self.heard = -1
         self._viewed_at = 0.0
-        self._viewed, self._over = threading.Event(), threading.Event()
+        self._viewed = threading.Event()
+        self._over = threading.Event()
         self._due = set(_EVERYTHING)
-        self._asking, self._viewing = threading.Event(), threading.Lock()
+        self._asking = threading.Event()
+        self._viewing = threading.Lock()
         self._devices_trouble = ""
         self._fingerprint = ""
         self._slow_at = self._power_at = 0.0
@@ -114,7 +127,12 @@ class LabWatch:
             (self._hear_safely, "hearing"),
             (self._ask_devices_safely, "asking devices"),
         ):
-            threading.Thread(target=self._repeat, args=(step,), name=name, daemon=True).start()
+            threading.Thread(
+                target=self._repeat,
+                args=(step,),
+                name=name,
+                daemon=True,
+            ).start()
 
     def close(self) -> None:
         """Stop polling."""
@@ -171,7 +189,9 @@ class LabWatch:
             self._over.wait(1.0)
 
     def _trouble_with(
-        self, look: Callable[[ControllerClient], None], client: ControllerClient
+        self,
+        look: Callable[[ControllerClient], None],
+        client: ControllerClient,
     ) -> str:
         try:
             look(client)
@@ -222,10 +242,15 @@ class LabWatch:
             return
         # During a change drift is unknown, and the answer would wait for its end.
         changing = any("progress" in change for change in self.changes)
-        if self._take_due(client, [n for n in _FROM_DEVICES if not (changing and n == "drift")]):
+        if self._take_due(
+            client,
+            [n for n in _FROM_DEVICES if not (changing and n == "drift")],
+        ):
             self._show()
 
-    def _take_due(self, client: ControllerClient, names: Collection[str]) -> bool:
+    def _take_due(
+        self, client: ControllerClient, names: Collection[str]
+    ) -> bool:
         """Read those that are due; returns whether there were any."""
         due = [name for name in names if name in self._due]
         for name in due:
@@ -239,8 +264,12 @@ class LabWatch:
 
     def _show(self) -> None:
         with self._viewing:
-            at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
-            self._colours = job_colours(self._colours, at_work + self._just_ended())
+            at_work = [
+                job["id"] for job in self.jobs if job["state"] in AT_WORK
+            ]
+            self._colours = job_colours(
+                self._colours, at_work + self._just_ended()
+            )
             view = LabView(
                 self.lab,
                 self.jobs,
@@ -260,28 +289,43 @@ class LabWatch:
         """Read the progress of changes: events only report their ends."""
         latest = client.reconfigurations(last=1)
         ids = {each["id"] for each in latest}
-        going = [c["id"] for c in self.changes if "progress" in c and c["id"] not in ids]
+        going = [
+            c["id"]
+            for c in self.changes
+            if "progress" in c and c["id"] not in ids
+        ]
         latest += map(client.reconfiguration, going)
         known = {each["id"]: each for each in self.changes}
         for change in latest:
-            if change != known.get(change["id"]) and change["state"] != "intent":
+            if (
+                change != known.get(change["id"])
+                and change["state"] != "intent"
+            ):
                 self._ask_for(*_ABOUT["circuits"])
         known |= {each["id"]: each for each in latest}
         self.changes = [known[number] for number in sorted(known)]
 
     def _take_samples(self, client: ControllerClient) -> None:
         begin = time.time() - _SAMPLED_S
-        since = max((series[-1][0] for series in self.rates.values()), default=begin)
+        since = max(
+            (series[-1][0] for series in self.rates.values()), default=begin
+        )
         for rate in client.ports(since):
             self.rates[rate["host"]].append((rate["at"], rate["tx_bps"]))
-        since = max((series[-1][0] for series in self.gpus.values()), default=begin)
+        since = max(
+            (series[-1][0] for series in self.gpus.values()), default=begin
+        )
         for gpu in client.gpus(since):
             if gpu["utilization"] is not None:
                 self.gpus[gpu["gpu"]].append((gpu["at"], gpu["utilization"]))
 
     def _take_iterations(self, client: ControllerClient) -> None:
-        at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK][:_REPORTED_JOBS]
-        ended = [job for job in self._just_ended() if job not in self._read_to_end]
+        at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK][
+            :_REPORTED_JOBS
+        ]
+        ended = [
+            job for job in self._just_ended() if job not in self._read_to_end
+        ]
         for job in at_work + ended[-_REPORTED_JOBS:]:
             if job not in self._next_report:
                 reports, after = client.recent_iterations(job, _REPORTS)
@@ -298,18 +342,29 @@ class LabWatch:
     def _just_ended(self) -> list[str]:
         """Ended jobs that ran within the time of the sample charts."""
         since = time.time() - _SAMPLED_S
-        return [j["id"] for j in self.jobs if j["hosts"] and (j["finished_at"] or 0) > since]
+        return [
+            j["id"]
+            for j in self.jobs
+            if j["hosts"] and (j["finished_at"] or 0) > since
+        ]
 
     def _take_gains(self, client: ControllerClient) -> None:
         """Read the effect of the last change on the jobs whose circuits it moved."""
         found: dict[str, LightMove] = {}
         change = self.view.last_change
-        moved_at, number = (change["finished_at"], change["id"]) if change else (-1.0, 0)
+        moved_at, number = (
+            (change["finished_at"], change["id"]) if change else (-1.0, 0)
+        )
         for job in self.jobs:
-            began, ended = job["started_at"] or math.inf, job["finished_at"] or math.inf
+            began = job["started_at"] or math.inf
+            ended = job["finished_at"] or math.inf
             if began < moved_at < ended and len(found) < _MOST_GAINS:
                 moves = client.job(job["id"])["light_moves"]
-                found |= [(job["id"], m) for m in moves if m["reconfiguration"] == number]
+                found |= [
+                    (job["id"], m)
+                    for m in moves
+                    if m["reconfiguration"] == number
+                ]
         self.gains = found
 
     def _take(self, name: str, client: ControllerClient) -> None:
@@ -321,11 +376,16 @@ class LabWatch:
             case "changes":
                 self.changes = client.reconfigurations(last=_CHANGES)
             case "operated":
-                self.locks, self.stopped = client.locks(), client.stop_button()
+                self.locks = client.locks()
+                self.stopped = client.stop_button()
             case "drift":
                 self.drift = client.drift()
             case "light":
-                switches = (switch.name for switch in self.lab.optical_switches if switch.driver)
+                switches = (
+                    switch.name
+                    for switch in self.lab.optical_switches
+                    if switch.driver
+                )
                 self.light = {name: client.light(name) for name in switches}
 
 
@@ -347,7 +407,12 @@ class Past:
     def view(self, lab: Lab, colours: Mapping[str, str]) -> LabView:
         """A view of a lab with these jobs and changes; jobs keep their colours."""
         named = job_colours(colours, [*self.windows])
-        return LabView(lab, self.jobs, changes=self.changes, colours=named)
+        return LabView(
+            lab,
+            self.jobs,
+            changes=self.changes,
+            colours=named,
+        )
 
     def iteration_s(self, job: str) -> float | None:
         """The mean time of an iteration; ``None`` without reports."""
@@ -357,7 +422,11 @@ class Past:
             if window["iteration_s"] is not None
         ]
         total = sum(count for count, _ in counted)
-        return sum(count * mean for count, mean in counted) / total if total else None
+        return (
+            sum(count * mean for count, mean in counted) / total
+            if total
+            else None
+        )
 
     def sends_bps(self, job: str) -> float | None:
         """The mean rate that all its hosts sent at; ``None`` without samples."""
@@ -372,11 +441,31 @@ class Past:
         return fmean(known) if known else None
 
 
-def look_back(client: ControllerClient, since: float, until: float) -> Past:
+def look_back(
+    client: ControllerClient,
+    since: float,
+    until: float,
+) -> Past:
     """Request a period from the controller."""
-    jobs = client.jobs(last=_PAST_JOBS, since=since, until=until)
+    jobs = client.jobs(
+        last=_PAST_JOBS,
+        since=since,
+        until=until,
+    )
     drawn = [job["id"] for job in jobs if job["hosts"]][-DRAWN:]
-    samples = client.samples(since, until, _POINTS, drawn)
+    samples = client.samples(
+        since,
+        until,
+        _POINTS,
+        drawn,
+    )
     changes = client.past_reconfigurations(since, until, last=_PAST_CHANGES)
     windows = {job: samples["jobs"].get(job, []) for job in drawn}
-    return Past(since, until, jobs, changes, samples["width_s"], windows)
+    return Past(
+        since,
+        until,
+        jobs,
+        changes,
+        samples["width_s"],
+        windows,
+    )

@@ -19,8 +19,15 @@ from patchlight.testbed.lab.rules import Role
 T = TypeVar("T")
 # Times stay on one line; texts of devices and users may contain long words.
 _STYLES = dict.fromkeys(("at", "submitted"), "width: 1%; white-space: nowrap")
-_STYLES |= dict.fromkeys(("why", "words", "result"), "min-width: 8rem; overflow-wrap: anywhere")
-PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}
+_STYLES |= dict.fromkeys(
+    ("why", "words", "result"), "min-width: 8rem; overflow-wrap: anywhere"
+)
+PAGES = {
+    "/": "Lab",
+    "/jobs": "Jobs",
+    "/circuits": "Circuits",
+    "/history": "History",
+}
 
 JOB_CELL = """<q-td :props="props"><span><span aria-hidden="true" class="pl-swatch"
 :style="{background: props.row.colour}"></span>
@@ -37,8 +44,10 @@ class Page(ABC):
     """
 
     def __init__(self, watch: LabWatch, request: Request) -> None:
-        self.watch, self.visitor = watch, visitor_of(request)
-        self._path, self.query = request.url.path, request.query_params
+        self.watch = watch
+        self.visitor = visitor_of(request)
+        self._path = request.url.path
+        self.query = request.query_params
         self._shown = -1
 
     def open(self) -> None:
@@ -69,8 +78,16 @@ class Page(ABC):
         try:
             return await run.io_bound(what)
         except PatchlightError as error:
-            words = f"{doing}: {error.message}" + (f" ({error.hint})" if error.hint else "")
-            ui.notify(words, type="negative", multi_line=True, timeout=0, close_button="Close")
+            words = f"{doing}: {error.message}" + (
+                f" ({error.hint})" if error.hint else ""
+            )
+            ui.notify(
+                words,
+                type="negative",
+                multi_line=True,
+                timeout=0,
+                close_button="Close",
+            )
             return None
         finally:
             self.watch.look_again()
@@ -87,15 +104,23 @@ class Page(ABC):
                         link.props("aria-current=page")
             ui.space()
             self._heard = ui.label().props("role=status")
-            ui.label(f"{self.visitor.user}, {self.visitor.role}").mark("visitor")
+            ui.label(f"{self.visitor.user}, {self.visitor.role}").mark(
+                "visitor"
+            )
 
     def _again(self) -> None:
         self.watch.viewed()
         if self._shown == self.watch.revision:
             return
         self._shown = self.watch.revision
-        self._lab.text = f"lab {self.watch.lab.name}" if self.watch.lab.name else ""
-        self._heard.text = f"no answer: {self.watch.trouble}" if self.watch.trouble else "live"
+        self._lab.text = (
+            f"lab {self.watch.lab.name}" if self.watch.lab.name else ""
+        )
+        self._heard.text = (
+            f"no answer: {self.watch.trouble}"
+            if self.watch.trouble
+            else "live"
+        )
         if self.watch.lab.name:
             self.refresh()
 
@@ -105,8 +130,12 @@ async def confirmed(question: str, verb: str) -> bool:
     with ui.dialog() as dialog, ui.card():
         ui.label(question)
         with ui.row():
-            ui.button("No", on_click=lambda: dialog.submit(False)).props("flat autofocus")
-            ui.button(verb, on_click=lambda: dialog.submit(True)).props("color=negative")
+            ui.button("No", on_click=lambda: dialog.submit(False)).props(
+                "flat autofocus"
+            )
+            ui.button(verb, on_click=lambda: dialog.submit(True)).props(
+                "color=negative"
+            )
     answer = await dialog
     dialog.delete()
     return bool(answer)
@@ -126,14 +155,31 @@ def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
     found = []
     for field, label in headings.items():
         style = f"--pl-label: '{label}'; {_STYLES.get(field, '')}"
-        found.append({"name": field, "field": field, "label": label, "style": style, **like})
+        found.append(
+            {
+                "name": field,
+                "field": field,
+                "label": label,
+                "style": style,
+                **like,
+            }
+        )
     return found
 
 
-def table(headings: Mapping[str, str], title: str, rows_per_page: int = 0) -> ui.table:
+def table(
+    headings: Mapping[str, str],
+    title: str,
+    rows_per_page: int = 0,
+) -> ui.table:
     """An empty table under a title; ``rows_per_page`` 0: all rows."""
     pages = {"rowsPerPage": rows_per_page}
-    made = ui.table(rows=[], columns=columns(headings), title=title, pagination=pages)
+    made = ui.table(
+        rows=[],
+        columns=columns(headings),
+        title=title,
+        pagination=pages,
+    )
     made.props("dense flat bordered wrap-cells").add_slot("no-data", "none")
     made.props("" if rows_per_page else "hide-pagination")
     return made.classes("w-full")
@@ -147,7 +193,12 @@ def time_chart(title: str, height: str) -> ui.echart:
         return chart.props(f'role=img aria-label="{title}"')
 
 
-def draw(chart: ui.echart, series: list[charts.Options], since: float, until: float) -> None:
+def draw(
+    chart: ui.echart,
+    series: list[charts.Options],
+    since: float,
+    until: float,
+) -> None:
     """Show these series of a period (Unix times)."""
     chart.options["series"] = series
     chart.options["xAxis"] |= {"min": since * 1000, "max": until * 1000}
@@ -162,25 +213,47 @@ class Layer(ui.element, component="layer.js"):
 
     def __init__(self) -> None:
         super().__init__()
-        self._number, self._size, self._drawn = 0, "", Shapes()
+        self._number = 0
+        self._size = ""
+        self._drawn = Shapes()
         # A browser missed an update: it needs the latest only.
-        self.on("missed", lambda: self.show(self._size, self._drawn, all_again=True))
+        self.on(
+            "missed",
+            lambda: self.show(self._size, self._drawn, all_again=True),
+        )
 
-    def show(self, size: str, drawn: Shapes, *, all_again: bool = False) -> None:
+    def show(
+        self,
+        size: str,
+        drawn: Shapes,
+        *,
+        all_again: bool = False,
+    ) -> None:
         """Show these in a ``viewBox`` of that size; changes are sent.
 
         New shapes are on top of the others. ``all_again``: redraw all, in order.
         """
-        before, all_again = self._drawn, all_again or not self._number
-        self._size, self._drawn = size, drawn
+        before = self._drawn
+        all_again = all_again or not self._number
+        self._size = size
+        self._drawn = drawn
         differ: dict[str, Shape | None] = {**drawn}
         if not all_again:
-            differ = {name: shape for name, shape in drawn.items() if before.get(name) != shape}
+            differ = {
+                name: shape
+                for name, shape in drawn.items()
+                if before.get(name) != shape
+            }
             differ |= dict.fromkeys(before.keys() - drawn.keys())
         if differ or all_again:
             # A method call would make NiceGUI generate a script for each update.
             self._number += 1
-            self.props["differ"] = [self._number, all_again, size, differ]
+            self.props["differ"] = [
+                self._number,
+                all_again,
+                size,
+                differ,
+            ]
 
 
 class Dragging(ui.element, component="dragging.js"):
@@ -190,11 +263,15 @@ class Dragging(ui.element, component="dragging.js"):
     (empty: outside of all). ``data-name``, ``data-to`` and ``data-out`` are shown meanwhile.
     """
 
-    def __init__(self, dropped: Callable[[str, str, str], Awaitable[None]]) -> None:
+    def __init__(
+        self, dropped: Callable[[str, str, str], Awaitable[None]]
+    ) -> None:
         super().__init__()
 
         async def on_dropped(event: events.GenericEventArguments) -> None:
-            await dropped(*(str(event.args[key]) for key in ("from", "at", "to")))
+            await dropped(
+                *(str(event.args[key]) for key in ("from", "at", "to"))
+            )
 
         self.on("dropped", on_dropped)
 
@@ -220,14 +297,22 @@ class PeriodChoice:
         with ui.row().classes("items-center gap-2"):
             ui.label(label)
             offered = {**periods, FROM_TO: "from … to …"}
-            self._length = ui.select(offered, value=FROM_TO if chosen else value)
+            self._length = ui.select(
+                offered, value=FROM_TO if chosen else value
+            )
             self._length.props(f'dense options-dense aria-label="{label}"')
             with ui.row().classes("items-center gap-2") as self._between:
-                self._since, self._until = (ui.input(name) for name in ("from", "to"))
+                self._since, self._until = (
+                    ui.input(name) for name in ("from", "to")
+                )
                 for moment in (self._since, self._until):
-                    moment.props("type=datetime-local step=1 dense stack-label").classes("w-52")
+                    moment.props(
+                        "type=datetime-local step=1 dense stack-label"
+                    ).classes("w-52")
                 ui.button("Show", on_click=self._show).props("dense no-caps")
-                self._wrong = ui.label().classes("text-negative").props("role=alert")
+                self._wrong = (
+                    ui.label().classes("text-negative").props("role=alert")
+                )
         self._between.set_visibility(chosen is not None)
         self._bounds = chosen or (0.0, 0.0)
         self._write_down(*self._bounds)
@@ -240,7 +325,11 @@ class PeriodChoice:
 
     def bounds(self, now: float) -> tuple[float, float]:
         """Start and end (Unix times)."""
-        return self._bounds if self.length_s is None else (now - self.length_s, now)
+        return (
+            self._bounds
+            if self.length_s is None
+            else (now - self.length_s, now)
+        )
 
     def _choose(self) -> None:
         fixed = self.length_s is None
@@ -254,7 +343,9 @@ class PeriodChoice:
 
     def _write_down(self, since: float, until: float) -> None:
         for field, at in ((self._since, since), (self._until, until)):
-            field.value = datetime.fromtimestamp(at).isoformat(timespec="seconds")
+            field.value = datetime.fromtimestamp(at).isoformat(
+                timespec="seconds"
+            )
 
     def _show(self) -> None:
         chosen = moments(self._since.value, self._until.value)
@@ -267,7 +358,9 @@ class PeriodChoice:
 def moments(since: str, until: str) -> tuple[float, float] | None:
     """Two local times (ISO 8601) as Unix times; ``None`` unless in order."""
     try:
-        begins, ends = (datetime.fromisoformat(text).timestamp() for text in (since, until))
+        begins, ends = (
+            datetime.fromisoformat(text).timestamp() for text in (since, until)
+        )
     except (TypeError, ValueError, OverflowError):
         return None
     return (begins, ends) if 0 <= begins < ends else None

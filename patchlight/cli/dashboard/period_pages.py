@@ -29,12 +29,17 @@ _COLUMNS = {
     "submitted": "submitted",
 }
 # The first two periods show samples; the others are read from disk.
-_PERIODS = {60: "the last minute", 300: "the last 5 minutes", 3600: "the last hour"}
+_PERIODS = {
+    60: "the last minute",
+    300: "the last 5 minutes",
+    3600: "the last hour",
+}
 _PERIODS |= {86_400: "the last day", 604_800: "the last week"}
 _PAST_PERIODS = {s: words for s, words in _PERIODS.items() if s >= 3600}
 _PAST_PERIODS |= {31_536_000: "the last year"}
 _LIVE_S = 300.0
-_CHARTS_EVERY_S, _PAST_EVERY_S = 1.0, 10.0
+_CHARTS_EVERY_S = 1.0
+_PAST_EVERY_S = 10.0
 
 
 class JobsPage(page.Page):
@@ -42,15 +47,22 @@ class JobsPage(page.Page):
 
     def build(self) -> None:
         """The period and its jobs at the top, charts below, one worker's log last."""
-        self._drawn_at, self._asking = 0.0, asyncio.Lock()
+        self._drawn_at = 0.0
+        self._asking = asyncio.Lock()
         self._choices = 0
         self._has_past = False
         self._period = page.PeriodChoice(
-            "Jobs and charts of", _PERIODS, 300, self.query, self._at_once
+            "Jobs and charts of",
+            _PERIODS,
+            300,
+            self.query,
+            self._at_once,
         )
         self._jobs = page.table(_COLUMNS, "Jobs", rows_per_page=10)
         self._jobs.add_slot("body-cell-name", page.JOB_CELL)
-        self._about = ui.label().classes("text-xs opacity-80").props("role=note")
+        self._about = (
+            ui.label().classes("text-xs opacity-80").props("role=note")
+        )
         with ui.element("div").classes("pl-halves"):
             titles = {
                 "gpus": "GPUs of each job",
@@ -58,7 +70,10 @@ class JobsPage(page.Page):
                 "took": "Time of an iteration, s (predicted: dashed)",
                 "busy": "GPU utilisation of each job, %",
             }
-            self._charts = {name: page.time_chart(title, "h-56") for name, title in titles.items()}
+            self._charts = {
+                name: page.time_chart(title, "h-56")
+                for name, title in titles.items()
+            }
         self._output = JobOutput(self.visitor.client)
         ui.timer(_CHARTS_EVERY_S, self._look_back)
 
@@ -66,16 +81,39 @@ class JobsPage(page.Page):
         """Update rows that differ, and charts once a second; a past period stays."""
         if not self._is_live or time.time() - self._drawn_at < _CHARTS_EVERY_S:
             return
-        self._drawn_at, watch, view = time.time(), self.watch, self.watch.view
+        self._drawn_at = time.time()
+        watch = self.watch
+        view = self.watch.view
         rows = []
         for job in _listed(view.jobs):
-            took = texts.measured_iteration_s(watch.iterations.get(job["id"], ()))
+            took = texts.measured_iteration_s(
+                watch.iterations.get(job["id"], ())
+            )
             at_work = job["state"] in AT_WORK
-            sends = [watch.rates[h][-1][1] for h in job["hosts"] if at_work and watch.rates.get(h)]
-            rows.append(texts.job_row(job, view, took, sum(sends) if sends else None))
+            sends = [
+                watch.rates[h][-1][1]
+                for h in job["hosts"]
+                if at_work and watch.rates.get(h)
+            ]
+            rows.append(
+                texts.job_row(
+                    job,
+                    view,
+                    took,
+                    sum(sends) if sends else None,
+                )
+            )
         since, until = self._period.bounds(time.time())
-        self._about.text = "Means over 5 s are bold, samples thin; a point is one iteration."
-        self._show(rows, view, charts.live(watch, since, until), since, until)
+        self._about.text = (
+            "Means over 5 s are bold, samples thin; a point is one iteration."
+        )
+        self._show(
+            rows,
+            view,
+            charts.live(watch, since, until),
+            since,
+            until,
+        )
 
     @property
     def _is_live(self) -> bool:
@@ -83,37 +121,68 @@ class JobsPage(page.Page):
         return length_s is not None and length_s <= _LIVE_S
 
     def _at_once(self) -> None:
-        self._drawn_at, self._has_past = 0.0, False
+        self._drawn_at = 0.0
+        self._has_past = False
         self._choices += 1
 
     async def _look_back(self) -> None:
         """Show a period from disk: a fixed one once, one until now repeatedly."""
         again = not self._has_past or self._period.length_s is not None
         due = again and time.time() - self._drawn_at >= _PAST_EVERY_S
-        if self._is_live or not due or self._asking.locked() or not self.watch.lab.name:
+        if (
+            self._is_live
+            or not due
+            or self._asking.locked()
+            or not self.watch.lab.name
+        ):
             return
         async with self._asking:
-            choice, (since, until) = self._choices, self._period.bounds(time.time())
+            choice = self._choices
+            since, until = self._period.bounds(time.time())
             try:
-                past = await run.io_bound(partial(look_back, self.visitor.client, since, until))
+                past = await run.io_bound(
+                    partial(
+                        look_back,
+                        self.visitor.client,
+                        since,
+                        until,
+                    )
+                )
             except PatchlightError as error:
                 self._about.text = error.message
                 return
             if past is None or choice != self._choices:
                 return
-        self._drawn_at, self._has_past = time.time(), True
+        self._drawn_at = time.time()
+        self._has_past = True
         view = past.view(self.watch.lab, self.watch.view.colours)
         rows = []
         for job in _listed(past.jobs):
             number = job["id"]
             row_of = {**job, "predicted_iteration_s": past.predicted_s(number)}
             rows.append(
-                texts.job_row(row_of, view, past.iteration_s(number), past.sends_bps(number))
+                texts.job_row(
+                    row_of,
+                    view,
+                    past.iteration_s(number),
+                    past.sends_bps(number),
+                )
             )
-        drawn, ran = len(past.windows), sum(bool(job["hosts"]) for job in past.jobs)
-        some = f" The charts show the latest {drawn} of {ran} jobs." if drawn < ran else ""
+        drawn = len(past.windows)
+        ran = sum(bool(job["hosts"]) for job in past.jobs)
+        some = (
+            f" The charts show the latest {drawn} of {ran} jobs."
+            if drawn < ran
+            else ""
+        )
         self._about.text = f"Means over {past.width_s} s are bold, minimum and maximum thin.{some}"
-        self._show(rows, view, charts.of_past(past, view), since, until)
+        self._show(
+            rows,
+            view,
+            charts.of_past(past, view),
+            since,
+            until,
+        )
 
     def _show(
         self,
@@ -132,15 +201,25 @@ class JobsPage(page.Page):
                 if job["state"] not in WAITING
             }
         )
-        self._charts["gpus"].options.update(charts.timeline(view, since, until))
+        self._charts["gpus"].options.update(
+            charts.timeline(view, since, until)
+        )
         self._charts["gpus"].update()
         for name, drawn in series.items():
-            page.draw(self._charts[name], drawn, since, until)
+            page.draw(
+                self._charts[name],
+                drawn,
+                since,
+                until,
+            )
 
 
 def _listed(jobs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     rank = {state: number for number, state in enumerate((*AT_WORK, *WAITING))}
-    return sorted(jobs, key=lambda j: (rank.get(j["state"], len(rank)), -j["submitted_at"]))
+    return sorted(
+        jobs,
+        key=lambda j: (rank.get(j["state"], len(rank)), -j["submitted_at"]),
+    )
 
 
 class JobOutput:
@@ -150,18 +229,36 @@ class JobOutput:
         self._client = client
         with ui.row().classes("items-center gap-2"):
             ui.label("Output of").classes("font-bold")
-            self._job = ui.select([], on_change=self._follow_another, label="job")
-            self._worker = ui.number("worker", value=0, min=0, on_change=self._follow_another)
-            self._job.props('dense options-dense aria-label="Output of job"').classes("w-64")
+            self._job = ui.select(
+                [],
+                on_change=self._follow_another,
+                label="job",
+            )
+            self._worker = ui.number(
+                "worker",
+                value=0,
+                min=0,
+                on_change=self._follow_another,
+            )
+            self._job.props(
+                'dense options-dense aria-label="Output of job"'
+            ).classes("w-64")
             self._worker.props("dense").classes("w-24")
-        self._log = ui.log(max_lines=_LINES).classes("w-full h-48").props("role=log")
-        self._next_byte, self._asking = 0, asyncio.Lock()
+        self._log = (
+            ui.log(max_lines=_LINES).classes("w-full h-48").props("role=log")
+        )
+        self._next_byte = 0
+        self._asking = asyncio.Lock()
         ui.timer(2 * EVERY_S, self._follow)
 
     def offer(self, names: Mapping[str, str]) -> None:
         """Update the choice of jobs; ``names`` by id."""
         if self._job.options != names:
-            kept = self._job.value if self._job.value in names else next(iter(names), None)
+            kept = (
+                self._job.value
+                if self._job.value in names
+                else next(iter(names), None)
+            )
             self._job.set_options(dict(names), value=kept)
 
     def _follow_another(self) -> None:
@@ -169,20 +266,36 @@ class JobOutput:
         self._next_byte = 0
 
     async def _follow(self) -> None:
-        job, worker = self._job.value, int(self._worker.value or 0)
+        job = self._job.value
+        worker = int(self._worker.value or 0)
         if not job or self._asking.locked():
             return
         async with self._asking:
             after = self._next_byte
             try:
-                part = await run.io_bound(partial(self._client.log, job, worker, after))
+                part = await run.io_bound(
+                    partial(
+                        self._client.log,
+                        job,
+                        worker,
+                        after,
+                    )
+                )
             except PatchlightError as error:
                 if not after:
                     self._log.clear()
                     self._log.push(error.message)
                 return
-            still = (self._job.value, int(self._worker.value or 0), self._next_byte)
-            if part is not None and still == (job, worker, after) and part["text"]:
+            still = (
+                self._job.value,
+                int(self._worker.value or 0),
+                self._next_byte,
+            )
+            if (
+                part is not None
+                and still == (job, worker, after)
+                and part["text"]
+            ):
                 self._next_byte = int(part["next"])
                 self._log.push(harmless(part["text"], keep="\n\t"))
 
@@ -199,10 +312,21 @@ _CHANGES = {
 _HEALTH = {"name": "name", "kind": "kind", "words": "state"}
 _EVENTS = {"at": "at", "words": "event"}
 TROUBLES = (
-    *("alarm", "drift", "unreachable", "reachable", "port-missing", "port-back"),
-    *("openflow-switch-down", "openflow-speaker-down", "openflow-second-switch"),
-    *("openflow-refused-switch", "openflow-unknown-switch"),
-    *("part-fault", "policy-fault", "record-set-aside", "worker-left-behind"),
+    "alarm",
+    "drift",
+    "unreachable",
+    "reachable",
+    "port-missing",
+    "port-back",
+    "openflow-switch-down",
+    "openflow-speaker-down",
+    "openflow-second-switch",
+    "openflow-refused-switch",
+    "openflow-unknown-switch",
+    "part-fault",
+    "policy-fault",
+    "record-set-aside",
+    "worker-left-behind",
 )
 """Kinds of events about faults and their ends."""
 
@@ -215,16 +339,27 @@ _GOOD = """<q-td :props="props"><span :class="props.row.good ? '' : 'text-negati
 class PagedTable:
     """A table of rows with a number as ``id``, loaded page by page, latest first."""
 
-    def __init__(self, headings: Mapping[str, str], title: str, rows_per_page: int) -> None:
+    def __init__(
+        self,
+        headings: Mapping[str, str],
+        title: str,
+        rows_per_page: int,
+    ) -> None:
         self._rows_per_page = rows_per_page
         self._before: list[int] = []
-        self._wanted, self._loaded = 1, 0
+        self._wanted = 1
+        self._loaded = 0
         self.table = page.table(headings, title)
-        with self.table.add_slot("bottom"), ui.row().classes("items-center gap-2"):
+        with (
+            self.table.add_slot("bottom"),
+            ui.row().classes("items-center gap-2"),
+        ):
             self._newer = ui.button("Newer", on_click=self._turn_back)
             self._older = ui.button("Older", on_click=self._turn)
             for button in (self._newer, self._older):
-                button.props(f'flat dense no-caps aria-label="{button.text} {title}"')
+                button.props(
+                    f'flat dense no-caps aria-label="{button.text} {title}"'
+                )
             self._about = ui.label().classes("text-xs")
 
     @property
@@ -242,14 +377,20 @@ class PagedTable:
         self._before.clear()
         self._want_another()
 
-    async def load(self, rows_of: Callable[[int, int | None], Sequence[dict[str, Any]]]) -> None:
+    async def load(
+        self, rows_of: Callable[[int, int | None], Sequence[dict[str, Any]]]
+    ) -> None:
         """Show ``rows_of``: a number of rows before a row, or the latest."""
-        wanted, turned = self._wanted, len(self._before)
+        wanted = self._wanted
+        turned = len(self._before)
         before = self._before[-1] if self._before else None
         rows = await run.io_bound(rows_of, self._rows_per_page + 1, before)
-        if rows is None or wanted != self._wanted:  # the end, or the reader has turned the page
+        if (
+            rows is None or wanted != self._wanted
+        ):  # the end, or the reader has turned the page
             return
-        self._loaded, shown = wanted, list(rows[: self._rows_per_page])
+        self._loaded = wanted
+        shown = list(rows[: self._rows_per_page])
         if self.table.rows != shown:
             self.table.rows = shown
         self._newer.set_enabled(turned > 0)
@@ -278,25 +419,40 @@ class HistoryPage(page.Page):
 
     def build(self) -> None:
         """The period at the top; the present state at the bottom."""
-        self._asking, self._shown_of = asyncio.Lock(), (-1, "")
+        self._asking = asyncio.Lock()
+        self._shown_of = (-1, "")
         self._period = page.PeriodChoice(
-            "History of", _PAST_PERIODS, 604_800, self.query, self._from_the_newest
+            "History of",
+            _PAST_PERIODS,
+            604_800,
+            self.query,
+            self._from_the_newest,
         )
         self._changes = PagedTable(_CHANGES, "Changes of circuits", 10)
         if self.may_change():
-            undo = {"name": "undo", "field": "id", "label": "", "align": "left"}
+            undo = {
+                "name": "undo",
+                "field": "id",
+                "label": "",
+                "align": "left",
+            }
             self._changes.table.columns = [*self._changes.table.columns, undo]
         self._changes.table.add_slot("body-cell-undo", _UNDO)
         self._changes.table.on("undo", self._undo)
         self._troubles = PagedTable(_EVENTS, "Alarms, drift and faults", 10)
         self._events = PagedTable(_EVENTS, "Events", 15)
-        self._health = page.table(_HEALTH, "Devices, agents and controller now")
+        self._health = page.table(
+            _HEALTH, "Devices, agents and controller now"
+        )
         self._health.add_slot("body-cell-words", _GOOD)
         ui.timer(EVERY_S, self._load)
 
     def refresh(self) -> None:
         """Update the present state."""
-        rows = sorted(texts.health_rows(self.watch.view), key=lambda row: bool(row["good"]))
+        rows = sorted(
+            texts.health_rows(self.watch.view),
+            key=lambda row: bool(row["good"]),
+        )
         if self._health.rows != rows:
             self._health.rows = rows
 
@@ -307,7 +463,10 @@ class HistoryPage(page.Page):
     async def _load(self) -> None:
         latest = self.watch.changes[-1:]
         state = f"{latest[0]['id']} {latest[0]['state']}" if latest else ""
-        news = (self.watch.heard, state) != self._shown_of and self._period.length_s is not None
+        news = (
+            self.watch.heard,
+            state,
+        ) != self._shown_of and self._period.length_s is not None
         if self._asking.locked():
             return
         async with self._asking:
@@ -316,13 +475,28 @@ class HistoryPage(page.Page):
             client = self.visitor.client
 
             def changes(last: int, before: int | None) -> list[texts.Row]:
-                found = client.past_reconfigurations(since, until, last=last, before=before)
-                return [texts.change_row(c, self.watch.view) for c in reversed(found)]
+                found = client.past_reconfigurations(
+                    since,
+                    until,
+                    last=last,
+                    before=before,
+                )
+                return [
+                    texts.change_row(c, self.watch.view)
+                    for c in reversed(found)
+                ]
 
-            def events_of(kinds: Sequence[str], last: int, before: int | None) -> list[texts.Row]:
+            def events_of(
+                kinds: Sequence[str],
+                last: int,
+                before: int | None,
+            ) -> list[texts.Row]:
                 asked: Any = {"last": last, "before": before, "kinds": kinds}
                 return [
-                    texts.event_row(e) for e in reversed(client.past_events(since, until, **asked))
+                    texts.event_row(e)
+                    for e in reversed(
+                        client.past_events(since, until, **asked)
+                    )
                 ]
 
             for paged, rows_of in (
@@ -333,11 +507,18 @@ class HistoryPage(page.Page):
                 if paged.is_due or (news and paged.is_at_newest):
                     try:
                         await paged.load(rows_of)
-                    except PatchlightError:  # the page's header shows the error
+                    except (
+                        PatchlightError
+                    ):  # the page's header shows the error
                         self._shown_of = (-1, "")
                         return
 
     async def _undo(self, event: events.GenericEventArguments) -> None:
         number = int(event.args)
-        if await page.confirmed(f"Undo change {number}? Other changes stay.", "Roll back"):
-            await self.ask(partial(self.visitor.client.roll_back, number), f"undoing {number}")
+        if await page.confirmed(
+            f"Undo change {number}? Other changes stay.", "Roll back"
+        ):
+            await self.ask(
+                partial(self.visitor.client.roll_back, number),
+                f"undoing {number}",
+            )

@@ -20,10 +20,16 @@ Shapes = dict[str, Shape]
 """A layer: shapes by name; a shape keeps its name over time."""
 
 _INCH = 96.0
-_LEAST_SCALE, _PHONE_SCALE = 0.7, 0.34
+_LEAST_SCALE = 0.7
+_PHONE_SCALE = 0.34
 _MARGIN = 0.3
 _Point = tuple[float, float]
-SIGNS = {"dark": "✕", "degraded": "!", "drifting": "?", "changing": "~"}
+SIGNS = {
+    "dark": "✕",
+    "degraded": "!",
+    "drifting": "?",
+    "changing": "~",
+}
 _MOST_SIGNALS = 8  # signals named per fibre
 PADLOCK = "M-6 0h12v9h-12zM-4 0v-3a4 4 0 0 1 8 0v3"
 
@@ -73,10 +79,14 @@ class Picture:
     """Draws the layers of one lab; ``layout`` has the positions."""
 
     def __init__(self, lab: Lab, layout: DrawingLayout) -> None:
-        self._lab, self._layout = lab, layout
+        self._lab = lab
+        self._layout = layout
         self._width = (layout.width + 2 * _MARGIN) * _INCH
         # Links within a row are above its boxes; the servers' names are below the lowest row.
-        lifts = [_lift(*(layout.points[end] for end in (f.a, f.b))) for f in lab.fibres]
+        lifts = [
+            _lift(*(layout.points[end] for end in (f.a, f.b)))
+            for f in lab.fibres
+        ]
         self._top = max([_MARGIN, *(0.75 * lift + 0.1 for lift in lifts)])
         self._height = (layout.height + self._top + _MARGIN) * _INCH
 
@@ -101,42 +111,91 @@ class Picture:
     def still(self) -> Shapes:
         """The constant part: boxes with their names, fibres, ports."""
         lines = (self._between(f.a, f.b) for f in self._lab.fibres)
-        fibres = [shape("path", "", css="pl-fibre", d=line) for line in lines]
+        fibres = [
+            shape(
+                "path",
+                "",
+                css="pl-fibre",
+                d=line,
+            )
+            for line in lines
+        ]
         drawn = {"fibres": shape("g", fibres)}
         hosts: dict[str, list[Host]] = {}
         for host in self._lab.hosts:
             hosts.setdefault(host.server.name, []).append(host)
         for server in self._lab.servers:
-            inside = [each for h in hosts.get(server.name, ()) for each in self._host(h)]
+            inside = [
+                each
+                for h in hosts.get(server.name, ())
+                for each in self._host(h)
+            ]
             drawn[server.name] = self._device(server.name, "server", inside)
-        kinds = {ocs.name: "circuit switch" for ocs in self._lab.circuit_switches}
-        kinds |= {switch.name: "wavelength switch" for switch in self._lab.wavelength_switches}
+        kinds = {
+            ocs.name: "circuit switch" for ocs in self._lab.circuit_switches
+        }
+        kinds |= {
+            switch.name: "wavelength switch"
+            for switch in self._lab.wavelength_switches
+        }
         kinds |= {part.name: part.kind for part in self._lab.passive_parts}
-        kinds |= {switch.name: "packet switch" for switch in self._lab.packet_switches}
-        return drawn | {name: self._device(name, kind) for name, kind in kinds.items()}
+        kinds |= {
+            switch.name: "packet switch"
+            for switch in self._lab.packet_switches
+        }
+        return drawn | {
+            name: self._device(name, kind) for name, kind in kinds.items()
+        }
 
     def light(self, view: LabView) -> Shapes:
         """Circuits and links in their jobs' colours, with faults marked."""
-        lit = self._lit_by_channels(view) if self._lab.coloured else self._lit_by_paths(view)
+        lit = (
+            self._lit_by_channels(view)
+            if self._lab.coloured
+            else self._lit_by_paths(view)
+        )
         drawn = {
             f"{f.a} {f.b}": self._lit_fibre(f, *lit[end])
             for f in self._lab.fibres
             if (end := f.a if f.a in lit else f.b) in lit
         }
         for group in _by_ports(view):
-            name, ports = group[0].ocs, group[0].ports
-            a, b = (Endpoint(name, str(port)) for port in (ports.inp, ports.out))
+            name = group[0].ocs
+            ports = group[0].ports
+            a, b = (
+                Endpoint(name, str(port)) for port in (ports.inp, ports.out)
+            )
             if a in self._layout.points and b in self._layout.points:
-                drawn[f"{name} {ports.inp}>{ports.out}"] = self._circuits(group, a, b, view)
+                drawn[f"{name} {ports.inp}>{ports.out}"] = self._circuits(
+                    group,
+                    a,
+                    b,
+                    view,
+                )
         for name, words in view.silent.items():
             if box := self._layout.boxes.get(name):
-                bad = shape("rect", "", css="pl-bad", rx=6, **self._place(box))
-                drawn[name] = about(f"{name} {words}", name, [bad], silent=name)
+                bad = shape(
+                    "rect",
+                    "",
+                    css="pl-bad",
+                    rx=6,
+                    **self._place(box),
+                )
+                drawn[name] = about(
+                    f"{name} {words}",
+                    name,
+                    [bad],
+                    silent=name,
+                )
         return drawn
 
-    def meters(self, view: LabView, measured: Mapping[str, Measured]) -> Shapes:
+    def meters(
+        self, view: LabView, measured: Mapping[str, Measured]
+    ) -> Shapes:
         """Hosts in their jobs' colours, with GPU utilisation and rates."""
-        return {h.name: self._meter(h, view, measured) for h in self._lab.hosts}
+        return {
+            h.name: self._meter(h, view, measured) for h in self._lab.hosts
+        }
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -145,8 +204,11 @@ class Picture:
         lit: dict[Endpoint, tuple[str, str]] = {}
         for path in view.links.paths.values():
             job = view.job_of_path(path)
-            colour, words = view.colours.get(job, NO_JOB), f"{path.source} to {path.sink}"
-            words += "" if path.rate_bps is None else f", {rate(path.rate_bps)}"
+            colour = view.colours.get(job, NO_JOB)
+            words = f"{path.source} to {path.sink}"
+            words += (
+                "" if path.rate_bps is None else f", {rate(path.rate_bps)}"
+            )
             words += f", used by {job}" if job else ""
             for end in (path.source, path.sink):
                 lit.setdefault(end, (colour, words))
@@ -155,68 +217,179 @@ class Picture:
                     lit.setdefault(Endpoint(ocs, str(port)), (colour, words))
         return lit
 
-    def _lit_by_channels(self, view: LabView) -> dict[Endpoint, tuple[str, str]]:
+    def _lit_by_channels(
+        self, view: LabView
+    ) -> dict[Endpoint, tuple[str, str]]:
         """The same by fibre end in labs with wavelengths, with several signals on a fibre."""
         lit = {}
         for fibre in self._lab.fibres:
-            there, back = view.signals_at(fibre.b), view.signals_at(fibre.a)
+            there = view.signals_at(fibre.b)
+            back = view.signals_at(fibre.a)
             if there or back:
-                colour = view.colours.get(view.job_of_signals([*there, *back]), NO_JOB)
+                colour = view.colours.get(
+                    view.job_of_signals([*there, *back]), NO_JOB
+                )
                 ways = ((f"to {fibre.b}", there), (f"to {fibre.a}", back))
-                words = "; ".join(f"{way} {_signals(found)}" for way, found in ways if found)
+                words = "; ".join(
+                    f"{way} {_signals(found)}" for way, found in ways if found
+                )
                 lit[fibre.a] = (colour, words)
         return lit
 
-    def _device(self, name: str, kind: str, inside: Iterable[Shape] = ()) -> Shape:
+    def _device(
+        self,
+        name: str,
+        kind: str,
+        inside: Iterable[Shape] = (),
+    ) -> Shape:
         box = self._layout.boxes[name]
         x, y = self._at((box.x, box.y + box.height))
         is_server = kind == "server"
         size = 16 if self._layout.detailed else 8
-        place, anchor = (x + 8, y + box.height * _INCH / 2 + 5), "start"
+        place = (x + 8, y + box.height * _INCH / 2 + 5)
+        anchor = "start"
         if kind == "circuit switch":  # above its circuits
             place = (x + 8, y + 22)
         if kind == "wavelength switch":  # beside its channels
             place = (x + 8, y + box.height * _INCH - 24)
         if is_server:
-            place = (self._at((box.centre, box.y))[0], y + box.height * _INCH + 20)
+            place = (
+                self._at((box.centre, box.y))[0],
+                y + box.height * _INCH + 20,
+            )
             anchor = "middle"
-        parts = [shape("rect", "", css="pl-box", rx=6, **self._place(box))]
+        parts = [
+            shape(
+                "rect",
+                "",
+                css="pl-box",
+                rx=6,
+                **self._place(box),
+            )
+        ]
         if not is_server or self._layout.detailed:
-            parts.append(text(*place, name, size, anchor=anchor, bold=True))
+            parts.append(
+                text(
+                    *place,
+                    name,
+                    size,
+                    anchor=anchor,
+                    bold=True,
+                )
+            )
         if not is_server and self._layout.detailed:
-            parts.append(text(place[0], place[1] + 15, kind, 13, anchor=anchor, quiet=True))
-        what = {"role": "button", "aria_label": f"{name}, {kind}", "data_device": name}
-        return shape("g", [*parts, *inside], tabindex=0, **what)
+            parts.append(
+                text(
+                    place[0],
+                    place[1] + 15,
+                    kind,
+                    13,
+                    anchor=anchor,
+                    quiet=True,
+                )
+            )
+        what = {
+            "role": "button",
+            "aria_label": f"{name}, {kind}",
+            "data_device": name,
+        }
+        return shape(
+            "g",
+            [*parts, *inside],
+            tabindex=0,
+            **what,
+        )
 
     def _host(self, host: Host) -> list[Shape]:
         box = self._host_box(host)
-        parts = [shape("rect", "", css="pl-host", rx=4, **self._place(box))]
+        parts = [
+            shape(
+                "rect",
+                "",
+                css="pl-host",
+                rx=4,
+                **self._place(box),
+            )
+        ]
         if not self._layout.detailed:
             return parts
         x, y = self._at((box.centre, box.y + box.height))
         if host.gpu is not None:
-            parts.append(text(x, y + 33, host.gpu.name, 14, bold=True))
             parts.append(
-                text(x, y + 49, cut(host.gpu.model, box.width * _INCH, 13), 13, quiet=True)
+                text(
+                    x,
+                    y + 33,
+                    host.gpu.name,
+                    14,
+                    bold=True,
+                )
+            )
+            parts.append(
+                text(
+                    x,
+                    y + 49,
+                    cut(host.gpu.model, box.width * _INCH, 13),
+                    13,
+                    quiet=True,
+                )
             )
         sends = host.nic.transceiver
-        nic = f"{host.nic.name} {sends.channel} THz" if sends is not None else host.nic.name
-        return [*parts, text(x, y + 16, cut(nic, box.width * _INCH, 13), 13, quiet=True)]
+        nic = (
+            f"{host.nic.name} {sends.channel} THz"
+            if sends is not None
+            else host.nic.name
+        )
+        return [
+            *parts,
+            text(
+                x,
+                y + 16,
+                cut(nic, box.width * _INCH, 13),
+                13,
+                quiet=True,
+            ),
+        ]
 
     def _host_box(self, host: Host) -> Box:
         x, _ = self._layout.points[host.endpoint]
-        box, slot = self._layout.boxes[host.server.name], self._layout.slot
+        box = self._layout.boxes[host.server.name]
+        slot = self._layout.slot
         inset = slot * 0.06
-        return Box("", x - slot * 0.44, box.y + inset, slot * 0.88, box.height - 2 * inset)
+        return Box(
+            "",
+            x - slot * 0.44,
+            box.y + inset,
+            slot * 0.88,
+            box.height - 2 * inset,
+        )
 
-    def _meter(self, host: Host, view: LabView, measured: Mapping[str, Measured]) -> Shape:
-        box, job = self._host_box(host), view.job_of_host.get(host.name, "")
-        seen, parts = measured.get(host.name, Measured()), list[Shape]()
+    def _meter(
+        self,
+        host: Host,
+        view: LabView,
+        measured: Mapping[str, Measured],
+    ) -> Shape:
+        box = self._host_box(host)
+        job = view.job_of_host.get(host.name, "")
+        seen = measured.get(host.name, Measured())
+        parts = list[Shape]()
         if job:
             colour = view.colours.get(job, NO_JOB)
-            look: Look = {"fill": colour, "stroke": colour, "stroke_width": 2.5}
+            look: Look = {
+                "fill": colour,
+                "stroke": colour,
+                "stroke_width": 2.5,
+            }
             look["fill_opacity"] = 0.16
-            parts.append(shape("rect", "", rx=4, **look, **self._place(box)))
+            parts.append(
+                shape(
+                    "rect",
+                    "",
+                    rx=4,
+                    **look,
+                    **self._place(box),
+                )
+            )
         words = f"{host.name}: {f'in {job}' if job else 'free'}"
         if seen.busy is not None:
             words += f", busy {seen.busy:.0%}".replace("%", " %")
@@ -225,55 +398,154 @@ class Picture:
             height = 5 if self._layout.detailed else 2
             size = {"width": tenths(width), "height": height}
             place = {"x": tenths(x), "y": tenths(y - height)}
-            parts.append(shape("rect", "", css="pl-busy", **place, **size))
+            parts.append(
+                shape(
+                    "rect",
+                    "",
+                    css="pl-busy",
+                    **place,
+                    **size,
+                )
+            )
         if reason := view.without_link.get(host.name):
             words += f", no link: {reason}"
-            parts.append(shape("rect", "", css="pl-bad", rx=4, **self._place(box)))
+            parts.append(
+                shape(
+                    "rect",
+                    "",
+                    css="pl-bad",
+                    rx=4,
+                    **self._place(box),
+                )
+            )
         if seen.sends_bps is not None:
             sends = rate(seen.sends_bps)
             words += f", {host.nic.name} sends {sends}"
             if self._layout.detailed:
                 x, y = self._at((box.centre, box.y + 0.16))
-                parts.append(text(x, y, sends, 13))
-        return about(words, host.server.name, parts, host=host.name)
+                parts.append(
+                    text(
+                        x,
+                        y,
+                        sends,
+                        13,
+                    )
+                )
+        return about(
+            words,
+            host.server.name,
+            parts,
+            host=host.name,
+        )
 
-    def _circuits(self, group: list[Circuit], a: Endpoint, b: Endpoint, view: LabView) -> Shape:
+    def _circuits(
+        self,
+        group: list[Circuit],
+        a: Endpoint,
+        b: Endpoint,
+        view: LabView,
+    ) -> Shape:
         worst = group[0]
         box = self._layout.boxes[worst.ocs]
-        start, end = self._layout.points[a], self._layout.points[b]
+        start = self._layout.points[a]
+        end = self._layout.points[b]
         # A curve between ports on one side stays inside the switch.
         inward = 0.6 * box.height * (1 if start[1] == box.y else -1)
         jobs = {circuit.job for circuit in group} - {""}
         colour = view.colours.get(jobs.pop() if len(jobs) == 1 else "", NO_JOB)
-        line, css = self._curve(start, end, inward), f"pl-light pl-{worst.condition}"
-        parts = [shape("path", "", css=css, d=line, stroke=colour, stroke_width=self._bold)]
+        line = self._curve(start, end, inward)
+        css = f"pl-light pl-{worst.condition}"
+        parts = [
+            shape(
+                "path",
+                "",
+                css=css,
+                d=line,
+                stroke=colour,
+                stroke_width=self._bold,
+            )
+        ]
         x, y = self._at(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2))
         if worst.condition == "locked":
             place = f"translate({x:.1f} {y:.1f})"
-            parts.append(shape("path", "", css="pl-lock", transform=place, d=PADLOCK))
+            parts.append(
+                shape(
+                    "path",
+                    "",
+                    css="pl-lock",
+                    transform=place,
+                    d=PADLOCK,
+                )
+            )
         if sign := SIGNS.get(worst.condition):
-            parts.append(text(x, y + 5, sign, 15 if self._layout.detailed else 8, bold=True))
+            parts.append(
+                text(
+                    x,
+                    y + 5,
+                    sign,
+                    15 if self._layout.detailed else 8,
+                    bold=True,
+                )
+            )
         if worst.channel and self._layout.detailed:
-            parts.append(text(x + 10, y - 4, channels_words(group), 11, anchor="start"))
-        words = "\n".join(map(circuit_words, group if worst.channel else group[:1]))
+            parts.append(
+                text(
+                    x + 10,
+                    y - 4,
+                    channels_words(group),
+                    11,
+                    anchor="start",
+                )
+            )
+        words = "\n".join(
+            map(circuit_words, group if worst.channel else group[:1])
+        )
         name = f"{worst.ocs} {worst.ports.inp}>{worst.ports.out}"
-        return about(words, worst.ocs, parts, circuit=name)
+        return about(
+            words,
+            worst.ocs,
+            parts,
+            circuit=name,
+        )
 
     @property
     def _bold(self) -> float:
         return 3.5 if self._layout.detailed else 1.2
 
-    def _lit_fibre(self, fibre: Fibre, colour: str, words: str) -> Shape:
+    def _lit_fibre(
+        self,
+        fibre: Fibre,
+        colour: str,
+        words: str,
+    ) -> Shape:
         look: Look = {"stroke": colour, "stroke_width": self._bold}
-        line = shape("path", "", css="pl-light", d=self._between(fibre.a, fibre.b), **look)
-        return about(f"{fibre.a} to {fibre.b}: {words}", fibre.b.device, [line], fibre="")
+        line = shape(
+            "path",
+            "",
+            css="pl-light",
+            d=self._between(fibre.a, fibre.b),
+            **look,
+        )
+        return about(
+            f"{fibre.a} to {fibre.b}: {words}",
+            fibre.b.device,
+            [line],
+            fibre="",
+        )
 
     def _between(self, a: Endpoint, b: Endpoint) -> str:
-        start, end = self._layout.points[a], self._layout.points[b]
+        start = self._layout.points[a]
+        end = self._layout.points[b]
         return self._curve(start, end, _lift(start, end))
 
-    def _curve(self, a: _Point, b: _Point, lift: float) -> str:
-        (ax, ay), (bx, by) = self._at(a), self._at(b)
+    def _curve(
+        self,
+        a: _Point,
+        b: _Point,
+        lift: float,
+    ) -> str:
+        ax, ay = self._at(a)
+        bx, by = self._at(b)
         if a[1] == b[1]:
             up = self._at((0.0, a[1] + lift))[1]
             return f"M{ax:.1f} {ay:.1f}C{ax:.1f} {up:.1f} {bx:.1f} {up:.1f} {bx:.1f} {by:.1f}"
@@ -282,15 +554,27 @@ class Picture:
 
     def _at(self, point: _Point) -> _Point:
         x, y = point
-        return (x + _MARGIN) * _INCH, (self._layout.height + self._top - y) * _INCH
+        return (x + _MARGIN) * _INCH, (
+            self._layout.height + self._top - y
+        ) * _INCH
 
     def _place(self, box: Box) -> dict[str, float]:
         x, y = self._at((box.x, box.y + box.height))
-        width, height = tenths(box.width * _INCH), tenths(box.height * _INCH)
-        return {"x": tenths(x), "y": tenths(y), "width": width, "height": height}
+        width = tenths(box.width * _INCH)
+        height = tenths(box.height * _INCH)
+        return {
+            "x": tenths(x),
+            "y": tenths(y),
+            "width": width,
+            "height": height,
+        }
 
 
-def cut(words: str, width: float, size: float) -> str:
+def cut(
+    words: str,
+    width: float,
+    size: float,
+) -> str:
     """The text if it fits in ``width`` pixels, else its beginning."""
     most = int(width / (0.53 * size))
     return words if len(words) <= most else f"{words[: most - 1]}…"
@@ -323,7 +607,11 @@ def channels_words(circuits: Sequence[Circuit]) -> str:
 
 
 def _signals(signals: Sequence[Signal]) -> str:
-    more = f" and {len(signals) - _MOST_SIGNALS} more" if len(signals) > _MOST_SIGNALS else ""
+    more = (
+        f" and {len(signals) - _MOST_SIGNALS} more"
+        if len(signals) > _MOST_SIGNALS
+        else ""
+    )
     return ", ".join(map(str, signals[:_MOST_SIGNALS])) + more
 
 
@@ -333,13 +621,26 @@ def _by_ports(view: LabView) -> list[list[Circuit]]:
     for circuit in view.circuits:
         ports = sorted((circuit.ports.inp, circuit.ports.out))
         found.setdefault((circuit.ocs, ports[0], ports[1]), []).append(circuit)
-    return [sorted(group, key=lambda c: order.index(c.condition)) for group in found.values()]
+    return [
+        sorted(group, key=lambda c: order.index(c.condition))
+        for group in found.values()
+    ]
 
 
-def about(words: str, device: str, parts: list[Shape], **name: str) -> Shape:
+def about(
+    words: str,
+    device: str,
+    parts: list[Shape],
+    **name: str,
+) -> Shape:
     """A group with a tooltip; clicking it opens a device."""
     named = {f"data_{kind}": its for kind, its in name.items()}
-    return shape("g", [shape("title", words), *parts], data_device=device, **named)
+    return shape(
+        "g",
+        [shape("title", words), *parts],
+        data_device=device,
+        **named,
+    )
 
 
 def text(
@@ -357,14 +658,33 @@ def text(
     look: Look = {"font_size": size, "text_anchor": anchor}
     look |= {"font_weight": "bold"} if bold else {}
     look |= {"css": "pl-small"} if quiet else {}
-    look |= {"transform": f"rotate(-90 {tenths(x)} {tenths(y)})"} if upwards else {}
-    return shape("text", words, x=tenths(x), y=tenths(y), **look)
+    look |= (
+        {"transform": f"rotate(-90 {tenths(x)} {tenths(y)})"}
+        if upwards
+        else {}
+    )
+    return shape(
+        "text",
+        words,
+        x=tenths(x),
+        y=tenths(y),
+        **look,
+    )
 
 
-def shape(tag: str, inside: str | list[Shape], /, **attributes: str | float) -> Shape:
+def shape(
+    tag: str,
+    inside: str | list[Shape],
+    /,
+    **attributes: str | float,
+) -> Shape:
     """An element; ``css`` is its class, underscores in attributes become dashes."""
     named = {"css": "class"}
-    return (tag, {named.get(n, n.replace("_", "-")): v for n, v in attributes.items()}, inside)
+    return (
+        tag,
+        {named.get(n, n.replace("_", "-")): v for n, v in attributes.items()},
+        inside,
+    )
 
 
 def tenths(pixels: float) -> float:

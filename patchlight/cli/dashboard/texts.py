@@ -14,14 +14,22 @@ from patchlight.testbed.units import format_rate, format_time
 Row = dict[str, Any]
 Answer = Mapping[str, Any]
 
-_MOST_MEETINGS, _MOST_GPUS = 3, 8
+_MOST_MEETINGS = 3
+_MOST_GPUS = 8
 _SHORT_S = 1e-3  # shorter stages are hidden
 # Stages of a change in which its circuits are down.
 _DARK_STAGES = ("break", "make", "verify")
 # In the order of a change.
 _STAGES = (
-    *("waiting", "read", "plan", "check", "drain", *_DARK_STAGES),
-    *("flows", "announce", "undrain"),
+    "waiting",
+    "read",
+    "plan",
+    "check",
+    "drain",
+    *_DARK_STAGES,
+    "flows",
+    "announce",
+    "undrain",
 )
 
 
@@ -36,13 +44,24 @@ def rate(bps: float) -> str:
 
 
 def _spaced(quantity: str) -> str:
-    spaced = re.sub(r"(?<=\d)(?=[A-Za-z])", "\N{NO-BREAK SPACE}", quantity, count=1)
+    spaced = re.sub(
+        r"(?<=\d)(?=[A-Za-z])",
+        "\N{NO-BREAK SPACE}",
+        quantity,
+        count=1,
+    )
     return spaced.replace("us", "µs")
 
 
-def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: float | None) -> Row:
+def job_row(
+    job: Answer,
+    view: LabView,
+    iteration_s: float | None,
+    sends_bps: float | None,
+) -> Row:
     """A job in a list; ``iteration_s`` and ``sends_bps`` are measured, ``None`` if unknown."""
-    wanted, done = job["spec"]["iterations"], job["iterations_done"]
+    wanted = job["spec"]["iterations"]
+    done = job["iterations_done"]
     predicted_s = job.get("predicted_iteration_s")
     return {
         "id": job["id"],
@@ -67,13 +86,23 @@ def gpus_words(hosts: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_GPUS]) + _more(len(hosts) - _MOST_GPUS)
 
 
-def job_lines(row: Row, job: Answer, view: LabView) -> list[str]:
+def job_lines(
+    row: Row,
+    job: Answer,
+    view: LabView,
+) -> list[str]:
     """A job on the Lab page: its GPUs, switches and pace, or why it waits."""
     pace = f"iteration {row['iteration']}" if row["iteration"] else ""
-    pace += f", predicted {row['predicted']}" if pace and row["predicted"] else ""
+    pace += (
+        f", predicted {row['predicted']}" if pace and row["predicted"] else ""
+    )
     sends = f"sends {row['sends']}" if row["sends"] else ""
     at = f"{row['gpus']}: {paths_words(job, view)}" if job["hosts"] else ""
-    return [line for line in (at, "; ".join(filter(None, (pace, sends))), row["why"]) if line]
+    return [
+        line
+        for line in (at, "; ".join(filter(None, (pace, sends))), row["why"])
+        if line
+    ]
 
 
 def paths_words(job: Answer, view: LabView) -> str:
@@ -83,26 +112,40 @@ def paths_words(job: Answer, view: LabView) -> str:
         host = view.lab.host_names.get(name)
         if host is None:
             continue
-        path, sends = view.links.paths.get(host.endpoint), host.nic.transceiver
+        path = view.links.paths.get(host.endpoint)
+        sends = host.nic.transceiver
         way = f"{sends.channel} THz" if sends is not None else "no link"
         if path is not None:
             through = ", ".join(device for device, _ in path.through)
-            way = f"{path.sink.device}" + (f" through {through}" if through else "")
+            way = f"{path.sink.device}" + (
+                f" through {through}" if through else ""
+            )
         ways[way] = ways.get(way, 0) + 1
-    counted = {way: count if len(ways) > 1 else 1 for way, count in ways.items()}
-    return "; ".join(way if count == 1 else f"{count} × {way}" for way, count in counted.items())
+    counted = {
+        way: count if len(ways) > 1 else 1 for way, count in ways.items()
+    }
+    return "; ".join(
+        way if count == 1 else f"{count} × {way}"
+        for way, count in counted.items()
+    )
 
 
 def measured_iteration_s(reports: Sequence[Answer]) -> float | None:
     """The mean time of the latest iterations; ``None`` without reports."""
-    latest = [r["compute_s"] + r["communication_s"] for r in list(reports)[-40:]]
+    latest = [
+        r["compute_s"] + r["communication_s"] for r in list(reports)[-40:]
+    ]
     return fmean(latest) if latest else None
 
 
 def change_row(change: Answer, view: LabView) -> Row:
     """A change of circuits in a list."""
     lasted_s = (change["finished_at"] or 0.0) - change["started_at"]
-    message = "" if change["message"] == "done" else f": {harmless(change['message'])}"
+    message = (
+        ""
+        if change["message"] == "done"
+        else f": {harmless(change['message'])}"
+    )
     result = f"{change['state']} in {took(lasted_s)}{message}"
     if dark := dark_s(change):
         result += f"; outage {took(dark)}"
@@ -120,20 +163,27 @@ def change_row(change: Answer, view: LabView) -> Row:
 
 def dark_s(change: Answer) -> float:
     """The outage of a change's circuits, in seconds."""
-    return float(sum(change["stages_s"].get(stage, 0.0) for stage in _DARK_STAGES))
+    return float(
+        sum(change["stages_s"].get(stage, 0.0) for stage in _DARK_STAGES)
+    )
 
 
 def _stages(change: Answer, at_least_s: float) -> str:
-    stages = [(name, s) for name, s in change["stages_s"].items() if s >= at_least_s]
+    stages = [
+        (name, s) for name, s in change["stages_s"].items() if s >= at_least_s
+    ]
     return ", ".join(f"{name} {took(spent)}" for name, spent in stages)
 
 
 def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
     """The stages of a change as text, and whether each is ``done``, ``now`` or ``next``."""
-    spent, progress = change["stages_s"], change.get("progress")
+    spent = change["stages_s"]
+    progress = change.get("progress")
     current = progress["stage"] if progress else ""
     rows = [
-        (f"{name} {took(seconds)}", "done") for name, seconds in spent.items() if name != current
+        (f"{name} {took(seconds)}", "done")
+        for name, seconds in spent.items()
+        if name != current
     ]
     if progress:
         so_far = span(max(0.0, now - progress["since"]))
@@ -147,7 +197,9 @@ def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
                 if not any(each[key] for each in planned)
             }
         rows += [
-            (name, "next") for name in _STAGES[_STAGES.index(current) + 1 :] if name not in idle
+            (name, "next")
+            for name in _STAGES[_STAGES.index(current) + 1 :]
+            if name not in idle
         ]
     return rows
 
@@ -155,12 +207,22 @@ def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
 def changes_words(changes: Mapping[str, Answer]) -> str:
     """The cross-connects that a change breaks and makes, by circuit switch."""
     return "; ".join(
-        " ".join([f"{ocs}:", *(f"−{c}" for c in each["breaks"]), *(f"+{c}" for c in each["makes"])])
+        " ".join(
+            [
+                f"{ocs}:",
+                *(f"−{c}" for c in each["breaks"]),
+                *(f"+{c}" for c in each["makes"]),
+            ]
+        )
         for ocs, each in changes.items()
     )
 
 
-def last_change_lines(view: LabView, gains: Mapping[str, Answer], now: float) -> list[str]:
+def last_change_lines(
+    view: LabView,
+    gains: Mapping[str, Answer],
+    now: float,
+) -> list[str]:
     """The changes in progress, and the last one: its result, outage and effect on jobs."""
     change = view.last_change
     lines = [
@@ -175,7 +237,8 @@ def last_change_lines(view: LabView, gains: Mapping[str, Answer], now: float) ->
     lines.append(f"change {change['id']}{by}: {change['state']} {ago} ago")
     lines += [harmless(change["why"])] if change["why"] else []
     broken, made = (
-        sum(len(each[key]) for each in change["changes"].values()) for key in ("breaks", "makes")
+        sum(len(each[key]) for each in change["changes"].values())
+        for key in ("breaks", "makes")
     )
     lines.append(
         f"{broken} cross-connects broken and {made} made in "
@@ -183,17 +246,22 @@ def last_change_lines(view: LabView, gains: Mapping[str, Answer], now: float) ->
     )
     stages = _stages(change, _SHORT_S)
     lines += [stages] if stages else []
-    lines += [harmless(change["message"])] if change["state"] != "committed" else []
+    lines += (
+        [harmless(change["message"])] if change["state"] != "committed" else []
+    )
     lines += [f"{job}: {gain_words(gain)}" for job, gain in gains.items()]
     return lines
 
 
 def gain_words(gain: Answer) -> str:
     """The iteration time of a job before and after a change of its circuits."""
-    before, after = gain["measured_before_s"], gain["measured_after_s"]
+    before = gain["measured_before_s"]
+    after = gain["measured_after_s"]
     if not before or not after:
         return "not enough iterations to compare before and after"
-    faster = f", {before / after:.1f} × faster" if before > 1.05 * after else ""
+    faster = (
+        f", {before / after:.1f} × faster" if before > 1.05 * after else ""
+    )
     return f"iteration {took(before)} before, {took(after)} after{faster}"
 
 
@@ -202,10 +270,19 @@ def latest_words(view: LabView, now: float) -> str:
     found = [(0.0, "")]
     if change := view.last_change:
         why = f" ({harmless(change['why'])})" if change["why"] else ""
-        found.append((change["finished_at"], f"change {change['id']} {change['state']}{why}"))
+        found.append(
+            (
+                change["finished_at"],
+                f"change {change['id']} {change['state']}{why}",
+            )
+        )
     for job in view.jobs:
         ended = job["finished_at"]
-        at, state = (ended, job["state"]) if ended else (job["runs_since"] or 0.0, "started")
+        at, state = (
+            (ended, job["state"])
+            if ended
+            else (job["runs_since"] or 0.0, "started")
+        )
         found.append((at, f"job {job['id']} {state}"))
     at, words = max(found)
     return f"Last: {words}, {span(max(0.0, now - at))} ago." if at else ""
@@ -218,7 +295,10 @@ def summary(view: LabView) -> str:
         (len(view.lab.packet_switches), "packet switch"),
         (len(view.lab.optical_switches), "optical switch"),
     )
-    up = ", ".join(_counted(count, name) for count, name in devices if count) + " up; "
+    up = (
+        ", ".join(_counted(count, name) for count, name in devices if count)
+        + " up; "
+    )
     busy = len(view.job_of_host)
     return (
         f"{'' if view.silent else up}{_counted(len(view.at_work), 'job')} running on {busy} of "
@@ -231,11 +311,20 @@ def _counted(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else plural}"
 
 
-def problems(view: LabView, stopped: Answer | None, trouble: str) -> list[tuple[str, bool]]:
+def problems(
+    view: LabView,
+    stopped: Answer | None,
+    trouble: str,
+) -> list[tuple[str, bool]]:
     """The faults, worst first, and whether each is an error or a caution."""
     bad = [trouble] if trouble else []
-    bad += [w if name in w else f"{name} {w}" for name, w in view.silent.items()]
-    bad += [f"{host} has no link: {reason}" for host, reason in view.without_link.items()]
+    bad += [
+        w if name in w else f"{name} {w}" for name, w in view.silent.items()
+    ]
+    bad += [
+        f"{host} has no link: {reason}"
+        for host, reason in view.without_link.items()
+    ]
     caution = []
     if stopped is not None:
         why = f": {stopped['why']}" if stopped["why"] else ""
@@ -245,20 +334,32 @@ def problems(view: LabView, stopped: Answer | None, trouble: str) -> list[tuple[
         ("drifting", "drift, not committed", caution),
         ("degraded", "optical power too low", caution),
     ):
-        ports = [f"{c.ocs} {c.ports}" for c in view.circuits if c.condition == condition]
+        ports = [
+            f"{c.ocs} {c.ports}"
+            for c in view.circuits
+            if c.condition == condition
+        ]
         if ports:
-            among.append(f"{words}: {', '.join(ports[:6])}{_more(len(ports) - 6)}")
+            among.append(
+                f"{words}: {', '.join(ports[:6])}{_more(len(ports) - 6)}"
+            )
     if (light := view.links.light) is not None:
         bad += [str(meeting) for meeting in light.meetings[:_MOST_MEETINGS]]
     locks = view.locked_ports.items()
-    if locked := [f"{ocs}.{place}" for (ocs, _), at in locks for place, _ in at]:
-        caution.append(f"locked: {', '.join(locked[:6])}{_more(len(locked) - 6)}")
+    if locked := [
+        f"{ocs}.{place}" for (ocs, _), at in locks for place, _ in at
+    ]:
+        caution.append(
+            f"locked: {', '.join(locked[:6])}{_more(len(locked) - 6)}"
+        )
     if view.status.get("drained"):
         caution.append("the queue is drained: jobs do not start")
     for part in view.status.get("parts", ()):
         if part["faults"] and not part["running"]:
             bad.append(f"controller, {part['name']}: {part['last_fault']}")
-    return [(harmless(w), True) for w in bad] + [(harmless(w), False) for w in caution]
+    return [(harmless(w), True) for w in bad] + [
+        (harmless(w), False) for w in caution
+    ]
 
 
 def _more(count: int) -> str:
@@ -297,14 +398,19 @@ def device_rows(view: LabView, name: str) -> list[Row]:
     for end, (other, fibre) in view.lab.fibre_ends.items():
         if end.device != name:
             continue
-        light, peer = "", view.links.peer(end)
+        light = ""
+        peer = view.links.peer(end)
         if peer is not None:
             light = f"connected to {peer}"
         elif end.device in view.switch_maps:
             circuits = by_port.get((name, int(end.port)), ())
             parts = []
             for c in circuits:
-                dbm = [f"{power:.1f}" for power in (c.in_dbm, c.out_dbm) if power is not None]
+                dbm = [
+                    f"{power:.1f}"
+                    for power in (c.in_dbm, c.out_dbm)
+                    if power is not None
+                ]
                 powers = f" ({' → '.join(dbm)} dBm)" if dbm else ""
                 parts.append(f"{c.ports} {c.said}{powers}")
             light = "; ".join(parts)
@@ -314,9 +420,15 @@ def device_rows(view: LabView, name: str) -> list[Row]:
             {
                 "id": end.port,
                 "leads": str(other),
-                "rate": rate(fibre.rate_bps) if fibre.rate_bps else "unlimited",
+                "rate": rate(fibre.rate_bps)
+                if fibre.rate_bps
+                else "unlimited",
                 "light": light or "no circuit",
-                "lock": harmless("; ".join(f"{k['kind']} by {k['by']} {k['why']}" for k in locks)),
+                "lock": harmless(
+                    "; ".join(
+                        f"{k['kind']} by {k['by']} {k['why']}" for k in locks
+                    )
+                ),
             }
         )
     return rows
@@ -326,37 +438,87 @@ def health_rows(view: LabView) -> list[Row]:
     """The state of the devices, the agents and the controller."""
     rows: list[Row] = []
 
-    def add(name: str, kind: str, words: str, good: bool) -> None:
-        rows.append({"id": f"{kind} {name}", "name": name, "kind": kind, "good": good})
+    def add(
+        name: str,
+        kind: str,
+        words: str,
+        good: bool,
+    ) -> None:
+        rows.append(
+            {
+                "id": f"{kind} {name}",
+                "name": name,
+                "kind": kind,
+                "good": good,
+            }
+        )
         rows[-1]["words"] = harmless(words)
 
     for ocs in view.status.get("circuit_switches", ()):
-        silence = f"no answer since {when(ocs['since'])}: {ocs['words']}" if ocs["since"] else ""
-        add(ocs["name"], "circuit switch", silence or "answers", bool(ocs["reachable"]))
+        silence = (
+            f"no answer since {when(ocs['since'])}: {ocs['words']}"
+            if ocs["since"]
+            else ""
+        )
+        add(
+            ocs["name"],
+            "circuit switch",
+            silence or "answers",
+            bool(ocs["reachable"]),
+        )
     for switch in view.status.get("switches", ()):
-        connected, lacks = switch["connected"], switch["lacks"] or ""
-        words = "connected" if connected else switch["trouble"] or "not connected"
+        connected = switch["connected"]
+        lacks = switch["lacks"] or ""
+        words = (
+            "connected" if connected else switch["trouble"] or "not connected"
+        )
         words = "forwards by itself" if connected is None else lacks or words
-        add(switch["name"], "packet switch", words, connected is not False and not lacks)
+        add(
+            switch["name"],
+            "packet switch",
+            words,
+            connected is not False and not lacks,
+        )
     for agent in view.status.get("agents", ()):
         well = agent["reachable"] and not agent["problems"]
         words = "; ".join(agent["problems"]) or "answers"
         if not agent["reachable"]:
             words = (
-                f"{agent['presence']}, no answer for {span(agent['silence_s'])}: {agent['words']}"
+                f"{agent['presence']}, no answer for "
+                f"{span(agent['silence_s'])}: {agent['words']}"
             )
-        add(agent["server"], "agent", words, bool(well))
+        add(
+            agent["server"],
+            "agent",
+            words,
+            bool(well),
+        )
     parts = view.status.get("parts", ())
     for part in parts:
         if part["faults"]:
             words = "running" if part["running"] else "restarting"
             words += f"; failed {part['faults']} ×, last: {part['last_fault']}"
-            add(part["name"], "part of the controller", words, bool(part["running"]))
+            add(
+                part["name"],
+                "part of the controller",
+                words,
+                bool(part["running"]),
+            )
     whole = sum(not part["faults"] for part in parts)
-    add("controller", "process", f"{_counted(whole, 'part')} running without faults", True)
+    add(
+        "controller",
+        "process",
+        f"{_counted(whole, 'part')} running without faults",
+        True,
+    )
     engine = view.status.get("engine")
     words = f"running, engine {engine}" if engine else "not running"
-    add("OpenFlow speaker", "process", words, bool(engine))
+    add(
+        "OpenFlow speaker",
+        "process",
+        words,
+        bool(engine),
+    )
     return rows
 
 

@@ -22,16 +22,26 @@ from patchlight.testbed.jobs import JobState
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import JobAnswer
 
-_POLL_S, _REPEAT_S = 0.5, 10.0
-_FAILED, _INTERRUPTED = 1, 130
+_POLL_S = 0.5
+_REPEAT_S = 10.0
+_FAILED = 1
+_INTERRUPTED = 130
 _NOTHING = "No running job gains more by other circuits than they would cost."
 
 
 class _Output:
     """Prints what the workers of a job print, line by line."""
 
-    def __init__(self, client: ControllerClient, job_id: str, *, as_json: bool) -> None:
-        self._client, self._job_id, self._as_json = client, job_id, as_json
+    def __init__(
+        self,
+        client: ControllerClient,
+        job_id: str,
+        *,
+        as_json: bool,
+    ) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._as_json = as_json
         self._next: Counter[int] = Counter()
         self._begun: dict[int, str] = {}
 
@@ -39,9 +49,13 @@ class _Output:
         """Print the lines that it has finished since; ``marked`` with the worker's number."""
         while True:
             after = self._next[worker]
-            part = patiently(lambda: self._client.log(self._job_id, worker, after))  # noqa: B023
+            part = patiently(
+                lambda: self._client.log(self._job_id, worker, after)  # noqa: B023
+            )
             self._next[worker] = max(after, part["next"])
-            *lines, begun = (self._begun.get(worker, "") + part["text"]).split("\n")
+            *lines, begun = (self._begun.get(worker, "") + part["text"]).split(
+                "\n"
+            )
             self._begun[worker] = begun
             for line in lines:
                 self._line(worker, line, marked=marked)
@@ -55,7 +69,13 @@ class _Output:
                 self._line(worker, line, marked=marked)
         self._begun.clear()
 
-    def _line(self, worker: int, line: str, *, marked: bool) -> None:
+    def _line(
+        self,
+        worker: int,
+        line: str,
+        *,
+        marked: bool,
+    ) -> None:
         if self._as_json:
             out.print_json({"worker": worker, "line": line}, one_line=True)
         else:
@@ -64,14 +84,27 @@ class _Output:
 
 @click.command()
 @listing.job_argument
-@click.option("-f", "--follow", "following", is_flag=True, help="Keep printing until the job ends.")
 @click.option(
-    "--worker", type=click.IntRange(min=0), metavar="RANK", help="Only this worker.  [default: all]"
+    "-f",
+    "--follow",
+    "following",
+    is_flag=True,
+    help="Keep printing until the job ends.",
+)
+@click.option(
+    "--worker",
+    type=click.IntRange(min=0),
+    metavar="RANK",
+    help="Only this worker.  [default: all]",
 )
 @out.json_option
 @with_client
 def logs(
-    client: ControllerClient, job: str, following: bool, worker: int | None, as_json: bool
+    client: ControllerClient,
+    job: str,
+    following: bool,
+    worker: int | None,
+    as_json: bool,
 ) -> None:
     """Print the output of a job's workers.
 
@@ -91,7 +124,10 @@ def logs(
             except ControllerError:
                 # A worker that is being made, or was taken away just now, has no output.
                 now = patiently(lambda: client.job(job_id))
-                if not following or status["state"] == now["state"] == JobState.RUNNING:
+                if (
+                    not following
+                    or status["state"] == now["state"] == JobState.RUNNING
+                ):
                     raise
         if final or not following:
             break
@@ -102,15 +138,34 @@ def logs(
 
 
 @click.command()
-@click.argument("jobs", metavar="JOB…", nargs=-1, required=True, shell_complete=complete_job)
-@click.option(
-    "--history", "past", is_flag=True, help="Also its past states, and what policies decided."
+@click.argument(
+    "jobs",
+    metavar="JOB…",
+    nargs=-1,
+    required=True,
+    shell_complete=complete_job,
 )
-@click.option("-f", "--follow", "following", is_flag=True, help="Show progress until the end.")
+@click.option(
+    "--history",
+    "past",
+    is_flag=True,
+    help="Also its past states, and what policies decided.",
+)
+@click.option(
+    "-f",
+    "--follow",
+    "following",
+    is_flag=True,
+    help="Show progress until the end.",
+)
 @out.listing_options
 @with_client
 def show(
-    client: ControllerClient, jobs: tuple[str, ...], past: bool, following: bool, as_json: bool
+    client: ControllerClient,
+    jobs: tuple[str, ...],
+    past: bool,
+    following: bool,
+    as_json: bool,
 ) -> None:
     """Show all that is known of jobs, or follow them to their end.
 
@@ -122,7 +177,9 @@ def show(
     ids = [listing.find_job(client, job) for job in dict.fromkeys(jobs)]
     if following:
         if past:
-            raise BadInput("--follow and --history exclude each other: give one")
+            raise BadInput(
+                "--follow and --history exclude each other: give one"
+            )
         follow_jobs(client, ids, as_json=as_json)
         return
     answers: list[dict[str, Any]] = [{**client.job(job_id)} for job_id in ids]
@@ -134,13 +191,25 @@ def show(
         for answer in answers:
             listing.print_job(answer)
 
-    out.print_answer(answers if len(answers) > 1 else answers[0], show_text, as_json=as_json)
+    out.print_answer(
+        answers if len(answers) > 1 else answers[0], show_text, as_json=as_json
+    )
 
 
-def follow_jobs(client: ControllerClient, job_ids: Sequence[str], *, as_json: bool) -> None:
+def follow_jobs(
+    client: ControllerClient,
+    job_ids: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
     """Wait until these jobs have ended; exits unless all are done. Of one, print its progress."""
-    progress = _Progress(client, job_ids[0], as_json=as_json) if len(job_ids) == 1 else None
-    left, failed = list(job_ids), False
+    progress = (
+        _Progress(client, job_ids[0], as_json=as_json)
+        if len(job_ids) == 1
+        else None
+    )
+    left = list(job_ids)
+    failed = False
     try:
         while True:
             for job_id in list(left):
@@ -167,22 +236,41 @@ def _say_end(status: JobAnswer, *, as_json: bool) -> None:
     if as_json:
         out.print_json(status, one_line=True)
         return
-    took = f" in {listing.elapsed(status)}" if status["state"] == JobState.DONE else ""
+    took = (
+        f" in {listing.elapsed(status)}"
+        if status["state"] == JobState.DONE
+        else ""
+    )
     out.say(f"{listing.outcome(status)}{took}")
     # A single worker's output was printed.
-    printed = status["spec"]["trainer"] == "command" and len(status["hosts"]) == 1
-    for line in status["last_lines"] if status["state"] == JobState.FAILED and not printed else ():
+    printed = (
+        status["spec"]["trainer"] == "command" and len(status["hosts"]) == 1
+    )
+    for line in (
+        status["last_lines"]
+        if status["state"] == JobState.FAILED and not printed
+        else ()
+    ):
         out.say(f"  | {line}")
 
 
 class _Progress:
     """Prints what a job does: its iterations or its output, and why it does not run."""
 
-    def __init__(self, client: ControllerClient, job_id: str, *, as_json: bool) -> None:
-        self._client, self._job_id, self._as_json = client, job_id, as_json
+    def __init__(
+        self,
+        client: ControllerClient,
+        job_id: str,
+        *,
+        as_json: bool,
+    ) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._as_json = as_json
         self._output = _Output(client, job_id, as_json=as_json)
         self._after = 0
-        self._said, self._said_at = "", -math.inf
+        self._said = ""
+        self._said_at = -math.inf
 
     def show(self, status: JobAnswer) -> None:
         """Print what is new."""
@@ -198,13 +286,17 @@ class _Progress:
         if state.is_final or state == JobState.RUNNING:
             self._said = ""
             return
-        now, words = time.monotonic(), listing.outcome(status)
+        now = time.monotonic()
+        words = listing.outcome(status)
         if words != self._said or now - self._said_at >= _REPEAT_S:
-            self._said, self._said_at = words, now
+            self._said = words
+            self._said_at = now
             out.say(words, err=True)
 
     def _iterations(self) -> None:
-        reports, self._after = patiently(lambda: self._client.iterations(self._job_id, self._after))
+        reports, self._after = patiently(
+            lambda: self._client.iterations(self._job_id, self._after)
+        )
         for r in reports:
             if self._as_json:
                 out.print_json(r, one_line=True)
@@ -220,7 +312,12 @@ class _Progress:
 @listing.force_option
 @out.json_option
 @with_client
-def stop(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
+def stop(
+    client: ControllerClient,
+    job: str,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Stop a job and the jobs that were submitted together with it."""
     status = client.stop(listing.find_job(client, job), force=force)
     out.print_answer(status, status["state"], as_json=as_json)
@@ -231,25 +328,47 @@ def stop(client: ControllerClient, job: str, force: bool, as_json: bool) -> None
 @listing.force_option
 @out.json_option
 @with_client
-def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
+def restart(
+    client: ControllerClient,
+    job: str,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Start a job again: an ended job as a new one, a running job as its next attempt.
 
     A running synthetic job continues at its iteration, on whatever GPUs it gets now.
     """
     status = client.restart(listing.find_job(client, job), force=force)
-    out.print_answer(status, f"{status['id']} {status['state']}", as_json=as_json)
+    out.print_answer(
+        status, f"{status['id']} {status['state']}", as_json=as_json
+    )
 
 
 @click.command()
-@click.argument("jobs", metavar="[JOB…]", nargs=-1, shell_complete=complete_job)
-@click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
+@click.argument(
+    "jobs",
+    metavar="[JOB…]",
+    nargs=-1,
+    shell_complete=complete_job,
+)
 @click.option(
-    "--detach", is_flag=True, help="Start the change and return; 'ocs watch ID' follows it."
+    "--dry-run",
+    is_flag=True,
+    help="Print what would change, and change nothing.",
+)
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Start the change and return; 'ocs watch ID' follows it.",
 )
 @out.json_option
 @with_client
 def regroup(
-    client: ControllerClient, jobs: tuple[str, ...], dry_run: bool, detach: bool, as_json: bool
+    client: ControllerClient,
+    jobs: tuple[str, ...],
+    dry_run: bool,
+    detach: bool,
+    as_json: bool,
 ) -> None:
     """Connect each running job's GPUs to one packet switch, without stopping it.
 
@@ -260,10 +379,18 @@ def regroup(
 
     ids = [listing.find_job(client, job) for job in jobs]
     if dry_run:
-        found = client.preview_regroup(ids) if ids else client.defragmentation()
-        out.print_answer(found, lambda: _print_proposal(found), as_json=as_json)
+        found = (
+            client.preview_regroup(ids) if ids else client.defragmentation()
+        )
+        out.print_answer(
+            found, lambda: _print_proposal(found), as_json=as_json
+        )
         return
-    record = client.regroup(ids, detach=detach) if ids else client.defragment(detach=detach)
+    record = (
+        client.regroup(ids, detach=detach)
+        if ids
+        else client.defragment(detach=detach)
+    )
     if record is None:
         out.print_answer(None, _NOTHING, as_json=as_json)
     else:
@@ -276,8 +403,16 @@ def _print_proposal(found: Mapping[str, Any] | None) -> None:
         return
     for job, gain_s in found.get("gains_s", {}).items():
         cost_s = found["costs_s"].get(job)
-        costs = f", {cost_s:.1f} s of cost counted in" if cost_s is not None else ""
-        said = f"ends {gain_s:.1f} s sooner" if gain_s >= 0 else f"ends {-gain_s:.1f} s later"
+        costs = (
+            f", {cost_s:.1f} s of cost counted in"
+            if cost_s is not None
+            else ""
+        )
+        said = (
+            f"ends {gain_s:.1f} s sooner"
+            if gain_s >= 0
+            else f"ends {-gain_s:.1f} s later"
+        )
         out.say(f"{job} {said}{costs}")
     for ocs, pairs in (found.get("makes") or found.get("maps") or {}).items():
         out.say(f"{ocs}: {', '.join(pairs)}")

@@ -32,8 +32,16 @@ _HELD_BY = {
     "freeze": "Patchlight, at once: its processes and packets are stopped",
 }
 
-job_argument = click.argument("job", metavar="JOB", shell_complete=complete_job)
-force_option = click.option("--force", is_flag=True, help="Also if another user submitted the job.")
+job_argument = click.argument(
+    "job",
+    metavar="JOB",
+    shell_complete=complete_job,
+)
+force_option = click.option(
+    "--force",
+    is_flag=True,
+    help="Also if another user submitted the job.",
+)
 
 
 def find_job(client: ControllerClient, text: str) -> str:
@@ -44,7 +52,9 @@ def find_job(client: ControllerClient, text: str) -> str:
     meant = client.jobs_meant(text) if text else []
     if len(meant) > 1:
         # Of several runs of one job, the one that goes on.
-        meant = [s for s in meant if not JobState(s["state"]).is_final] or meant
+        meant = [
+            s for s in meant if not JobState(s["state"]).is_final
+        ] or meant
     if len(meant) == 1:
         return str(meant[0]["id"])
     if meant:
@@ -54,12 +64,16 @@ def find_job(client: ControllerClient, text: str) -> str:
         raise BadInput(f"{text!r} may mean any of {count} jobs", hint=hint)
     latest = [status["id"] for status in client.jobs(last=_MOST)]
     hint = "'patchlight job list --all' shows every job"
-    raise BadInput(f"no job {text!r}: {nearest(text, latest, 'the latest are')}", hint=hint)
+    raise BadInput(
+        f"no job {text!r}: {nearest(text, latest, 'the latest are')}",
+        hint=hint,
+    )
 
 
 def iterations(status: shapes.JobInList) -> str:
     """How many iterations are done, of how many if that is known."""
-    done, known = status["iterations_done"], status["spec"]["iterations"]
+    done = status["iterations_done"]
+    known = status["spec"]["iterations"]
     return f"{done}/{known}" if known else str(done or "")
 
 
@@ -72,7 +86,9 @@ def message(status: shapes.JobInList) -> str:
 
 def outcome(status: shapes.JobInList) -> str:
     """How it ended, on one line."""
-    return f"{status['id']} " + ": ".join(filter(None, [status["state"], status["message"]]))
+    return f"{status['id']} " + ": ".join(
+        filter(None, [status["state"], status["message"]])
+    )
 
 
 def elapsed(status: shapes.JobInList) -> str:
@@ -83,7 +99,9 @@ def elapsed(status: shapes.JobInList) -> str:
 
 
 def _state(status: shapes.JobInList | shapes.StateOfJob) -> out.Coloured:
-    return out.Coloured(status["state"], _MEANINGS.get(status["state"], "caution"))
+    return out.Coloured(
+        status["state"], _MEANINGS.get(status["state"], "caution")
+    )
 
 
 @click.command("list")
@@ -93,16 +111,38 @@ def _state(status: shapes.JobInList | shapes.StateOfJob) -> out.Coloured:
     type=click.Choice([str(each) for each in JobState]),
     help="Only jobs in this state.",
 )
-@click.option("--user", metavar="USER", help="Only jobs of this user.")
-@click.option("--name", metavar="NAME", help="Only jobs with this name.")
 @click.option(
-    "-n", "--last", type=click.IntRange(min=1), default=20, metavar="N", help="The latest N jobs."
+    "--user",
+    metavar="USER",
+    help="Only jobs of this user.",
 )
-@click.option("--all", "every", is_flag=True, help="All jobs.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Only jobs with this name.",
+)
+@click.option(
+    "-n",
+    "--last",
+    type=click.IntRange(min=1),
+    default=20,
+    metavar="N",
+    help="The latest N jobs.",
+)
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="All jobs.",
+)
 @out.listing_options
 @with_client
 def list_jobs(
-    client: ControllerClient, last: int, every: bool, as_json: bool, **which: str | None
+    client: ControllerClient,
+    last: int,
+    every: bool,
+    as_json: bool,
+    **which: str | None,
 ) -> None:
     """List the latest jobs and their states, oldest first."""
     wanted = {key: value or "" for key, value in which.items()}
@@ -115,9 +155,17 @@ def list_jobs(
         out.Column("state", whole=True),
         *out.numbers("done", "time"),
         "message",
-        out.Column("workers", wide=True, right=True),
+        out.Column(
+            "workers",
+            wide=True,
+            right=True,
+        ),
         out.Column("user", wide=True),
-        out.Column("priority", wide=True, right=True),
+        out.Column(
+            "priority",
+            wide=True,
+            right=True,
+        ),
         out.Column("hosts", wide=True),
         out.Column("submitted", wide=True),
     )
@@ -137,7 +185,8 @@ def list_jobs(
     out.print_answer(jobs, table, as_json=as_json)
     if left_out:
         out.say(
-            f"these are the latest {last}: --last N shows more of them, --all shows all", err=True
+            f"these are the latest {last}: --last N shows more of them, --all shows all",
+            err=True,
         )
 
 
@@ -145,7 +194,9 @@ def print_job(answer: Mapping[str, Any]) -> None:
     """Print all that is known of a job; its past, too, where the answer has it."""
     status: Any = answer
     cells = (*_of_status(status), *_of_spec(status))
-    out.Table(out.Column("", whole=True), "", rows=(c for c in cells if c[1])).print()
+    out.Table(
+        out.Column("", whole=True), "", rows=(c for c in cells if c[1])
+    ).print()
     for line in status["last_lines"]:
         out.say(f"  | {line}")
     if "states" in status:
@@ -167,12 +218,19 @@ def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
     for move in status["light_moves"]:
         yield "light moved", _moved(move)
     if energy_j := status.get("energy_j"):
-        each = ", ".join(f"{gpu} {joules:,.0f} J" for gpu, joules in sorted(energy_j.items()))
+        each = ", ".join(
+            f"{gpu} {joules:,.0f} J"
+            for gpu, joules in sorted(energy_j.items())
+        )
         yield "energy", f"{sum(energy_j.values()):,.0f} J: {each}"
     yield "attempt", f"{status['attempt'] + 1}" if status["attempt"] else ""
     yield "restarts", str(status["restarts"] or "")
-    kept, made = status.get("reports_kept", 0), status.get("reports_made", 0)
-    yield "reports", f"thinned: kept {kept:,} of {made:,}" if kept < made else ""
+    kept = status.get("reports_kept", 0)
+    made = status.get("reports_made", 0)
+    yield (
+        "reports",
+        f"thinned: kept {kept:,} of {made:,}" if kept < made else "",
+    )
     yield "topology", status["topology"]
 
 
@@ -181,7 +239,10 @@ def _degrees(status: shapes.JobAnswer) -> str:
     had = status.get("degrees") or []
     if not had:
         return ""
-    changes = [f"{workers} from iteration {iteration} on" for _, iteration, workers in had]
+    changes = [
+        f"{workers} from iteration {iteration} on"
+        for _, iteration, workers in had
+    ]
     stays = status.get("rigid_because")
     runs = status["hosts"] and status["finished_at"] is None
     parts = [f"{len(status['hosts'])} now"] if runs else []
@@ -193,7 +254,8 @@ def _degrees(status: shapes.JobAnswer) -> str:
 
 
 def _predicted(status: shapes.JobAnswer) -> str:
-    seconds, left_s = status.get("predicted_iteration_s"), status.get("predicted_completion_s")
+    seconds = status.get("predicted_iteration_s")
+    left_s = status.get("predicted_completion_s")
     if seconds is None:
         return ""
     ends = f", {left_s:.1f} s to its end" if left_s is not None else ""
@@ -202,7 +264,8 @@ def _predicted(status: shapes.JobAnswer) -> str:
 
 def _measured(status: shapes.JobAnswer) -> str:
     """How long iterations take since circuits or other jobs last changed."""
-    seconds, predicted_s = status["measured_iteration_s"], status.get("predicted_iteration_s")
+    seconds = status["measured_iteration_s"]
+    predicted_s = status.get("predicted_iteration_s")
     if seconds is None:
         return ""
     off = ""
@@ -217,10 +280,16 @@ def _moved(move: shapes.LightMove) -> str:
     """A move of its circuits: the predicted and the measured effect."""
 
     def pace(*seconds: float | None) -> str:
-        return " → ".join(f"{s:.3f} s" if s is not None else "not known" for s in seconds)
+        return " → ".join(
+            f"{s:.3f} s" if s is not None else "not known" for s in seconds
+        )
 
     at = f"{out.when(move['moved_at'])} by {move['policy']} (change {move['reconfiguration']})"
-    others = " (before, something else changed, too)" if move["unsettled_before"] else ""
+    others = (
+        " (before, something else changed, too)"
+        if move["unsettled_before"]
+        else ""
+    )
     predicted = pace(move["predicted_before_s"], move["predicted_after_s"])
     measured = pace(move["measured_before_s"], move["measured_after_s"])
     return f"{at}, an iteration: predicted {predicted}; measured {measured}{others}"
@@ -228,28 +297,52 @@ def _moved(move: shapes.LightMove) -> str:
 
 def _of_spec(status: shapes.JobAnswer) -> Iterator[tuple[str, str]]:
     spec = status["spec"]
-    model, batch = spec["model"], f", {spec['batch']} samples a worker" if spec["batch"] else ""
-    compute = (f"{model} {seconds:g} s" for model, seconds in spec["compute_s"].items())
+    model = spec["model"]
+    batch = f", {spec['batch']} samples a worker" if spec["batch"] else ""
+    compute = (
+        f"{model} {seconds:g} s"
+        for model, seconds in spec["compute_s"].items()
+    )
     mounts = (
         f"{m['source']} at {m['target']}{'' if m['read_only'] else ', written too'}"
         for m in spec["mounts"]
     )
-    yield "model", "" if model is None else f"{model}, trained by PyTorch{batch}"
+    yield (
+        "model",
+        "" if model is None else f"{model}, trained by PyTorch{batch}",
+    )
     yield "data", spec["data"] or ""
     yield "command", " ".join(spec["command"])
     yield "image", spec["image"] or ""
-    yield "environment", ", ".join(f"{name}={value}" for name, value in spec["environment"].items())
+    yield (
+        "environment",
+        ", ".join(
+            f"{name}={value}" for name, value in spec["environment"].items()
+        ),
+    )
     yield "mounts", "; ".join(mounts)
-    yield "memory", format_size(memory) if (memory := spec.get("memory_bytes")) else ""
+    yield (
+        "memory",
+        format_size(memory) if (memory := spec.get("memory_bytes")) else "",
+    )
     yield "CPUs", f"{spec['cpus']:g}" if spec.get("cpus") else ""
     yield "held by", _held_by(status)
-    yield "gradient", format_size(spec["gradient_bytes"]) if spec["gradient_bytes"] else ""
+    yield (
+        "gradient",
+        format_size(spec["gradient_bytes"]) if spec["gradient_bytes"] else "",
+    )
     yield "compute", ", ".join(compute)
     yield "GPU models", ", ".join(spec["gpu_models"])
     yield "degrees", ", ".join(map(str, spec["degrees"]))
     yield "graph", spec["graph"] or ""
-    yield "deadline", format_time(spec["deadline_s"]) if spec["deadline_s"] else ""
-    yield "requirement", f"{spec['requirement']:g}" if spec["requirement"] else ""
+    yield (
+        "deadline",
+        format_time(spec["deadline_s"]) if spec["deadline_s"] else "",
+    )
+    yield (
+        "requirement",
+        f"{spec['requirement']:g}" if spec["requirement"] else "",
+    )
     yield "priority", str(spec["priority"] or "")
     yield "after", ", ".join(spec["after"])
     yield "retries", str(spec["retries"] or "")
@@ -263,24 +356,48 @@ def _held_by(status: shapes.JobAnswer) -> str:
     for rank, how in enumerate(status["holds_by"]):
         ranks.setdefault(how, []).append(str(rank))
     if not ranks:
-        return status["spec"]["hold"] if status["spec"]["trainer"] == "command" else ""
-    found = {_HELD_BY.get(str(how), "not known yet"): who for how, who in ranks.items()}
+        return (
+            status["spec"]["hold"]
+            if status["spec"]["trainer"] == "command"
+            else ""
+        )
+    found = {
+        _HELD_BY.get(str(how), "not known yet"): who
+        for how, who in ranks.items()
+    }
     if len(found) == 1:
         return next(iter(found))
-    return "; ".join(f"worker {', '.join(who)}: {how}" for how, who in found.items())
+    return "; ".join(
+        f"worker {', '.join(who)}: {how}" for how, who in found.items()
+    )
 
 
-def _print_past(states: list[shapes.StateOfJob], decisions: list[shapes.DecisionShape]) -> None:
+def _print_past(
+    states: list[shapes.StateOfJob], decisions: list[shapes.DecisionShape]
+) -> None:
     out.say("")
-    was = ((out.when(was["at"]), _state(was), was["message"]) for was in states)
+    was = (
+        (out.when(was["at"]), _state(was), was["message"]) for was in states
+    )
     out.Table(
-        out.Column("since", whole=True), out.Column("state", whole=True), "why", rows=was
+        out.Column("since", whole=True),
+        out.Column("state", whole=True),
+        "why",
+        rows=was,
     ).print()
     if not decisions:
         return
     out.say("")
-    took, digest = out.numbers("took"), out.Column("digest", wide=True)
-    table = out.Table(out.Column("decided", whole=True), "kind", "policy", *took, "answer", digest)
+    took = out.numbers("took")
+    digest = out.Column("digest", wide=True)
+    table = out.Table(
+        out.Column("decided", whole=True),
+        "kind",
+        "policy",
+        *took,
+        "answer",
+        digest,
+    )
     for row in decisions:
         table.add_row(
             out.when(row["at"]),
@@ -302,7 +419,9 @@ def _print_past(states: list[shapes.StateOfJob], decisions: list[shapes.Decision
 def _print_weighed(decision: shapes.DecisionShape) -> None:
     """What a learned policy saw and weighed: its options and their scores, the best first."""
     weighed = decision["weighed"]
-    saw = ", ".join(f"{value} {name}" for name, value in weighed["saw"].items())
+    saw = ", ".join(
+        f"{value} {name}" for name, value in weighed["saw"].items()
+    )
     out.say("")
     title = f"{decision['kind']}: {decision['policy']} saw {saw}"
     table = out.Table(
@@ -316,11 +435,22 @@ def _print_weighed(decision: shapes.DecisionShape) -> None:
         seconds = (option["lasts_s"], option["delays_others_s"])
         cells = ("–" if each is None else f"{each:.1f} s" for each in seconds)
         score = f"{'→ ' if option['chosen'] else ''}{option['score']:.3f}"
-        table.add_row(score, option["option"], *cells, ", ".join(option["also_of"]))
+        table.add_row(
+            score,
+            option["option"],
+            *cells,
+            ", ".join(option["also_of"]),
+        )
     table.print()
 
 
 def _answer(answer: object) -> str:
     if isinstance(answer, dict):
-        return "; ".join(f"{ocs} {_answer(circuits)}" for ocs, circuits in answer.items())
-    return ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
+        return "; ".join(
+            f"{ocs} {_answer(circuits)}" for ocs, circuits in answer.items()
+        )
+    return (
+        ", ".join(map(str, answer))
+        if isinstance(answer, list)
+        else str(answer)
+    )

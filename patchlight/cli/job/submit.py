@@ -15,7 +15,13 @@ from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.io.fields import FieldType, ListOf, plain
 from patchlight.testbed.io.forms import MapOf, mapping_of, value_of
 from patchlight.testbed.io.reader import FileIssues
-from patchlight.testbed.jobfile.reader import JobBatch, JobFileError, Overrides, jobs_of, read_jobs
+from patchlight.testbed.jobfile.reader import (
+    JobBatch,
+    JobFileError,
+    Overrides,
+    jobs_of,
+    read_jobs,
+)
 from patchlight.testbed.jobfile.schema import ARRAY, DEFAULTS, KEYS, SWEEP
 
 if TYPE_CHECKING:
@@ -23,21 +29,31 @@ if TYPE_CHECKING:
 
 _PROGRAM = "patchlight.program"
 _SUFFIXES = (".yaml", ".yml", ".json")
-_ITERATIONS, _GRADIENT, _COMPUTE_S = 10, 553_000_000, 0.5
+_ITERATIONS = 10
+_GRADIENT = 553_000_000
+_COMPUTE_S = 0.5
 _SWEPT = {key.name: key.type for key in SWEEP.keys}
 _PAIRS = {"compute": "MODEL=TIME", "environment": "NAME=VALUE"}
 
 
-def _reads(type: FieldType) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def _reads(
+    type: FieldType,
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """An option's callback that reads a value as in a file, and a list with commas between."""
 
-    def read(context: click.Context, parameter: click.Parameter, given: Any) -> Any:
+    def read(
+        context: click.Context,
+        parameter: click.Parameter,
+        given: Any,
+    ) -> Any:
         try:
             if isinstance(given, tuple):
                 return tuple(value_of(type, text) for text in given)
             return None if given is None else value_of(type, given)
         except BadInput as error:
-            raise click.BadParameter(error.message, context, parameter) from error
+            raise click.BadParameter(
+                error.message, context, parameter
+            ) from error
 
     return read
 
@@ -89,15 +105,29 @@ _OPTIONS = (
         default="500ms on every model of the lab without a file",
     ),
     _of_key("image", "IMAGE"),
-    _of_key("environment", _PAIRS["environment"], "--env", multiple=True),
-    _of_key("mounts", "SOURCE:TARGET[:rw]", "--mount", multiple=True),
+    _of_key(
+        "environment",
+        _PAIRS["environment"],
+        "--env",
+        multiple=True,
+    ),
+    _of_key(
+        "mounts",
+        "SOURCE:TARGET[:rw]",
+        "--mount",
+        multiple=True,
+    ),
     _of_key("deadline", "TIME"),
     _of_key("priority", "N"),
     _of_key("after", "JOB,JOB…"),
     _of_key("retries", "N"),
     _of_key("checkpoint", "FOLDER"),
     _of_key("topology", "keep|regroup|POLICY", complete=complete_policy),
-    click.option("--regroup", is_flag=True, help="The same as --topology regroup."),
+    click.option(
+        "--regroup",
+        is_flag=True,
+        help="The same as --topology regroup.",
+    ),
     _of_key("placement", "POLICY", complete=complete_policy),
     click.option(
         "--sweep",
@@ -106,7 +136,12 @@ _OPTIONS = (
         help="Submit a job for each value; given again, for each combination of values. KEY is "
         f"{', '.join(_SWEPT)}.",
     ),
-    click.option("--array", callback=_reads(ARRAY), metavar="N", help="Submit the job N times."),
+    click.option(
+        "--array",
+        callback=_reads(ARRAY),
+        metavar="N",
+        help="Submit the job N times.",
+    ),
     click.option(
         "--set",
         "settings",
@@ -130,7 +165,8 @@ class _WithProgram(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             at = args.index("--")
-            args, ctx.meta[_PROGRAM] = args[:at], tuple(args[at + 1 :])
+            args = args[:at]
+            ctx.meta[_PROGRAM] = tuple(args[at + 1 :])
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -145,7 +181,12 @@ class _WithProgram(click.Command):
     is_flag=True,
     help="Check the file, print where and when it would start, queue nothing.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Show its output or iterations until it ends.")
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Show its output or iterations until it ends.",
+)
 @out.json_option
 @connection.controller_options
 def submit(
@@ -171,37 +212,66 @@ def submit(
       patchlight job submit real --workers 2 --model resnet18 --batch 16
       patchlight job submit mine --workers 2 -- python train.py --epochs 3
     """
-    given = _overrides(command=click.get_current_context().meta.get(_PROGRAM, ()), **options)
+    given = _overrides(
+        command=click.get_current_context().meta.get(_PROGRAM, ()),
+        **options,
+    )
     if job == "-" or job.endswith(_SUFFIXES) or Path(job).is_file():
         jobs = read_jobs(job, given)
     else:
-        jobs = _named(job, given, lab_name, address)
+        jobs = _named(
+            job,
+            given,
+            lab_name,
+            address,
+        )
     if follow and len(jobs.specs) > 1:
-        raise BadInput("--follow is for one job: 'patchlight job show --follow' takes several")
+        raise BadInput(
+            "--follow is for one job: 'patchlight job show --follow' takes several"
+        )
     if dry_run:
-        rows = _plan(job, jobs, lab_name, address)
+        rows = _plan(
+            job,
+            jobs,
+            lab_name,
+            address,
+        )
         out.print_answer(rows, lambda: _print_preview(rows), as_json=as_json)
         return
     with connection.connect(lab_name, address) as client:
-        statuses = client.submit(jobs, plan=not as_json and len(jobs.specs) == 1)
+        statuses = client.submit(
+            jobs, plan=not as_json and len(jobs.specs) == 1
+        )
         if expected := _expected(statuses[0].get("plan")):
             out.say(expected, err=True)
         ids = "\n".join(status["id"] for status in statuses)
-        out.print_answer(statuses[0] if len(statuses) == 1 else statuses, ids, as_json=as_json)
+        out.print_answer(
+            statuses[0] if len(statuses) == 1 else statuses,
+            ids,
+            as_json=as_json,
+        )
         if follow:
             from patchlight.cli.job.follow import follow_jobs
 
             follow_jobs(client, [statuses[0]["id"]], as_json=as_json)
 
 
-def _plan(job: str, jobs: JobBatch, lab_name: str | None, address: str | None) -> Sequence[Preview]:
+def _plan(
+    job: str,
+    jobs: JobBatch,
+    lab_name: str | None,
+    address: str | None,
+) -> Sequence[Preview]:
     from patchlight.client.connection import NoAnswer
 
     try:
         with connection.connect(lab_name, address) as client:
             return client.preview(jobs)
     except (connection.NoLabUp, NoAnswer) as error:
-        names = ", ".join([spec.name for spec in jobs.specs[:5]] + ["…"] * (len(jobs.specs) > 5))
+        names = ", ".join(
+            [spec.name for spec in jobs.specs[:5]]
+            + ["…"] * (len(jobs.specs) > 5)
+        )
         raise PatchlightError(
             f"{job} is right ({out.counted(len(jobs.specs), 'job')}: {names}), but only a "
             f"controller knows where it would start: {error.message}",
@@ -209,7 +279,12 @@ def _plan(job: str, jobs: JobBatch, lab_name: str | None, address: str | None) -
         ) from error
 
 
-def _named(name: str, given: Overrides, lab_name: str | None, address: str | None) -> JobBatch:
+def _named(
+    name: str,
+    given: Overrides,
+    lab_name: str | None,
+    address: str | None,
+) -> JobBatch:
     """A job without a file; a synthetic one has defaults for what it needs."""
     sizes = {"workers", "hosts", "degrees"} & {*given.values, *given.sweep}
     if not sizes or {"workers", "hosts"} <= sizes:
@@ -235,12 +310,15 @@ def _expected(row: Preview | None) -> str:
         return ""
     if row["waits_for"]:
         return f"waits: {row['waits_for']}"
-    iteration_s, all_s = row.get("predicted_iteration_s"), row.get("predicted_completion_s")
+    iteration_s = row.get("predicted_iteration_s")
+    all_s = row.get("predicted_completion_s")
     if iteration_s is None or all_s is None:
         return row.get("bottleneck", "")
     whole = f"{all_s:.1f} s" if all_s < 120 else f"{all_s / 60:.0f} min"
     limit = row.get("bottleneck", "")
-    return f"predicted to take {whole}, {iteration_s:.3f} s an iteration, {limit}"
+    return (
+        f"predicted to take {whole}, {iteration_s:.3f} s an iteration, {limit}"
+    )
 
 
 def _print_preview(rows: Sequence[Preview]) -> None:
@@ -248,8 +326,12 @@ def _print_preview(rows: Sequence[Preview]) -> None:
     for row in rows:
         now = [f"starts on {', '.join(row['hosts'])}"] if row["hosts"] else []
         ahead = [f"jobs ahead of it: {row['ahead']}"] if row["ahead"] else []
-        now += filter(None, [_expected(row), *ahead, *row.get("objections", ())])
-        table.add_row(row["job"], "; ".join(now), ", ".join(row.get("circuits", ())))
+        now += filter(
+            None, [_expected(row), *ahead, *row.get("objections", ())]
+        )
+        table.add_row(
+            row["job"], "; ".join(now), ", ".join(row.get("circuits", ()))
+        )
     table.print()
 
 
@@ -269,10 +351,16 @@ def _overrides(
     for key, metavar in _PAIRS.items():
         keys[key] = _pairs(key, metavar, keys[key])
     keys["command"] = tuple(command)
-    values = {key: value for key, value in keys.items() if value not in (None, (), {})}
+    values = {
+        key: value
+        for key, value in keys.items()
+        if value not in (None, (), {})
+    }
     given = _settings(settings)
     if twice := values.keys() & given.keys():
-        raise BadInput(f"{min(twice)} is given twice: as an option and with --set")
+        raise BadInput(
+            f"{min(twice)} is given twice: as an option and with --set"
+        )
     if Path(given.get("graph", "")).is_file():
         # The graph that a job file names is looked for beside that file.
         given["graph"] = str(Path(given["graph"]).absolute())
@@ -286,19 +374,29 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     if wrong := next((text for text in texts if "=" not in text), None):
         raise BadInput(f"--set {wrong}: expected KEY=VALUE, like hold=freeze")
     issues = FileIssues("--set", JobFileError)
-    fields = DEFAULTS.parse("\n".join(text.replace("=", ": ", 1) for text in texts), issues)
+    fields = DEFAULTS.parse(
+        "\n".join(text.replace("=", ": ", 1) for text in texts), issues
+    )
     issues.raise_if_any()
     found: dict[str, Any] = plain(fields)
     return found
 
 
-def _pairs(key: str, metavar: str, texts: Sequence[str]) -> Any:
+def _pairs(
+    key: str,
+    metavar: str,
+    texts: Sequence[str],
+) -> Any:
     pairs: dict[str, str] = {}
     for text in texts:
         # A model's name may have a sign of its own, and so may a variable's value.
-        name, sign, value = text.rpartition("=") if key == "compute" else text.partition("=")
+        name, sign, value = (
+            text.rpartition("=") if key == "compute" else text.partition("=")
+        )
         if not sign or not name:
-            raise BadInput(f"{text!r}: expected {metavar}, like {KEYS[key].sample.strip('{}')}")
+            raise BadInput(
+                f"{text!r}: expected {metavar}, like {KEYS[key].sample.strip('{}')}"
+            )
         pairs[name] = value
     type = KEYS[key].type
     assert isinstance(type, MapOf)
@@ -310,7 +408,9 @@ def _sweep(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, sign, listed = text.partition("=")
         if not sign or key not in _SWEPT:
-            raise BadInput(f"--sweep {text}: no number {key!r} of a job: {nearest(key, _SWEPT)}")
+            raise BadInput(
+                f"--sweep {text}: no number {key!r} of a job: {nearest(key, _SWEPT)}"
+            )
         try:
             values[key] = value_of(_SWEPT[key], listed)
         except BadInput as error:

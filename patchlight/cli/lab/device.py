@@ -46,12 +46,37 @@ _ACTIONS = {
     epilog=f"Drivers: {', '.join(driver.name for driver in _EMULATED)}. Users, passwords and "
     "faults are in a lab file; without --password-env any password is accepted.",
 )
-@click.argument("name", metavar="DRIVER|OCS", shell_complete=complete_switch)
-@click.option("--ports", default="32", metavar="N", help="Ports, or INPUTSxOUTPUTS of a WSS.")
-@click.option("--circuits", metavar="CIRCUITS", help="The first circuits: 1-7,2>8; 1-3@193.100.")
-@click.option("--switching-time", metavar="TIME", help="[default: 25ms, or 50ms]")
-@click.option("--insertion-loss", metavar="LOSS", help="[default: 1.5dB, or 6dB]")
-@click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
+@click.argument(
+    "name",
+    metavar="DRIVER|OCS",
+    shell_complete=complete_switch,
+)
+@click.option(
+    "--ports",
+    default="32",
+    metavar="N",
+    help="Ports, or INPUTSxOUTPUTS of a WSS.",
+)
+@click.option(
+    "--circuits",
+    metavar="CIRCUITS",
+    help="The first circuits: 1-7,2>8; 1-3@193.100.",
+)
+@click.option(
+    "--switching-time",
+    metavar="TIME",
+    help="[default: 25ms, or 50ms]",
+)
+@click.option(
+    "--insertion-loss",
+    metavar="LOSS",
+    help="[default: 1.5dB, or 6dB]",
+)
+@click.option(
+    "--password-env",
+    metavar="VARIABLE",
+    help="Environment variable of the password.",
+)
 @lab_option("With the name of an OCS: the lab whose file describes it.")
 @click.option(
     "--listen",
@@ -60,13 +85,19 @@ _ACTIONS = {
 )
 @click.option(
     "--save",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
     metavar="FILE",
     help="Keep the circuits over a restart.",
 )
 @click.option(
     "--control",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
     metavar="SOCKET",
     help="Take faults here: emulate fault SOCKET.",
 )
@@ -92,14 +123,24 @@ def emulate_ocs(
     from patchlight.emulation.optical.protocols import server as serving
 
     by_lab = lab_name is not None and name not in serving.emulated_drivers()
-    switch = running_lab(lab_name).optical_switch(name) if by_lab else _switch(name, **about)
+    switch = (
+        running_lab(lab_name).optical_switch(name)
+        if by_lab
+        else _switch(name, **about)
+    )
     server = serving.server_class(switch.driver)
-    for folder in (path.parent for path in (save, control) if path is not None):
+    for folder in (
+        path.parent for path in (save, control) if path is not None
+    ):
         if not folder.is_dir():
             raise BadInput(f"{folder} is not a folder")
-    if switch.password_env is not None and switch.password_env not in os.environ:
+    if (
+        switch.password_env is not None
+        and switch.password_env not in os.environ
+    ):
         raise BadInput(
-            f"{switch.password_env} is not set", hint=f"run: export {switch.password_env}=…"
+            f"{switch.password_env} is not set",
+            hint=f"run: export {switch.password_env}=…",
         )
     device = _device(switch, save)
     protocol = server(device)
@@ -115,25 +156,52 @@ def emulate_ocs(
                 + (", or give --password-env" if asks else ""),
                 err=True,
             )
-        _print_how_to_use(protocol, switch, host, port, control)
+        _print_how_to_use(
+            protocol,
+            switch,
+            host,
+            port,
+            control,
+        )
 
     address = listen or switch.address
     asyncio.run(
-        serving.serve_until_stopped(device, protocol, address, control=control, ready=ready)
+        serving.serve_until_stopped(
+            device,
+            protocol,
+            address,
+            control=control,
+            ready=ready,
+        )
     )
     say("ended", err=True)
 
 
-def _switch(driver: str, ports: str, circuits: str | None, **texts: str | None) -> OpticalSwitch:
+def _switch(
+    driver: str,
+    ports: str,
+    circuits: str | None,
+    **texts: str | None,
+) -> OpticalSwitch:
     """The switch that a lab file with these values describes."""
     from patchlight.emulation.optical.protocols.server import server_class
 
-    server, known = server_class(driver), _DRIVERS.get(driver)
+    server = server_class(driver)
+    known = _DRIVERS.get(driver)
     address = f"127.0.0.1:{known.port if known else server.port}"
-    said: dict[str, Any] = {"name": "ocs1", "driver": driver, "address": address, "user": "admin"}
+    said: dict[str, Any] = {
+        "name": "ocs1",
+        "driver": driver,
+        "address": address,
+        "user": "admin",
+    }
     said |= {key: text for key, text in texts.items() if text is not None}
-    said["cross_connects"] = [text for text in (circuits or "").split(",") if text.strip()]
-    inputs, by, outputs = (int(n) if n.isdecimal() else n for n in ports.partition("x"))
+    said["cross_connects"] = [
+        text for text in (circuits or "").split(",") if text.strip()
+    ]
+    inputs, by, outputs = (
+        int(n) if n.isdecimal() else n for n in ports.partition("x")
+    )
     if by or driver in WSS_DRIVERS:
         kind = "wavelength_switches"
         said |= {"inputs": inputs, "outputs": outputs}
@@ -142,27 +210,47 @@ def _switch(driver: str, ports: str, circuits: str | None, **texts: str | None) 
         said |= {"ports": inputs, "datapath_id": server.datapath_id}
     said = {key: value for key, value in said.items() if value}
     try:
-        return parse_lab(json.dumps({"name": "bench", kind: [said]})).optical_switches[0]
+        return parse_lab(
+            json.dumps({"name": "bench", kind: [said]})
+        ).optical_switches[0]
     except FileError as error:
-        raise BadInput("; ".join(issue.message for issue in error.issues)) from error
+        raise BadInput(
+            "; ".join(issue.message for issue in error.issues)
+        ) from error
 
 
 def _device(switch: OpticalSwitch, save: Path | None) -> EmulatedSwitch:
-    from patchlight.emulation.optical.crossbar import NoChannelCrossbar, NoCrossbar
+    from patchlight.emulation.optical.crossbar import (
+        NoChannelCrossbar,
+        NoCrossbar,
+    )
     from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
 
     if isinstance(switch, CircuitSwitch):
         light = dict.fromkeys(range(1, switch.ports + 1), _ARRIVING_DBM)
-        return EmulatedOcs(switch, light, NoCrossbar(), state_file=save)
+        return EmulatedOcs(
+            switch,
+            light,
+            NoCrossbar(),
+            state_file=save,
+        )
     channels = {Channel(8 * n): _ARRIVING_DBM for n in _CHANNELS}
-    crossbar = NoChannelCrossbar(dict.fromkeys(range(1, switch.inputs + 1), channels))
+    crossbar = NoChannelCrossbar(
+        dict.fromkeys(range(1, switch.inputs + 1), channels)
+    )
     return EmulatedWss(switch, crossbar, state_file=save)
 
 
 def _print_how_to_use(
-    protocol: ProtocolServer, switch: OpticalSwitch, host: str, port: int, control: Path | None
+    protocol: ProtocolServer,
+    switch: OpticalSwitch,
+    host: str,
+    port: int,
+    control: Path | None,
 ) -> None:
-    password = f", password_env: {switch.password_env}" if switch.password_env else ""
+    password = (
+        f", password_env: {switch.password_env}" if switch.password_env else ""
+    )
     shown = f"[{host}]" if ":" in host else host
     where = "and connects to" if protocol.dials else "at"
     say(
@@ -171,13 +259,24 @@ def _print_how_to_use(
     )
     if protocol.by_hand:
         secret = f"${switch.password_env}" if switch.password_env else "x"
-        fields = {"host": host, "port": port, "user": switch.user, "password": secret}
+        fields = {
+            "host": host,
+            "port": port,
+            "user": switch.user,
+            "password": secret,
+        }
         say(f"by hand:     {protocol.by_hand.format_map(fields)}")
     if isinstance(switch, CircuitSwitch):
-        kind, shape = "circuit", f"ports: {switch.ports}"
-        shape += f", datapath_id: {switch.datapath_id:#x}" if switch.datapath_id else ""
+        kind = "circuit"
+        shape = f"ports: {switch.ports}"
+        shape += (
+            f", datapath_id: {switch.datapath_id:#x}"
+            if switch.datapath_id
+            else ""
+        )
     else:
-        kind, shape = "wavelength", f"inputs: {switch.inputs}, outputs: {switch.outputs}"
+        kind = "wavelength"
+        shape = f"inputs: {switch.inputs}, outputs: {switch.outputs}"
         shape += "" if switch.grid == Grid() else f", grid: {switch.grid}"
     say(
         f"lab file:    {{name: bench, {kind}_switches: [{{name: {switch.name}, "
@@ -192,14 +291,24 @@ def _print_how_to_use(
         )
 
 
-@click.command(epilog="What each fault does: docs/ocs-drivers.md, 'A switch to develop against'.")
-@click.argument("name", metavar="OCS|SERVER|SOCKET", shell_complete=complete_switch)
+@click.command(
+    epilog="What each fault does: docs/ocs-drivers.md, 'A switch to develop against'."
+)
+@click.argument(
+    "name",
+    metavar="OCS|SERVER|SOCKET",
+    shell_complete=complete_switch,
+)
 @click.argument("fault", required=False)
 @click.argument("value", required=False)
 @lab_option()
 @json_option
 def fault(
-    name: str, fault: str | None, value: str | None, lab_name: str | None, as_json: bool
+    name: str,
+    fault: str | None,
+    value: str | None,
+    lab_name: str | None,
+    as_json: bool,
 ) -> None:
     """Make an emulated device fail; without FAULT, show its faults.
 
@@ -225,20 +334,43 @@ def fault(
         if name in {server.name for server in lab.lab.servers}:
             _reboot(lab, name, fault)
             return
-        control = lab.run_dir / "optical" / f"{lab.lab.optical_switch(name).name}.control"
-    request = {} if fault is None else usual if fault == "end" else _request(fault, value, usual)
+        control = (
+            lab.run_dir
+            / "optical"
+            / f"{lab.lab.optical_switch(name).name}.control"
+        )
+    request = (
+        {}
+        if fault is None
+        else usual
+        if fault == "end"
+        else _request(fault, value, usual)
+    )
     standing = send_fault(control, request)
-    lines = [f"{name}: {key} {shown}" for key, shown in standing.items() if shown != usual[key]]
+    lines = [
+        f"{name}: {key} {shown}"
+        for key, shown in standing.items()
+        if shown != usual[key]
+    ]
     if fault in _ACTIONS:
         lines.insert(0, f"{name}: {fault} {value}: done")
-    print_answer(standing, "\n".join(lines) or f"{name}: no faults", as_json=as_json)
+    print_answer(
+        standing, "\n".join(lines) or f"{name}: no faults", as_json=as_json
+    )
 
 
-def _request(fault: str, value: str | None, usual: dict[str, Any]) -> dict[str, Any]:
+def _request(
+    fault: str,
+    value: str | None,
+    usual: dict[str, Any],
+) -> dict[str, Any]:
     """What the device takes for a fault of that name, whose value is like its usual one."""
     if fault not in (*usual, *_ACTIONS):
-        raise BadInput(f"no fault {fault!r}: {nearest(fault, ['end', *_ACTIONS, *usual])}")
-    like, text = usual.get(fault, ""), "" if value is None else value
+        raise BadInput(
+            f"no fault {fault!r}: {nearest(fault, ['end', *_ACTIONS, *usual])}"
+        )
+    like = usual.get(fault, "")
+    text = "" if value is None else value
     try:
         match like:
             case bool():
@@ -247,7 +379,9 @@ def _request(fault: str, value: str | None, usual: dict[str, Any]) -> dict[str, 
                 return {fault: [int(port) for port in text.split(",")]}
             case dict():
                 pairs = (part.partition("=") for part in text.split(","))
-                return {fault: {port: float(amount) for port, _, amount in pairs}}
+                return {
+                    fault: {port: float(amount) for port, _, amount in pairs}
+                }
             case _:
                 if value is None:
                     raise ValueError
@@ -262,10 +396,21 @@ def _request(fault: str, value: str | None, usual: dict[str, Any]) -> dict[str, 
         raise BadInput(f"expected a value for {fault}: {like}") from None
 
 
-def _reboot(lab: EmulatedLab, server: str, fault: str | None) -> None:
+def _reboot(
+    lab: EmulatedLab,
+    server: str,
+    fault: str | None,
+) -> None:
     from patchlight.emulation.lab.services import reboot
 
     if fault != "reboot":
-        raise BadInput(f"a server can only reboot: patchlight emulate fault {server} reboot")
-    reboot(lab.lab, lab.plan, server, lambda words: say(words, err=True))
+        raise BadInput(
+            f"a server can only reboot: patchlight emulate fault {server} reboot"
+        )
+    reboot(
+        lab.lab,
+        lab.plan,
+        server,
+        lambda words: say(words, err=True),
+    )
     say(f"{server} has booted", err=True)

@@ -15,7 +15,12 @@ from patchlight.console import options as opts
 from patchlight.console import rendering as out
 from patchlight.console.commands import require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
-from patchlight.console.shared import Command, LazyGroup, complete_lab, lab_option
+from patchlight.console.shared import (
+    Command,
+    LazyGroup,
+    complete_lab,
+    lab_option,
+)
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.teardown import lab_status, only_processes
@@ -29,7 +34,11 @@ from patchlight.testbed.units import parse_share, parse_size, parse_time
 _DEVICE = Command("patchlight.cli.lab.device")
 
 
-@click.group(cls=LazyGroup, prefix="emulate ", built_in={"ocs": _DEVICE, "fault": _DEVICE})
+@click.group(
+    cls=LazyGroup,
+    prefix="emulate ",
+    built_in={"ocs": _DEVICE, "fault": _DEVICE},
+)
 def emulate() -> None:
     """Run a lab in software on this machine."""
 
@@ -43,8 +52,16 @@ def emulate() -> None:
     "[default: the lab file's, or what fits]",
 )
 @click.option("--name", help="The lab's name.  [default: the lab file's]")
-@click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
-@click.option("--no-controller", is_flag=True, help="Switches learn addresses instead.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Take down a lab of that name first.",
+)
+@click.option(
+    "--no-controller",
+    is_flag=True,
+    help="Switches learn addresses instead.",
+)
 @click.option(
     "--agents/--no-agents",
     default=None,
@@ -57,7 +74,11 @@ def emulate() -> None:
     default="auto",
     help="What workers are: containers or processes.",
 )
-@click.option("--engine", type=click.Choice(["ryu", "os-ken"]), help="The OpenFlow engine.")
+@click.option(
+    "--engine",
+    type=click.Choice(["ryu", "os-ken"]),
+    help="The OpenFlow engine.",
+)
 @click.option(
     "--fabric",
     type=click.Choice(["openvswitch", "bridge"]),
@@ -85,7 +106,11 @@ def emulate() -> None:
     help="Swap the fibres of two ports, for 'lab discover' to find.",
 )
 @opts.policy_options
-def up(lab: str, no_controller: bool, **options: Any) -> None:
+def up(
+    lab: str,
+    no_controller: bool,
+    **options: Any,
+) -> None:
     """Start an emulated lab from a lab file or a built-in lab.
 
     If a lab of that name is up, only its processes that have died are started: jobs go on, and the
@@ -96,7 +121,10 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     """
     require_root(f"starting the emulated lab {lab}")
     if (kind := options["servers"]).startswith("docker"):
-        options |= {"servers": "vm" if kind == "docker-vm" else "ssh", "docker": True}
+        options |= {
+            "servers": "vm" if kind == "docker-vm" else "ssh",
+            "docker": True,
+        }
     # A polite kill is undone like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -108,16 +136,24 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     at = meant_lab.controller_api
     shown = over_tls or bool(at and is_beyond_this_machine(at))
     if (options["servers"] != "namespace" or shown) and not no_controller:
-        options |= _credentials(options["name"] or meant_lab.name, switches=over_tls)
+        options |= _credentials(
+            options["name"] or meant_lab.name, switches=over_tls
+        )
     started = EmulatedLab.from_file(
-        lab, controller=not no_controller, policies=policies, progress=_say, **options
+        lab,
+        controller=not no_controller,
+        policies=policies,
+        progress=_say,
+        **options,
     )
     started.up()
     _say(f"up in {time.monotonic() - began:.1f} s")
     called = started.lab.name
     if started.state.ssh_config is not None:
         server = started.lab.servers[0].name
-        _say(f"no agent runs on the servers yet; runtime lab file: {started.run_dir}/lab.yaml")
+        _say(
+            f"no agent runs on the servers yet; runtime lab file: {started.run_dir}/lab.yaml"
+        )
         _say(f"deploy to them: sudo {own_program()} deploy push {called}")
         _say(f"log in: sudo ssh -F {started.state.ssh_config} {server}")
     hosts = started.lab.hosts
@@ -130,13 +166,18 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
 
 def _credentials(lab: str, *, switches: bool) -> dict[str, Path]:
     """Certificates: the controller's for the agents, and its switches' for the controller."""
-    from patchlight.controller.access.authority import Authority, authority_folder
+    from patchlight.controller.access.authority import (
+        Authority,
+        authority_folder,
+    )
 
     authority = Authority(lab, authority_folder(lab))
     folder = authority.folder.parent
     made = {"tls": authority.for_controller(folder / "controller").folder}
     if switches:
-        made["switch_tls"] = authority.for_switches(folder / "all-switches").folder
+        made["switch_tls"] = authority.for_switches(
+            folder / "all-switches"
+        ).folder
     return made
 
 
@@ -146,12 +187,19 @@ def _say(message: str) -> None:
 
 @emulate.command()
 @which_lab
-@click.option("--all", "every", is_flag=True, help="All emulated labs of this machine.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="All emulated labs of this machine.",
+)
 def down(lab: str | None, every: bool) -> None:
     """Take an emulated lab down."""
     if (lab is None) == (not every):
         raise BadInput("expected the name of a lab, or --all")
-    require_root(f"taking {'all emulated labs' if every else f'the emulated lab {lab}'} down")
+    require_root(
+        f"taking {'all emulated labs' if every else f'the emulated lab {lab}'} down"
+    )
     for name in recorded_labs() if lab is None else [emulated.meant(lab)]:
         if name in recorded_labs():
             _say(f"taking lab {name} down: some seconds")
@@ -176,9 +224,16 @@ def status(lab: str | None, as_json: bool) -> None:
     elif len(states) == 1:
         _print_status(states[0])
     else:
-        rows = ((state["name"], _up(state["state"]), state.get("source", "")) for state in states)
+        rows = (
+            (state["name"], _up(state["state"]), state.get("source", ""))
+            for state in states
+        )
         columns = (out.Column("lab", whole=True), "state", "source")
-        out.Table(*columns, rows=rows, empty="no emulated lab is up").print()
+        out.Table(
+            *columns,
+            rows=rows,
+            empty="no emulated lab is up",
+        ).print()
     if any(state["state"] != "up" for state in states):
         click.get_current_context().exit(1)
 
@@ -188,17 +243,23 @@ def _state(name: str) -> dict[str, Any]:
     state["hosts"] = []
     if "run_dir" in state and (Path(state["run_dir"]) / "lab.yaml").exists():
         started = EmulatedLab.attach(state["name"], half_there=True)
-        state["hosts"] = [{"name": h.name, "address": h.address} for h in started.hosts]
+        state["hosts"] = [
+            {"name": h.name, "address": h.address} for h in started.hosts
+        ]
     return state
 
 
 def _up(state: str) -> out.Coloured:
-    return out.Coloured(state.replace("-", " "), "good" if state == "up" else "caution")
+    return out.Coloured(
+        state.replace("-", " "), "good" if state == "up" else "caution"
+    )
 
 
 def _print_status(state: dict[str, Any]) -> None:
     if "run_dir" not in state:
-        out.say(f"lab {state['name']} is {': '.join([state['state'], *state['missing']])}")
+        out.say(
+            f"lab {state['name']} is {': '.join([state['state'], *state['missing']])}"
+        )
         return
     out.say(
         f"lab {state['name']} is {state['state'].replace('-', ' ')}: {state['source']}, "
@@ -218,12 +279,28 @@ def _print_status(state: dict[str, Any]) -> None:
         out.say(f"servers: sudo ssh -F {state['ssh_config']} SERVER")
     if state["controller_api"]:
         at = state["controller_api"]
-        out.say(f"controller: {at if at.startswith('unix:') else f'http://{at}'}")
+        out.say(
+            f"controller: {at if at.startswith('unix:') else f'http://{at}'}"
+        )
     log = out.Column("log", wide=True)
-    table = out.Table(out.Column("process", whole=True), *out.numbers("pid"), "", log)
+    table = out.Table(
+        out.Column("process", whole=True),
+        *out.numbers("pid"),
+        "",
+        log,
+    )
     for process in state["processes"]:
-        how = out.Coloured("running", "good") if process["running"] else out.Coloured("gone", "bad")
-        table.add_row(process["name"], str(process["pid"]), how, process["log"])
+        how = (
+            out.Coloured("running", "good")
+            if process["running"]
+            else out.Coloured("gone", "bad")
+        )
+        table.add_row(
+            process["name"],
+            str(process["pid"]),
+            how,
+            process["log"],
+        )
     if state["processes"]:
         table.print()
         out.say("")
@@ -232,10 +309,22 @@ def _print_status(state: dict[str, Any]) -> None:
 
 
 @emulate.command("exec", context_settings={"ignore_unknown_options": True})
-@click.argument("host", required=False, shell_complete=complete_host)
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "host",
+    required=False,
+    shell_complete=complete_host,
+)
+@click.argument(
+    "command",
+    nargs=-1,
+    type=click.UNPROCESSED,
+)
 @lab_option()
-def execute(host: str | None, command: tuple[str, ...], lab_name: str | None) -> None:
+def execute(
+    host: str | None,
+    command: tuple[str, ...],
+    lab_name: str | None,
+) -> None:
     """Run a command on a host of an emulated lab.
 
     \b
@@ -243,23 +332,43 @@ def execute(host: str | None, command: tuple[str, ...], lab_name: str | None) ->
       patchlight emulate exec gpu1          a shell on gpu1
       patchlight emulate exec               a prompt, where 'gpu1 ping gpu2' works
     """
-    require_root(f"running a command as {host} of an emulated lab" if host else "the prompt")
+    require_root(
+        f"running a command as {host} of an emulated lab"
+        if host
+        else "the prompt"
+    )
     lab = emulated.attached(lab_name)
     if host is None:
         emulated.LabShell(lab).run()
         return
     words = list(command) or [os.environ.get("SHELL", "/bin/sh")]
-    click.get_current_context().exit(emulated.run_attached(lab.host(host), words))
+    click.get_current_context().exit(
+        emulated.run_attached(lab.host(host), words)
+    )
 
 
 @emulate.command()
 @click.argument("a", required=False)
 @click.argument("b", required=False)
-@click.argument("state", type=click.Choice(["up", "down"]), required=False)
-@click.option("--delay", type=opts.Quantity(parse_time), help="Delay in each direction.")
-@click.option("--jitter", type=opts.Quantity(parse_time), help="Variation of the delay.")
+@click.argument(
+    "state",
+    type=click.Choice(["up", "down"]),
+    required=False,
+)
 @click.option(
-    "--packet-loss", type=opts.Quantity(parse_share), help="Share that is lost, like 0.1%."
+    "--delay",
+    type=opts.Quantity(parse_time),
+    help="Delay in each direction.",
+)
+@click.option(
+    "--jitter",
+    type=opts.Quantity(parse_time),
+    help="Variation of the delay.",
+)
+@click.option(
+    "--packet-loss",
+    type=opts.Quantity(parse_share),
+    help="Share that is lost, like 0.1%.",
 )
 @lab_option()
 @out.json_option
@@ -290,7 +399,11 @@ def link(
     if a is None:
         states = lab.wires.states(lab.lab.fibres)
         lines = "\n".join(map(emulated.fibre_line, states))
-        out.print_answer([emulated.fibre_row(each) for each in states], lines, as_json=as_json)
+        out.print_answer(
+            [emulated.fibre_row(each) for each in states],
+            lines,
+            as_json=as_json,
+        )
         return
     if b is None:
         raise BadInput(f"which fibre of {a}? expected the other end, too")
@@ -298,16 +411,23 @@ def link(
     if state is not None:
         lab.wires.set_up(fibre, up=state == "up")
     if any(value is not None for value in impairment.values()):
-        delay, jitter, loss = (impairment[k] or 0.0 for k in ("delay", "jitter", "packet_loss"))
+        delay, jitter, loss = (
+            impairment[k] or 0.0 for k in ("delay", "jitter", "packet_loss")
+        )
         lab.wires.impair(fibre, Impairment(delay, jitter, loss))
     found = lab.wires.state(fibre)
-    out.print_answer(emulated.fibre_row(found), emulated.fibre_line(found), as_json=as_json)
+    out.print_answer(
+        emulated.fibre_row(found), emulated.fibre_line(found), as_json=as_json
+    )
 
 
 @emulate.command()
 @click.argument("host")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: HOST.pcap]"
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="File to write.  [default: HOST.pcap]",
 )
 @click.option(
     "--for",
@@ -316,10 +436,16 @@ def link(
     help="How long, like 10s.  [default: until Ctrl-C]",
 )
 @click.option(
-    "--frames", type=click.IntRange(1), default=10_000_000, help="Stop after this many frames."
+    "--frames",
+    type=click.IntRange(1),
+    default=10_000_000,
+    help="Stop after this many frames.",
 )
 @click.option(
-    "--size", type=opts.Quantity(parse_size), default="1GiB", help="Stop at this file size."
+    "--size",
+    type=opts.Quantity(parse_size),
+    default="1GiB",
+    help="Stop at this file size.",
 )
 @lab_option()
 @out.json_option
@@ -345,10 +471,17 @@ def capture(
     path = output or Path(f"{lab.host(host).name}.pcap")
     _say(f"capturing {lab.host(host).name} into {path}")
     limits = {"most_frames": frames, "most_bytes": size}
-    done = lab.capture(host, path, math.inf if seconds is None else seconds, **limits)
+    done = lab.capture(
+        host,
+        path,
+        math.inf if seconds is None else seconds,
+        **limits,
+    )
     missed = f", {done.dropped} more came too fast" if done.dropped else ""
     text = f"wrote {path}: {done.frames} frames{missed}"
-    out.print_answer({"file": str(path), **asdict(done)}, text, as_json=as_json)
+    out.print_answer(
+        {"file": str(path), **asdict(done)}, text, as_json=as_json
+    )
 
 
 emulate.add_command(emulated.tune)

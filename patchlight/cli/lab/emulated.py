@@ -13,7 +13,14 @@ import click
 
 from patchlight.console.commands import require_root
 from patchlight.console.connection import only_lab
-from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.console.rendering import (
+    Coloured,
+    Column,
+    Table,
+    listing_options,
+    print_json,
+    say,
+)
 from patchlight.console.shared import lab_option
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
@@ -50,13 +57,16 @@ def meant(lab: str | None) -> str:
     if Path(lab).is_file():
         return read_lab(lab).name
     if "/" in lab:
-        raise BadInput(f"no emulated lab and no lab file {lab!r} (see {RUN_ROOT})")
+        raise BadInput(
+            f"no emulated lab and no lab file {lab!r} (see {RUN_ROOT})"
+        )
     return lab
 
 
 def fibre_line(state: FibreState) -> str:
     """A fibre's state on one line."""
-    fibre, impairment = state.fibre, state.impairment
+    fibre = state.fibre
+    impairment = state.impairment
     parts = ["up" if state.up else "down"]
     if impairment.delay_s:
         parts.append(f"delay {format_time(impairment.delay_s)}")
@@ -69,8 +79,14 @@ def fibre_line(state: FibreState) -> str:
 
 def fibre_row(state: FibreState) -> dict[str, Any]:
     """A fibre's state for JSON; times in seconds, the loss as a share."""
-    a, b = str(state.fibre.a), str(state.fibre.b)
-    return {"a": a, "b": b, "up": state.up, **asdict(state.impairment)}
+    a = str(state.fibre.a)
+    b = str(state.fibre.b)
+    return {
+        "a": a,
+        "b": b,
+        "up": state.up,
+        **asdict(state.impairment),
+    }
 
 
 def run_attached(host: EmulatedHost, command: Sequence[str]) -> int:
@@ -78,7 +94,8 @@ def run_attached(host: EmulatedHost, command: Sequence[str]) -> int:
     process = host.popen(command)
     # Ctrl-C is for the command; the NIC it borrowed must be given back whatever it does.
     before = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)
+        number: signal.signal(number, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGQUIT)
     }
     try:
         status = process.wait()
@@ -96,7 +113,8 @@ class LabShell(cmd.Cmd):
         self._lab = lab
         self.prompt = ""
         if sys.stdin.isatty():
-            self.prompt, hosts = f"{lab.lab.name}> ", len(lab.hosts)
+            self.prompt = f"{lab.lab.name}> "
+            hosts = len(lab.hosts)
             self.intro = f"lab {lab.lab.name}: {hosts} hosts; type help"
 
     def run(self) -> None:
@@ -120,7 +138,10 @@ class LabShell(cmd.Cmd):
                 getattr(self, f"_{first}")(words)
             elif first:
                 hosts = self._lab.lab.host_names
-                words = [str(hosts[word].nic.address) if word in hosts else word for word in words]
+                words = [
+                    str(hosts[word].nic.address) if word in hosts else word
+                    for word in words
+                ]
                 run_attached(self._lab.host(first), words)
         except (PatchlightError, ValueError) as error:
             say(str(error), err=True)
@@ -140,7 +161,9 @@ class LabShell(cmd.Cmd):
         reached = self._lab.pingall()
         for source, target in reached.lost:
             say(f"{source} does not reach {target}")
-        say(f"{reached.tried - len(reached.lost)} of {reached.tried} pings answered")
+        say(
+            f"{reached.tried - len(reached.lost)} of {reached.tried} pings answered"
+        )
 
     def _iperf(self, hosts: Sequence[str]) -> None:
         if len(hosts) != 2:
@@ -150,7 +173,9 @@ class LabShell(cmd.Cmd):
 
     def _link(self, words: Sequence[str]) -> None:
         if len(words) not in (2, 3) or words[2:] not in ([], ["up"], ["down"]):
-            raise BadInput("expected two ports, hosts or devices: link A B [up|down]")
+            raise BadInput(
+                "expected two ports, hosts or devices: link A B [up|down]"
+            )
         wires = self._lab.wires
         fibre = wires.between(words[0], words[1])
         if words[2:]:
@@ -163,7 +188,12 @@ class LabShell(cmd.Cmd):
 @click.argument("channel", required=False)
 @lab_option()
 @listing_options
-def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: bool) -> None:
+def tune(
+    port: str | None,
+    channel: str | None,
+    lab_name: str | None,
+    as_json: bool,
+) -> None:
     """Tune a transceiver, or show transceivers.
 
     \b
@@ -184,9 +214,12 @@ def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: b
     require_root("tuning transceivers")
     lab = attached(lab_name)
     with lab.light as light:
-        hosts, end = lab.lab.host_names, None
+        hosts = lab.lab.host_names
+        end = None
         if port is not None:
-            end = hosts[port].endpoint if port in hosts else Endpoint.parse(port)
+            end = (
+                hosts[port].endpoint if port in hosts else Endpoint.parse(port)
+            )
         if end is not None and channel == "off":
             light.darken(end)
         elif end is not None and channel is not None:
@@ -194,8 +227,14 @@ def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: b
         _print(light, end, as_json=as_json)
 
 
-def _print(light: LightClient, end: Endpoint | None, *, as_json: bool) -> None:
-    transceivers, losses = light.transceivers(), light.losses()
+def _print(
+    light: LightClient,
+    end: Endpoint | None,
+    *,
+    as_json: bool,
+) -> None:
+    transceivers = light.transceivers()
+    losses = light.losses()
     if end is not None:
         transceivers = {str(end): transceivers[str(end)]}
     if as_json:
@@ -211,7 +250,9 @@ def _print(light: LightClient, end: Endpoint | None, *, as_json: bool) -> None:
         table.add_row(
             name,
             found["channel"],
-            Coloured(found["state"], "good" if found["state"] == "on" else "caution"),
+            Coloured(
+                found["state"], "good" if found["state"] == "on" else "caution"
+            ),
             found["band"],
             ", ".join(found["to"]),
             Coloured(", ".join(found["destroyed_at"]), "bad"),

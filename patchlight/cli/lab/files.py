@@ -8,23 +8,45 @@ from typing import Any
 import click
 
 from patchlight.console.options import Quantity
-from patchlight.console.rendering import cannot_write, json_option, print_document, print_json, say
+from patchlight.console.rendering import (
+    cannot_write,
+    json_option,
+    print_document,
+    print_json,
+    say,
+)
 from patchlight.console.shared import complete_lab
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate as shapes
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER, PACKET_DRIVERS
+from patchlight.testbed.lab.packet_drivers import (
+    DEFAULT_DRIVER,
+    PACKET_DRIVERS,
+)
 from patchlight.testbed.labfile import oversights, reader
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
-from patchlight.testbed.labfile.writer import json_schema, write_commented_lab, write_lab
+from patchlight.testbed.labfile.writer import (
+    json_schema,
+    write_commented_lab,
+    write_lab,
+)
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_rate
 
 
 @click.command()
-@click.argument("files", metavar="FILE…", nargs=-1, shell_complete=complete_lab)
-@click.option("--strict", is_flag=True, help="Treat warnings as mistakes.")
+@click.argument(
+    "files",
+    metavar="FILE…",
+    nargs=-1,
+    shell_complete=complete_lab,
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Treat warnings as mistakes.",
+)
 @click.option(
     "--schema",
     type=click.Choice(["lab", "job"]),
@@ -33,7 +55,12 @@ from patchlight.testbed.units import parse_rate
     help="Print the JSON Schema of lab files or job files instead, for editors.",
 )
 @json_option
-def check(files: tuple[str, ...], strict: bool, schema: str | None, as_json: bool) -> None:
+def check(
+    files: tuple[str, ...],
+    strict: bool,
+    schema: str | None,
+    as_json: bool,
+) -> None:
     """Check lab files: print every mistake.
 
     Each line is file:line:column: message. What you probably forgot is a warning: NICs without
@@ -51,7 +78,9 @@ def check(files: tuple[str, ...], strict: bool, schema: str | None, as_json: boo
     if bool(files) == bool(schema):
         raise BadInput("expected lab files to check, or --schema alone")
     if schema:
-        from patchlight.testbed.jobfile.schema import json_schema as job_file_schema
+        from patchlight.testbed.jobfile.schema import (
+            json_schema as job_file_schema,
+        )
 
         print_json(job_file_schema() if schema == "job" else json_schema())
         return
@@ -61,9 +90,13 @@ def check(files: tuple[str, ...], strict: bool, schema: str | None, as_json: boo
     for found in () if as_json else checked:
         for issue in found["issues"]:
             mark = "warning: " if issue["kind"] == "warning" else ""
-            say(f"{found['file']}:{issue['line']}:{issue['column']}: {mark}{issue['message']}")
+            say(
+                f"{found['file']}:{issue['line']}:{issue['column']}: {mark}{issue['message']}"
+            )
         if found["good"]:
-            say(f"{found['file']}: lab {found['lab']} is good: {in_words(found['counts'])}")
+            say(
+                f"{found['file']}: lab {found['lab']} is good: {in_words(found['counts'])}"
+            )
     if not all(found["good"] for found in checked):
         sys.exit(reader.LabFileError.exit_code)
 
@@ -73,16 +106,20 @@ def _check(file: str, *, strict: bool) -> dict[str, Any]:
         path = reader.find_lab(file)
     except BadInput:
         path = Path(file)
-    lab_read, mistaken = None, strict
+    lab_read = None
+    mistaken = strict
     try:
-        lab_read, issues = reader.read_lab(path), oversights.oversights(path)
+        lab_read = reader.read_lab(path)
+        issues = oversights.oversights(path)
         if lab_read.policies.said:
             from patchlight.controller.policies.registry import check_policy
 
             if wrong := oversights.policy_mistakes(path, check_policy):
-                mistaken, issues = True, wrong
+                mistaken = True
+                issues = wrong
     except reader.LabFileError as error:
-        mistaken, issues = True, error.issues
+        mistaken = True
+        issues = error.issues
     kind = "mistake" if mistaken else "warning"
     return {
         "file": str(path),
@@ -90,7 +127,13 @@ def _check(file: str, *, strict: bool) -> dict[str, Any]:
         "lab": None if lab_read is None else lab_read.name,
         "counts": {} if lab_read is None else counts(lab_read),
         "issues": [
-            {"line": i.line, "column": i.column, "kind": kind, "message": i.message} for i in issues
+            {
+                "line": i.line,
+                "column": i.column,
+                "kind": kind,
+                "message": i.message,
+            }
+            for i in issues
         ],
     }
 
@@ -102,8 +145,16 @@ def counts(lab_read: Lab) -> dict[str, int]:
         "GPU": sum(len(server.gpus) for server in lab_read.servers),
         "packet switch": len(lab_read.packet_switches),
         "circuit switch": len(lab_read.circuit_switches),
-        **({"wavelength switch": len(wss)} if (wss := lab_read.wavelength_switches) else {}),
-        **({"passive part": len(parts)} if (parts := lab_read.passive_parts) else {}),
+        **(
+            {"wavelength switch": len(wss)}
+            if (wss := lab_read.wavelength_switches)
+            else {}
+        ),
+        **(
+            {"passive part": len(parts)}
+            if (parts := lab_read.passive_parts)
+            else {}
+        ),
         "fibre": len(lab_read.fibres),
     }
 
@@ -114,7 +165,9 @@ def in_words(counts: dict[str, int]) -> str:
     def plural(name: str) -> str:
         return f"{name}es" if name.endswith("ch") else f"{name}s"
 
-    return ", ".join(f"{n} {name if n == 1 else plural(name)}" for name, n in counts.items())
+    return ", ".join(
+        f"{n} {name if n == 1 else plural(name)}" for name, n in counts.items()
+    )
 
 
 _rate = click.option(
@@ -129,9 +182,14 @@ _switches = click.option(
     default=DEFAULT_DRIVER,
     help=f"Driver of the packet switches.  [default: {DEFAULT_DRIVER}]",
 )
-_name = click.option("--name", help="The lab's name.  [default: from kind and size]")
+_name = click.option(
+    "--name", help="The lab's name.  [default: from kind and size]"
+)
 _output = click.option(
-    "--output", "-o", metavar="FILE", help="File to write.  [default: standard output]"
+    "--output",
+    "-o",
+    metavar="FILE",
+    help="File to write.  [default: standard output]",
 )
 _KINDS: dict[str, Callable[..., Lab]] = {
     "single": shapes.single,
@@ -144,7 +202,11 @@ _KINDS: dict[str, Callable[..., Lab]] = {
 @click.command()
 @click.argument("kind", type=click.Choice(tuple(_KINDS)))
 @click.option(
-    "--servers", "hosts", type=click.IntRange(1), required=True, help="Number of servers."
+    "--servers",
+    "hosts",
+    type=click.IntRange(1),
+    required=True,
+    help="Number of servers.",
 )
 @click.option(
     "--servers-per-switch",
@@ -160,7 +222,9 @@ _KINDS: dict[str, Callable[..., Lab]] = {
     help="Rate of the links between switches, like 40Gbps.  [default: no limit]",
 )
 @click.option(
-    "--ocs", type=click.Choice(KNOWN_DRIVERS), help="Put an OCS with this driver behind the NICs."
+    "--ocs",
+    type=click.Choice(KNOWN_DRIVERS),
+    help="Put an OCS with this driver behind the NICs.",
 )
 @click.option(
     "--fabric",
@@ -170,7 +234,12 @@ _KINDS: dict[str, Callable[..., Lab]] = {
 @_switches
 @_name
 @_output
-def generate(kind: str, output: str | None, switches: str, **options: Any) -> None:
+def generate(
+    kind: str,
+    output: str | None,
+    switches: str,
+    **options: Any,
+) -> None:
     """Write a lab file of a common topology.
 
     \b
@@ -183,20 +252,40 @@ def generate(kind: str, output: str | None, switches: str, **options: Any) -> No
     With --ocs, every NIC is connected to its switch through an OCS. Servers are h1, h2, … with
     one GPU and one NIC each, from 10.0.0.1 on; switches are s1, s2, ….
     """
-    said = {name: value for name, value in options.items() if value is not None}
+    said = {
+        name: value for name, value in options.items() if value is not None
+    }
     if kind == "single" and "uplink_rate_bps" in said:
-        raise BadInput("a single switch has no uplinks: leave out --uplink-rate")
+        raise BadInput(
+            "a single switch has no uplinks: leave out --uplink-rate"
+        )
     if kind in ("single", "fat-tree") and "hosts_per_switch" in said:
-        raise BadInput(f"--servers-per-switch is for linear and tree, not for {kind}")
-    _write(write_lab, shapes.with_switches(_KINDS[kind](**said), switches), output)
+        raise BadInput(
+            f"--servers-per-switch is for linear and tree, not for {kind}"
+        )
+    _write(
+        write_lab, shapes.with_switches(_KINDS[kind](**said), switches), output
+    )
 
 
 @click.command()
-@click.option("--servers", type=click.IntRange(1), default=4, help="Number of servers.")
 @click.option(
-    "--gpus", type=click.IntRange(1), default=1, help="GPUs in each server, each with a NIC."
+    "--servers",
+    type=click.IntRange(1),
+    default=4,
+    help="Number of servers.",
 )
-@click.option("--gpu-model", default="Generic", help="Model of the GPUs, like 'Tesla M40'.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(1),
+    default=1,
+    help="GPUs in each server, each with a NIC.",
+)
+@click.option(
+    "--gpu-model",
+    default="Generic",
+    help="Model of the GPUs, like 'Tesla M40'.",
+)
 @click.option(
     "--rate",
     "rate_bps",
@@ -205,13 +294,29 @@ def generate(kind: str, output: str | None, switches: str, **options: Any) -> No
     help="Rate of the NICs; the link between the ToRs has a quarter of this.",
 )
 @click.option(
-    "--driver", type=click.Choice(KNOWN_DRIVERS), default="calient-tl1", help="Driver of the OCS."
+    "--driver",
+    type=click.Choice(KNOWN_DRIVERS),
+    default="calient-tl1",
+    help="Driver of the OCS.",
 )
 @_switches
-@click.option("--name", default="my-lab", help="The lab's name.")
+@click.option(
+    "--name",
+    default="my-lab",
+    help="The lab's name.",
+)
 @_output
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init(output: str | None, force: bool, switches: str, **options: Any) -> None:
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Overwrite an existing file.",
+)
+def init(
+    output: str | None,
+    force: bool,
+    switches: str,
+    **options: Any,
+) -> None:
     """Write a first lab file, with every key explained.
 
     It has servers, two ToR switches and an OCS; optional keys are commented out. Edit it to match
@@ -226,7 +331,11 @@ def init(output: str | None, force: bool, switches: str, **options: Any) -> None
     say(f"next: patchlight lab check {file}; then {up}", err=True)
 
 
-def _write(write: Callable[[Lab], str], made: Lab, output: str | None) -> None:
+def _write(
+    write: Callable[[Lab], str],
+    made: Lab,
+    output: str | None,
+) -> None:
     text = write(made)
     if output is None or output == "-":
         print_document(text)
@@ -235,5 +344,9 @@ def _write(write: Callable[[Lab], str], made: Lab, output: str | None) -> None:
         Path(output).write_text(text, encoding="utf-8")
     except OSError as error:
         raise cannot_write(f"the lab to {output}", error) from error
-    hosts, switches = len(made.hosts), len(made.packet_switches)
-    say(f"wrote {output}: lab {made.name}, {hosts} hosts, {switches} switches", err=True)
+    hosts = len(made.hosts)
+    switches = len(made.packet_switches)
+    say(
+        f"wrote {output}: lab {made.name}, {hosts} hosts, {switches} switches",
+        err=True,
+    )

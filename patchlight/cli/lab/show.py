@@ -35,18 +35,30 @@ from patchlight.testbed.units import format_rate, format_time
 @click.option(
     "--output",
     "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(
+        dir_okay=False,
+        path_type=Path,
+    ),
     metavar="FILE",
     help="Draw the lab: .svg, .png or .pdf. With --format, write this file if it changes.",
 )
-@click.option("--follow", is_flag=True, help="With --format: after each change of circuits.")
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="With --format: after each change of circuits.",
+)
 @click.option(
     "--map",
     "map_file",
     metavar="FILE",
     help="Show these circuits: a file as 'ocs apply' takes it, or - for standard input.",
 )
-@click.option("--start", "at_start", is_flag=True, help="Show the circuits of the lab file.")
+@click.option(
+    "--start",
+    "at_start",
+    is_flag=True,
+    help="Show the circuits of the lab file.",
+)
 def show(
     lab: str | None,
     address: str | None,
@@ -86,11 +98,24 @@ def show(
       dark      NICs, and switch ports with a fibre, without a two-way link
     """
     if form is not None:
-        topology(lab, form, output, follow, address, map_file, at_start)
+        topology(
+            lab,
+            form,
+            output,
+            follow,
+            address,
+            map_file,
+            at_start,
+        )
         return
     if follow:
         raise BadInput("--follow needs --format and --output FILE")
-    lab_read, maps, source = lab_and_maps(lab, address, map_file, at_start)
+    lab_read, maps, source = lab_and_maps(
+        lab,
+        address,
+        map_file,
+        at_start,
+    )
     if output is not None:
         from patchlight.testbed.draw.drawing import draw_lab
 
@@ -101,7 +126,9 @@ def show(
         out.print_json(described)
         return
     network = f", network {lab_read.network}" if lab_read.hosts else ""
-    out.say(f"{lab_read.name}{network}: {in_words(counts(lab_read))}; {source}\n")
+    out.say(
+        f"{lab_read.name}{network}: {in_words(counts(lab_read))}; {source}\n"
+    )
     for table in tables(lab_read, described):
         table.print()
         out.say("")
@@ -112,7 +139,9 @@ def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
     """The lab and its links under these maps; the help of ``patchlight lab show`` has the keys."""
     links = trace_links(lab, maps)
     # Every NIC, and packet-switch ports with a fibre.
-    ends = dict.fromkeys([*(host.endpoint for host in lab.hosts), *lab.fibre_ends])
+    ends = dict.fromkeys(
+        [*(host.endpoint for host in lab.hosts), *lab.fibre_ends]
+    )
     optical = {device.name for device in (*lab.circuit_switches, *lab.sorting)}
     return {
         "lab": lab.name,
@@ -121,18 +150,38 @@ def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
         "scale": lab.scale,
         "devices": list(_devices(lab)),
         "hosts": [_host(host, links, lab) for host in lab.hosts],
-        "links": [{"a": str(a), "b": str(b), **_path(links.paths[a])} for a, b in links.pairs()],
-        "circuits": {name: list(port_map.texts) for name, port_map in maps.items()},
-        "spectra": {w.name: list(w.initial.texts) for w in lab.wavelength_switches},
-        "dark": [str(end) for end in ends if end.device not in optical and not links.peers(end)],
+        "links": [
+            {"a": str(a), "b": str(b), **_path(links.paths[a])}
+            for a, b in links.pairs()
+        ],
+        "circuits": {
+            name: list(port_map.texts) for name, port_map in maps.items()
+        },
+        "spectra": {
+            w.name: list(w.initial.texts) for w in lab.wavelength_switches
+        },
+        "dark": [
+            str(end)
+            for end in ends
+            if end.device not in optical and not links.peers(end)
+        ],
     }
 
 
 def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
     fibres = Counter(end.device for end in lab.fibre_ends)
 
-    def common(name: str, kind: str, ports: int) -> dict[str, Any]:
-        return {"name": name, "kind": kind, "ports": ports, "fibres": fibres[name]}
+    def common(
+        name: str,
+        kind: str,
+        ports: int,
+    ) -> dict[str, Any]:
+        return {
+            "name": name,
+            "kind": kind,
+            "ports": ports,
+            "fibres": fibres[name],
+        }
 
     def optics(switch: OpticalSwitch) -> dict[str, Any]:
         times = {"switching_time_s": switch.switching_time_s}
@@ -142,20 +191,32 @@ def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
         yield {
             **common(server.name, "server", len(server.nics)),
             "management": server.management,
-            "gpus": [{"name": gpu.name, "model": gpu.model} for gpu in server.gpus],
+            "gpus": [
+                {"name": gpu.name, "model": gpu.model} for gpu in server.gpus
+            ],
         }
     for switch in lab.packet_switches:
         yield {
             **common(switch.name, "packet-switch", switch.ports),
             "driver": switch.driver,
-            "datapath_id": None if switch.datapath_id is None else f"{switch.datapath_id:016x}",
+            "datapath_id": None
+            if switch.datapath_id is None
+            else f"{switch.datapath_id:016x}",
         }
     for ocs in lab.circuit_switches:
         at = {"driver": ocs.driver, "address": ocs.address}
         yield common(ocs.name, "circuit-switch", ocs.ports) | at | optics(ocs)
     for wss in lab.wavelength_switches:
-        shape = {"inputs": wss.inputs, "outputs": wss.outputs, "grid": str(wss.grid)}
-        yield common(wss.name, "wavelength-switch", wss.ports) | shape | optics(wss)
+        shape = {
+            "inputs": wss.inputs,
+            "outputs": wss.outputs,
+            "grid": str(wss.grid),
+        }
+        yield (
+            common(wss.name, "wavelength-switch", wss.ports)
+            | shape
+            | optics(wss)
+        )
     for part in lab.passive_parts:
         yield {
             **common(part.name, part.kind, part.ports),
@@ -169,11 +230,17 @@ def _path(path: LightPath) -> dict[str, Any]:
         "rate_bps": path.rate_bps,
         "loss_db": round(path.loss_db, 3),
         "channel": None if path.channel is None else str(path.channel),
-        "via": [{"ocs": ocs, "inp": c.inp, "out": c.out} for ocs, c in path.through],
+        "via": [
+            {"ocs": ocs, "inp": c.inp, "out": c.out} for ocs, c in path.through
+        ],
     }
 
 
-def _host(host: Host, links: Links, lab: Lab) -> dict[str, Any]:
+def _host(
+    host: Host,
+    links: Links,
+    lab: Lab,
+) -> dict[str, Any]:
     peer = links.peer(host.endpoint)
     path = _path(links.paths[host.endpoint]) if peer else {"via": []}
     return {
@@ -206,7 +273,13 @@ def tables(lab: Lab, described: Mapping[str, Any]) -> Iterator[out.Table]:
     )
     for device in described["devices"]:
         kind = device["kind"].replace("-", " ")
-        row = (device["name"], kind, device["ports"], device["fibres"], _particulars(device))
+        row = (
+            device["name"],
+            kind,
+            device["ports"],
+            device["fibres"],
+            _particulars(device),
+        )
         devices.add_row(*map(str, row))
     yield devices
     hosts = out.Table(
@@ -217,12 +290,17 @@ def tables(lab: Lab, described: Mapping[str, Any]) -> Iterator[out.Table]:
         *out.numbers("rate"),
         "linked to",
         "through",
-        out.Column("loss", wide=True, right=True),
+        out.Column(
+            "loss",
+            wide=True,
+            right=True,
+        ),
         *([out.Column("THz", whole=True)] if lab.coloured else []),
         title="Hosts",
     )
     for host in described["hosts"]:
-        up, peers = host["peer"] is not None, host["peers"]
+        up = host["peer"] is not None
+        peers = host["peers"]
         linked_to = peers[0] if len(peers) == 1 else f"{len(peers)} ports"
         hosts.add_row(
             host["name"],
@@ -236,8 +314,17 @@ def tables(lab: Lab, described: Mapping[str, Any]) -> Iterator[out.Table]:
             *([host["channel"] or ""] if lab.coloured else []),
         )
     yield hosts
-    if ways := [(name, way) for name, ways in described["spectra"].items() for way in ways]:
-        yield out.Table("device", "channel", title="Channels", rows=ways)
+    if ways := [
+        (name, way)
+        for name, ways in described["spectra"].items()
+        for way in ways
+    ]:
+        yield out.Table(
+            "device",
+            "channel",
+            title="Channels",
+            rows=ways,
+        )
     packet_switches = {switch.name for switch in lab.packet_switches}
     trunks = [
         (
@@ -247,11 +334,18 @@ def tables(lab: Lab, described: Mapping[str, Any]) -> Iterator[out.Table]:
             _through(link["via"]),
         )
         for link in described["links"]
-        if {Endpoint.parse(link[end]).device for end in "ab"} <= packet_switches
+        if {Endpoint.parse(link[end]).device for end in "ab"}
+        <= packet_switches
     ]
     if trunks:
         numeric = out.numbers("rate", "loss")
-        yield out.Table("link", *numeric, "through", title="Links between switches", rows=trunks)
+        yield out.Table(
+            "link",
+            *numeric,
+            "through",
+            title="Links between switches",
+            rows=trunks,
+        )
 
 
 def dark_line(dark: Iterable[str]) -> str:
@@ -261,7 +355,9 @@ def dark_line(dark: Iterable[str]) -> str:
         by_device.setdefault(end.device, []).append(end.port)
     if not by_device:
         return "All ports have a link."
-    return "No link: " + "; ".join(f"{name} {', '.join(p)}" for name, p in by_device.items())
+    return "No link: " + "; ".join(
+        f"{name} {', '.join(p)}" for name, p in by_device.items()
+    )
 
 
 def _particulars(device: Mapping[str, Any]) -> str:
@@ -269,11 +365,21 @@ def _particulars(device: Mapping[str, Any]) -> str:
         models = [gpu["model"] for gpu in device["gpus"]]
         counted = [f"{models.count(m)} × {m}" for m in dict.fromkeys(models)]
         at = device["management"] or UNIX
-        return ", ".join(counted if at.startswith(UNIX) else [*counted, f"agent {at}"])
+        return ", ".join(
+            counted if at.startswith(UNIX) else [*counted, f"agent {at}"]
+        )
     if device["kind"] == "packet-switch":
-        return f"datapath {device['datapath_id']}" if device["datapath_id"] else device["driver"]
+        return (
+            f"datapath {device['datapath_id']}"
+            if device["datapath_id"]
+            else device["driver"]
+        )
     if device["kind"] == "wavelength-switch":
-        grid = "flexible grid" if device["grid"] == "flexible" else f"grid {device['grid']}"
+        grid = (
+            "flexible grid"
+            if device["grid"] == "flexible"
+            else f"grid {device['grid']}"
+        )
         return (
             f"{device['inputs']}×{device['outputs']}, {grid}, switches in "
             f"{format_time(device['switching_time_s'])}, loses {device['insertion_loss_db']:g} dB"
@@ -289,4 +395,7 @@ def _particulars(device: Mapping[str, Any]) -> str:
 
 
 def _through(via: list[dict[str, Any]]) -> str:
-    return ", ".join(f"{hop['ocs']} {hop['inp']}→{hop['out']}" for hop in via) or "fibre"
+    return (
+        ", ".join(f"{hop['ocs']} {hop['inp']}→{hop['out']}" for hop in via)
+        or "fibre"
+    )

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.cli.ocs.names import complete_any_port, ports_by_switch, read_map_file
+from patchlight.cli.ocs.names import (
+    complete_any_port,
+    ports_by_switch,
+    read_map_file,
+)
 from patchlight.console import connection
 from patchlight.console import rendering as out
 from patchlight.console.options import Quantity
@@ -22,7 +26,12 @@ from patchlight.console.shared import address_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.wiring import circuits_of, parse_map, trace_links, with_spectra
+from patchlight.testbed.lab.wiring import (
+    circuits_of,
+    parse_map,
+    trace_links,
+    with_spectra,
+)
 from patchlight.testbed.labfile.reader import load_lab, read_lab
 from patchlight.testbed.units import parse_time
 
@@ -33,11 +42,18 @@ if TYPE_CHECKING:
 # Events after which links may differ, or the circuits of a switch are known again.
 _LINKS_MAY_DIFFER = ("circuits", "drift", "reachable", "skipped")
 _RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,6})-(?P<last>\d{1,6})")
-_MEANINGS: dict[str, out.Meaning] = {"as said": "good", "differs": "bad", "not told": "caution"}
+_MEANINGS: dict[str, out.Meaning] = {
+    "as said": "good",
+    "differs": "bad",
+    "not told": "caution",
+}
 
 
 def lab_and_maps(
-    lab_name: str | None, address: str | None, file: str | None, at_start: bool
+    lab_name: str | None,
+    address: str | None,
+    file: str | None,
+    at_start: bool,
 ) -> tuple[Lab, dict[str, PortMap], str]:
     """The lab, or else the only one that is up; its maps, and a text on their origin.
 
@@ -53,30 +69,53 @@ def lab_and_maps(
         return _as_it_is_now(lab_read, None)
     if file is None:
         return lab_read, lab_read.initial_maps, "circuits at the start"
-    return *_with_maps(lab_read, read_map_file(file, lab_read)), f"circuits of {file}"
+    return *_with_maps(
+        lab_read, read_map_file(file, lab_read)
+    ), f"circuits of {file}"
 
 
-def _with_maps(lab_read: Lab, given: Mapping[str, Sequence[str]]) -> tuple[Lab, dict[str, PortMap]]:
+def _with_maps(
+    lab_read: Lab, given: Mapping[str, Sequence[str]]
+) -> tuple[Lab, dict[str, PortMap]]:
     """The lab and its circuits with these maps of optical switches; the others as its file says."""
-    maps = {name: parse_map(lab_read.optical_switch(name), texts) for name, texts in given.items()}
-    spectra = {switch.name: switch.initial for switch in lab_read.wavelength_switches}
+    maps = {
+        name: parse_map(lab_read.optical_switch(name), texts)
+        for name, texts in given.items()
+    }
+    spectra = {
+        switch.name: switch.initial for switch in lab_read.wavelength_switches
+    }
     now = with_spectra(lab_read, {**spectra, **maps})
     return now, {**lab_read.initial_maps, **circuits_of(maps)}
 
 
-def _as_it_is_now(lab_up: Lab, address: str | None) -> tuple[Lab, dict[str, PortMap], str]:
+def _as_it_is_now(
+    lab_up: Lab, address: str | None
+) -> tuple[Lab, dict[str, PortMap], str]:
     """A lab that is up, with its controller's circuits, or else those of its file."""
     if not any(switch.driver for switch in lab_up.optical_switches):
         return lab_up, {}, "up; it has no circuits"
     try:
-        with connection.connect(None if address else lab_up.name, address) as client:
+        with connection.connect(
+            None if address else lab_up.name, address
+        ) as client:
             answer = client.circuits()
-        switches = [switch.name for switch in lab_up.optical_switches if switch.driver]
-        if unread := [name for name in switches if answer[name]["map"] is None]:
+        switches = [
+            switch.name for switch in lab_up.optical_switches if switch.driver
+        ]
+        if unread := [
+            name for name in switches if answer[name]["map"] is None
+        ]:
             raise PatchlightError(f"{unread[0]} does not answer")
-        shown, maps = _with_maps(lab_up, {name: answer[name]["map"] or () for name in switches})
+        shown, maps = _with_maps(
+            lab_up, {name: answer[name]["map"] or () for name in switches}
+        )
     except (PatchlightError, KeyError) as error:
-        reason = error.message if isinstance(error, PatchlightError) else f"it has no {error}"
+        reason = (
+            error.message
+            if isinstance(error, PatchlightError)
+            else f"it has no {error}"
+        )
         note = f"lab {lab_up.name} is up, but its circuits are not known: {reason}"
         out.say(f"note: {note}; shown are those of the start", err=True)
         return lab_up, lab_up.initial_maps, "up; circuits at the start"
@@ -98,21 +137,48 @@ def topology(
     if follow and output is None:
         raise BadInput("--follow needs --output FILE")
     other = map_file is not None or at_start
-    if address or follow or (output and not other and (lab is None or lab in connection.labs_up())):
+    if (
+        address
+        or follow
+        or (
+            output
+            and not other
+            and (lab is None or lab in connection.labs_up())
+        )
+    ):
         if other:
-            raise BadInput("this needs the present circuits: leave out --map and --start")
+            raise BadInput(
+                "this needs the present circuits: leave out --map and --start"
+            )
         with connection.connect(lab, address) as client:
-            _topology_of_now(client, form, output, follow)
+            _topology_of_now(
+                client,
+                form,
+                output,
+                follow,
+            )
         return
-    lab_read, maps, source = lab_and_maps(lab, None, map_file, at_start)
+    lab_read, maps, source = lab_and_maps(
+        lab,
+        None,
+        map_file,
+        at_start,
+    )
     out.say(f"lab {lab_read.name}: {source}", err=True)
     found = topology_of(lab_read, trace_links(lab_read, maps))
-    text = out.json_text(found.as_json) if form == "topology" else FORMATS[form](found)
+    text = (
+        out.json_text(found.as_json)
+        if form == "topology"
+        else FORMATS[form](found)
+    )
     out.print_document(text) if output is None else _keep(output, text)
 
 
 def _topology_of_now(
-    client: ControllerClient, form: str, output: Path | None, follow: bool
+    client: ControllerClient,
+    form: str,
+    output: Path | None,
+    follow: bool,
 ) -> None:
     """Print a running lab's topology, or keep it in a file; with ``follow`` until Ctrl-C."""
     events = client.follow_events(client.last_event()) if follow else ()
@@ -120,14 +186,21 @@ def _topology_of_now(
         if event["kind"] not in _LINKS_MAY_DIFFER:
             continue
         found = client.topology()
-        text = out.json_text(found) if form == "topology" else client.topology_file(form)
+        text = (
+            out.json_text(found)
+            if form == "topology"
+            else client.topology_file(form)
+        )
         unread = found["unread"] or client.topology()["unread"]
         if output is None:
             out.print_document(text)
         elif not unread:
             _keep(output, text)
         elif follow:
-            out.say(f"{output} is left as it is: {', '.join(unread)} did not answer", err=True)
+            out.say(
+                f"{output} is left as it is: {', '.join(unread)} did not answer",
+                err=True,
+            )
         else:
             raise PatchlightError(
                 f"{output} is left as it is: {', '.join(unread)} did not answer",
@@ -177,19 +250,37 @@ def _keep(file: Path, text: str) -> None:
     help="How long each round listens: longer than a link of your NICs and switches takes to come "
     "up; 35s to receive LLDP of other devices.",
 )
-@click.option("--every-port", is_flag=True, help="Probe unused ports, too, after the lab's own.")
+@click.option(
+    "--every-port",
+    is_flag=True,
+    help="Probe unused ports, too, after the lab's own.",
+)
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
     metavar="FILE",
     help="Write the lab file with its fibres corrected.",
 )
 @click.option(
-    "--restore", is_flag=True, help="Restore the circuits of a discovery that was interrupted."
+    "--restore",
+    is_flag=True,
+    help="Restore the circuits of a discovery that was interrupted.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be done, and do nothing.",
+)
+@click.option(
+    "-y",
+    "--yes",
+    is_flag=True,
+    help="Do not ask.",
+)
 @out.listing_options
 def discover(
     lab: str | None,
@@ -219,35 +310,60 @@ def discover(
                    differences and doubts as text, silent (why an end was not
                    probed, by name), fibres (of the corrected lab file)
     """
-    ports = ports_by_switch(connection.lab_meant(lab, address), _expanded(texts)) if texts else {}
+    ports = (
+        ports_by_switch(connection.lab_meant(lab, address), _expanded(texts))
+        if texts
+        else {}
+    )
     with connection.connect(lab, address) as client:
         if restore:
             client.stop_discovery()
             out.say("all circuits are restored")
             return
-        text = client.lab_file() if address else connection.running_lab_file(lab).read_text()
-        preview = client.preview_discovery(ports, listen_s=listen_s, every_port=every_port)
+        text = (
+            client.lab_file()
+            if address
+            else connection.running_lab_file(lab).read_text()
+        )
+        preview = client.preview_discovery(
+            ports,
+            listen_s=listen_s,
+            every_port=every_port,
+        )
         if dry_run:
             out.print_answer(preview, _in_words(preview), as_json=as_json)
             if preview["objections"]:
-                raise PatchlightError(f"it would be refused: {'; '.join(preview['objections'])}")
+                raise PatchlightError(
+                    f"it would be refused: {'; '.join(preview['objections'])}"
+                )
             return
         if not (yes or preview["objections"]):
             out.say(_in_words(preview), err=True)
             if not click.confirm("Go on?", err=True):
                 raise PatchlightError("not confirmed: nothing was changed")
         try:
-            client.discover(ports, listen_s=listen_s, every_port=every_port)
+            client.discover(
+                ports,
+                listen_s=listen_s,
+                every_port=every_port,
+            )
             status = _followed(client)
         except KeyboardInterrupt:
-            out.say("patchlight: interrupted, restoring the circuits", err=True)
+            out.say(
+                "patchlight: interrupted, restoring the circuits", err=True
+            )
             client.stop_discovery()
             out.say("patchlight: all circuits are restored", err=True)
             raise
     wiring = status["wiring"]
     if status["state"] != "done" or wiring is None:
-        raise PatchlightError(f"the wiring was not found: {status['message']}", hint=status["hint"])
-    out.print_answer(status, lambda: _print_found(status, wiring), as_json=as_json)
+        raise PatchlightError(
+            f"the wiring was not found: {status['message']}",
+            hint=status["hint"],
+        )
+    out.print_answer(
+        status, lambda: _print_found(status, wiring), as_json=as_json
+    )
     if output is not None:
         _write_corrected(output, text, wiring["fibres"])
     if wiring["differences"]:
@@ -256,15 +372,24 @@ def discover(
 
 def _expanded(texts: tuple[str, ...]) -> Iterator[str]:
     """``ocs1.7-9`` is three ports; names of ports may have a ``-`` themselves, before the dot."""
-    for text in (part.strip() for several in texts for part in several.split(",")):
+    for text in (
+        part.strip() for several in texts for part in several.split(",")
+    ):
         found = _RANGE.fullmatch(text)
-        if found is None or (found["before"] and not found["before"].endswith(".")):
+        if found is None or (
+            found["before"] and not found["before"].endswith(".")
+        ):
             yield text
             continue
-        first, last = int(found["first"]), int(found["last"])
+        first = int(found["first"])
+        last = int(found["last"])
         if first > last:
-            raise BadInput(f"{text!r} is not a range of ports: expected the lower number first")
-        yield from (f"{found['before']}{number}" for number in range(first, last + 1))
+            raise BadInput(
+                f"{text!r} is not a range of ports: expected the lower number first"
+            )
+        yield from (
+            f"{found['before']}{number}" for number in range(first, last + 1)
+        )
 
 
 def _followed(client: ControllerClient) -> Search:
@@ -279,7 +404,9 @@ def _followed(client: ControllerClient) -> Search:
 
 
 def _in_words(preview: SearchPlan) -> str:
-    ports = ", ".join(f"{len(numbers)} of {ocs}" for ocs, numbers in preview["ports"].items())
+    ports = ", ".join(
+        f"{len(numbers)} of {ocs}" for ocs, numbers in preview["ports"].items()
+    )
     circuits = sum(map(len, preview["circuits"].values()))
     return (
         f"ports to probe: {ports or 'none'}; {circuits} cross-connects are removed for about "
@@ -288,16 +415,26 @@ def _in_words(preview: SearchPlan) -> str:
 
 
 def _print_found(status: Search, wiring: Wiring) -> None:
-    table = out.Table(out.Column("port", whole=True), "fibre goes to", "lab file says", "")
+    table = out.Table(
+        out.Column("port", whole=True),
+        "fibre goes to",
+        "lab file says",
+        "",
+    )
     for row in wiring["ports"]:
         if row["verdict"] != "free":
             meaning = _MEANINGS[row["verdict"]]
             port = f"{row['ocs']}.{row['port']}"
-            sends, hears = row["sends"], row["hears"]
+            sends = row["sends"]
+            hears = row["hears"]
             ends = sends or ""
             if hears not in (sends, None):
                 ends = f"{hears} (from {sends or 'none'})"
-            cells = (ends, row["said"] or "", out.Coloured(row["verdict"], meaning))
+            cells = (
+                ends,
+                row["said"] or "",
+                out.Coloured(row["verdict"], meaning),
+            )
             table.add_row(port, *cells)
     table.print()
     for words in wiring["differences"]:
@@ -313,7 +450,11 @@ def _print_found(status: Search, wiring: Wiring) -> None:
     out.say(f"{found}, in {took}; all circuits are restored")
 
 
-def _write_corrected(output: Path, text: str, fibres: Sequence[tuple[str, str]]) -> None:
+def _write_corrected(
+    output: Path,
+    text: str,
+    fibres: Sequence[tuple[str, str]],
+) -> None:
     from patchlight.testbed.labfile.writer import rewired
 
     new = rewired(text, [(a, b) for a, b in fibres])
@@ -321,5 +462,7 @@ def _write_corrected(output: Path, text: str, fibres: Sequence[tuple[str, str]])
         output.write_text(new.text)
     except OSError as error:
         raise out.cannot_write(f"the lab file {output}", error) from error
-    note = "" if new.keeps_comments else "; without the comments of the old one"
+    note = (
+        "" if new.keeps_comments else "; without the comments of the old one"
+    )
     out.say(f"wrote {output}{note}", err=True)

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.connection import connect, controller_options, lab_meant, user_name
-from patchlight.console.rendering import harmless, listing_options, print_json, say
+from patchlight.console.connection import (
+    connect,
+    controller_options,
+    lab_meant,
+    user_name,
+)
+from patchlight.console.rendering import (
+    harmless,
+    listing_options,
+    print_json,
+    say,
+)
 from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import Lab
@@ -52,11 +62,16 @@ class Target:
             return RUN_ROOT / name / "controller"
         if os.geteuid() == 0:
             return Path("/var/lib/patchlight") / name
-        return user_folder("XDG_STATE_HOME", ".local/state") / "patchlight" / name
+        return (
+            user_folder("XDG_STATE_HOME", ".local/state") / "patchlight" / name
+        )
 
     @contextlib.contextmanager
     def client(
-        self, needs: Collection[str] | Needs | None = None, *, talks: bool = True
+        self,
+        needs: Collection[str] | Needs | None = None,
+        *,
+        talks: bool = True,
     ) -> Iterator[ControllerClient]:
         """A client of the controller, or with ``--direct`` of the devices.
 
@@ -74,7 +89,13 @@ class Target:
         if needs is not None and not callable(needs):
             names = [driven(self.lab.optical_switch(name)) for name in needs]
             needs = (lambda _: names) if names else None
-        with direct_client(self.lab, self.state_dir, user_name(), needs, talks=talks) as client:
+        with direct_client(
+            self.lab,
+            self.state_dir,
+            user_name(),
+            needs,
+            talks=talks,
+        ) as client:
             yield client
 
 
@@ -89,9 +110,17 @@ class Flags:
     detach: bool = False
 
 
-_of_ocs = partial(click.option, cls=SharedOption, of="ocs")
+_of_ocs = partial(
+    click.option,
+    cls=SharedOption,
+    of="ocs",
+)
 why_option = _of_ocs(
-    "--why", default="", show_default=False, metavar="TEXT", help="The reason, for the history."
+    "--why",
+    default="",
+    show_default=False,
+    metavar="TEXT",
+    help="The reason, for the history.",
 )
 
 
@@ -102,17 +131,36 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @controller_options
     @_of_ocs(
         "--state",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=click.Path(
+            path_type=Path,
+            file_okay=False,
+        ),
         metavar="DIR",
         help="Where --direct keeps its journal.  [default: where the controller does]",
     )
-    @_of_ocs("--direct", is_flag=True, help="Talk to the device without a controller.")
+    @_of_ocs(
+        "--direct",
+        is_flag=True,
+        help="Talk to the device without a controller.",
+    )
     @listing_options
     @functools.wraps(command)
     def with_target(
-        lab_name: str | None, address: str | None, direct: bool, state: Path | None, **options: Any
+        lab_name: str | None,
+        address: str | None,
+        direct: bool,
+        state: Path | None,
+        **options: Any,
     ) -> Any:
-        return command(target=Target(lab_name, address, direct, state), **options)
+        return command(
+            target=Target(
+                lab_name,
+                address,
+                direct,
+                state,
+            ),
+            **options,
+        )
 
     return with_target
 
@@ -130,18 +178,30 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=False,
         help="Do not ask; given twice, not even before removing many circuits.",
     )
-    @_of_ocs("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
     @_of_ocs(
-        "--detach", is_flag=True, help="Start the change and return; 'ocs watch ID' follows it."
+        "--dry-run",
+        is_flag=True,
+        help="Show what would change, and change nothing.",
+    )
+    @_of_ocs(
+        "--detach",
+        is_flag=True,
+        help="Start the change and return; 'ocs watch ID' follows it.",
     )
     @functools.wraps(command)
     def with_options(target: Target, **given: Any) -> Any:
-        options = Flags(**{each.name: given.pop(each.name) for each in fields(Flags)})
+        options = Flags(
+            **{each.name: given.pop(each.name) for each in fields(Flags)}
+        )
         if options.detach and target.direct:
             raise BadInput(
                 "--detach and --direct exclude each other: a controller makes the change"
             )
-        return command(target=target, options=options, **given)
+        return command(
+            target=target,
+            options=options,
+            **given,
+        )
 
     return with_options
 
@@ -186,7 +246,9 @@ def confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
     """Ask as often as the change deserves; whether the user was shown it and agreed."""
     lost = sum(preview["lost"].values())
     bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
-    if preview["objections"] or not (preview["jobs"] or preview["strangers"] or bulk):
+    if preview["objections"] or not (
+        preview["jobs"] or preview["strangers"] or bulk
+    ):
         return False  # nothing to lose, or it will be refused anyway
     agreed = True
     try:
@@ -198,7 +260,15 @@ def confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
             names = ", ".join(preview["lost"])
             what = f"{lost} cross-connects of {names} go without others in their place"
             question = harmless(f"{what}. Type {names} to go on")
-            agreed = click.prompt(question, err=True, default="", show_default=False) == names
+            agreed = (
+                click.prompt(
+                    question,
+                    err=True,
+                    default="",
+                    show_default=False,
+                )
+                == names
+            )
     except click.Abort as error:
         raise PatchlightError(
             "not confirmed: nothing was changed",
@@ -234,10 +304,15 @@ def _lines(preview: shapes.PlanAnswer) -> list[str]:
 
 def say_unreachable(answers: Mapping[str, Any]) -> None:
     """``PatchlightError`` if some of these circuit switches (by name) do not answer."""
-    silent = {n: a["unreachable"] for n, a in answers.items() if a.get("unreachable")}
+    silent = {
+        n: a["unreachable"] for n, a in answers.items() if a.get("unreachable")
+    }
     if silent:
         raise PatchlightError(
-            "\n".join(f"{name} does not answer: {words}" for name, words in silent.items()),
+            "\n".join(
+                f"{name} does not answer: {words}"
+                for name, words in silent.items()
+            ),
             hint="the answer is about the other switches only",
         )
 
@@ -261,7 +336,9 @@ def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
         print_json(record)
     else:
         say(f"change {number} has begun: {progress_line(record['progress'])}")
-        say(f"patchlight ocs watch {number} follows it, patchlight ocs stop {number} stops it")
+        say(
+            f"patchlight ocs watch {number} follows it, patchlight ocs stop {number} stops it"
+        )
 
 
 def progress_line(progress: shapes.ProgressAnswer) -> str:
@@ -273,10 +350,20 @@ def progress_line(progress: shapes.ProgressAnswer) -> str:
     return f"{progress['stage']}{at}{of}{cancelled}"
 
 
-def print_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = False) -> None:
+def print_record(
+    record: shapes.ChangeAnswer,
+    *,
+    as_json: bool,
+    one_line: bool = False,
+) -> None:
     """Print the outcome of a change; ``OutcomeUnknown`` or ``PatchlightError`` if not committed."""
-    say_record(record, as_json=as_json, one_line=one_line)
-    number, state = record["id"], record["state"]
+    say_record(
+        record,
+        as_json=as_json,
+        one_line=one_line,
+    )
+    number = record["id"]
+    state = record["state"]
     if state == "unknown":
         raise OutcomeUnknown(f"change {number} has an unknown outcome")
     if state == "intent":
@@ -285,7 +372,12 @@ def print_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool =
         raise PatchlightError(f"change {number} was not made")
 
 
-def say_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = False) -> None:
+def say_record(
+    record: shapes.ChangeAnswer,
+    *,
+    as_json: bool,
+    one_line: bool = False,
+) -> None:
     """Print the outcome of a change."""
     if as_json:
         print_json(record, one_line=one_line)
@@ -293,9 +385,17 @@ def say_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = F
     notes = (f"note: {note}" for note in record["notes"])
     for line in (*change_lines(record["changes"]), *notes):
         say(line)
-    stages = {name: f"{1e3 * s:.0f} ms" for name, s in record["stages_s"].items()}
-    longest = ", ".join(f"{name} {took}" for name, took in stages.items() if took != "0 ms")
-    took = f" in {1e3 * sum(record['stages_s'].values()):.0f} ms ({longest})" if longest else ""
+    stages = {
+        name: f"{1e3 * s:.0f} ms" for name, s in record["stages_s"].items()
+    }
+    longest = ", ".join(
+        f"{name} {took}" for name, took in stages.items() if took != "0 ms"
+    )
+    took = (
+        f" in {1e3 * sum(record['stages_s'].values()):.0f} ms ({longest})"
+        if longest
+        else ""
+    )
     number = f"change {record['id']} " if record["id"] else ""
     message = "" if record["message"] == "done" else f": {record['message']}"
     say(f"{number}{record['state']}{took}{message}")

@@ -17,18 +17,32 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import Lock
 
 _switches = click.argument(
-    "switches", nargs=-1, metavar="[OCS…]", shell_complete=names.complete_switch
+    "switches",
+    nargs=-1,
+    metavar="[OCS…]",
+    shell_complete=names.complete_switch,
 )
 
 
 @click.command("connect")
 @click.argument(
-    "pairs", nargs=-1, required=True, metavar="[OCS] A:B…", shell_complete=names.complete_pair
+    "pairs",
+    nargs=-1,
+    required=True,
+    metavar="[OCS] A:B…",
+    shell_complete=names.complete_pair,
 )
-@click.option("--one-way", is_flag=True, help="From A to B only.")
+@click.option(
+    "--one-way",
+    is_flag=True,
+    help="From A to B only.",
+)
 @ocs.change_options
 def connect_ports(
-    pairs: tuple[str, ...], one_way: bool, target: ocs.Target, options: ocs.Flags
+    pairs: tuple[str, ...],
+    one_way: bool,
+    target: ocs.Target,
+    options: ocs.Flags,
 ) -> None:
     """Connect ports of an OCS, or ends over any OCS.
 
@@ -45,42 +59,103 @@ def connect_ports(
     name, *others = pairs
     if ":" in name:
         if one_way:
-            raise BadInput("--one-way needs an OCS: patchlight ocs connect --one-way OCS A:B")
+            raise BadInput(
+                "--one-way needs an OCS: patchlight ocs connect --one-way OCS A:B"
+            )
         ends = [names.named_pair(text) for text in pairs]
         with target.client() as client:
-            ocs.carry_out(client.preview_light_paths, client.light_paths, options, ends)
+            ocs.carry_out(
+                client.preview_light_paths,
+                client.light_paths,
+                options,
+                ends,
+            )
         return
-    if name not in (known := [switch.name for switch in target.lab.optical_switches]):
-        raise BadInput(f"{name!r} is neither a pair A:B nor an OCS: {nearest(name, known)}")
+    if name not in (
+        known := [switch.name for switch in target.lab.optical_switches]
+    ):
+        raise BadInput(
+            f"{name!r} is neither a pair A:B nor an OCS: {nearest(name, known)}"
+        )
     if not others:
         raise BadInput(f"expected ports of {name} to connect: A:B, like 3:17")
-    texts = [names.cross_connect_text(target.lab, name, pair, one_way=one_way) for pair in others]
+    texts = [
+        names.cross_connect_text(
+            target.lab,
+            name,
+            pair,
+            one_way=one_way,
+        )
+        for pair in others
+    ]
     with target.client([name]) as client:
-        ocs.carry_out(client.preview_reconfiguration, client.reconfigure, options, {name: texts})
+        ocs.carry_out(
+            client.preview_reconfiguration,
+            client.reconfigure,
+            options,
+            {name: texts},
+        )
 
 
 @click.command()
-@click.argument("name", metavar="OCS", shell_complete=names.complete_switch)
 @click.argument(
-    "ports", nargs=-1, required=True, metavar="PORT…", shell_complete=names.complete_port
+    "name",
+    metavar="OCS",
+    shell_complete=names.complete_switch,
+)
+@click.argument(
+    "ports",
+    nargs=-1,
+    required=True,
+    metavar="PORT…",
+    shell_complete=names.complete_port,
 )
 @ocs.change_options
-def disconnect(name: str, ports: tuple[str, ...], target: ocs.Target, options: ocs.Flags) -> None:
+def disconnect(
+    name: str,
+    ports: tuple[str, ...],
+    target: ocs.Target,
+    options: ocs.Flags,
+) -> None:
     """Disconnect ports, in both directions.
 
     On a wavelength switch also one channel of a port: 3@193.100.
     """
-    wanted = {name: sorted({names.place_number(target.lab, name, p) for p in ports}, key=str)}
+    wanted = {
+        name: sorted(
+            {names.place_number(target.lab, name, p) for p in ports}, key=str
+        )
+    }
     with target.client([name]) as client:
-        plan, change = client.preview_reconfiguration, client.reconfigure
-        ocs.carry_out(plan, change, options, {}, disconnect=wanted)
+        plan = client.preview_reconfiguration
+        change = client.reconfigure
+        ocs.carry_out(
+            plan,
+            change,
+            options,
+            {},
+            disconnect=wanted,
+        )
 
 
 @click.command("apply")
-@click.argument("file", metavar="FILE|NAME", type=click.Path(allow_dash=True))
-@click.option("--only", is_flag=True, help="Remove all other circuits of each OCS in the file.")
+@click.argument(
+    "file",
+    metavar="FILE|NAME",
+    type=click.Path(allow_dash=True),
+)
+@click.option(
+    "--only",
+    is_flag=True,
+    help="Remove all other circuits of each OCS in the file.",
+)
 @ocs.change_options
-def apply_map(file: str, only: bool, target: ocs.Target, options: ocs.Flags) -> None:
+def apply_map(
+    file: str,
+    only: bool,
+    target: ocs.Target,
+    options: ocs.Flags,
+) -> None:
     """Connect what a file lists, or restore saved circuits.
 
     The file is YAML, JSON or CSV. --only --dry-run shows how the devices differ from it: '-' is on
@@ -99,37 +174,83 @@ def apply_map(file: str, only: bool, target: ocs.Target, options: ocs.Flags) -> 
             saved = [row["name"] for row in client.saved_maps()]
             if file not in saved:
                 hint = nearest(file, saved, "saved are")
-                raise BadInput(f"{file!r} is neither a file nor saved circuits: {hint}")
-            ocs.carry_out(client.preview_restore, client.restore, options, file)
+                raise BadInput(
+                    f"{file!r} is neither a file nor saved circuits: {hint}"
+                )
+            ocs.carry_out(
+                client.preview_restore,
+                client.restore,
+                options,
+                file,
+            )
         return
     maps = names.read_map_file(file, target.lab)
     with target.client(maps) as client:
-        ocs.carry_out(client.preview_reconfiguration, client.reconfigure, options, maps, only=only)
+        ocs.carry_out(
+            client.preview_reconfiguration,
+            client.reconfigure,
+            options,
+            maps,
+            only=only,
+        )
 
 
 @click.command("rollback")
-@click.argument("number", metavar="ID", type=int)
+@click.argument(
+    "number",
+    metavar="ID",
+    type=int,
+)
 @ocs.change_options
-def roll_back(number: int, target: ocs.Target, options: ocs.Flags) -> None:
+def roll_back(
+    number: int,
+    target: ocs.Target,
+    options: ocs.Flags,
+) -> None:
     """Undo change ID, but not what other changes did."""
     with target.client(
         lambda store: (store.reconfiguration(number) or {}).get("changes", {})
     ) as client:
-        ocs.carry_out(client.preview_roll_back, client.roll_back, options, number)
+        ocs.carry_out(
+            client.preview_roll_back,
+            client.roll_back,
+            options,
+            number,
+        )
 
 
 @click.command()
-@click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
-@click.option("--force", is_flag=True, help="Also move circuits of running jobs, which pause.")
+@click.argument(
+    "nodes",
+    nargs=-1,
+    required=True,
+    metavar="NODE…",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also move circuits of running jobs, which pause.",
+)
 @ocs.change_options
-def colocate(nodes: tuple[str, ...], force: bool, target: ocs.Target, options: ocs.Flags) -> None:
+def colocate(
+    nodes: tuple[str, ...],
+    force: bool,
+    target: ocs.Target,
+    options: ocs.Flags,
+) -> None:
     """Connect servers or hosts to one packet switch.
 
     It chooses the packet switch that needs the fewest changes. This is for schedulers that place
     jobs themselves: see 'patchlight lab show --format slurm'.
     """
     with target.client() as client:
-        ocs.carry_out(client.preview_together, client.together, options, nodes, force=force)
+        ocs.carry_out(
+            client.preview_together,
+            client.together,
+            options,
+            nodes,
+            force=force,
+        )
 
 
 def _counts(maps: dict[str, list[str]]) -> str:
@@ -142,7 +263,11 @@ def _counts(maps: dict[str, list[str]]) -> str:
 @ocs.why_option
 @ocs.target_options
 def save(
-    name: str | None, switches: tuple[str, ...], why: str, target: ocs.Target, as_json: bool
+    name: str | None,
+    switches: tuple[str, ...],
+    why: str,
+    target: ocs.Target,
+    as_json: bool,
 ) -> None:
     """Save the present circuits under NAME, or list what is saved.
 
@@ -152,25 +277,65 @@ def save(
         with target.client(lambda _: (), talks=False) as client:
             saved = client.saved_maps()
         rows = (
-            (row["name"], when(row["at"]), row["by"], _counts(row["maps"]), row["why"])
+            (
+                row["name"],
+                when(row["at"]),
+                row["by"],
+                _counts(row["maps"]),
+                row["why"],
+            )
             for row in saved
         )
-        columns = (Column("name", whole=True), "saved", "by", "circuit switches", "why")
-        print_answer(saved, Table(*columns, rows=rows, empty="no saved circuits"), as_json=as_json)
+        columns = (
+            Column("name", whole=True),
+            "saved",
+            "by",
+            "circuit switches",
+            "why",
+        )
+        print_answer(
+            saved,
+            Table(
+                *columns,
+                rows=rows,
+                empty="no saved circuits",
+            ),
+            as_json=as_json,
+        )
         return
     with target.client(switches) as client:
         record = client.save_map(name, switches, why)
-    print_answer(record, f"saved as {name}: {_counts(record['maps'])}", as_json=as_json)
+    print_answer(
+        record, f"saved as {name}: {_counts(record['maps'])}", as_json=as_json
+    )
 
 
 @click.command()
-@click.argument("ports", nargs=-1, metavar="[PORT…]", shell_complete=names.complete_any_port)
-@click.option("--keep", is_flag=True, help="Lock out other users, but not yourself.")
-@click.option("--release", is_flag=True, help="Unlock the ports, even if others locked them.")
+@click.argument(
+    "ports",
+    nargs=-1,
+    metavar="[PORT…]",
+    shell_complete=names.complete_any_port,
+)
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Lock out other users, but not yourself.",
+)
+@click.option(
+    "--release",
+    is_flag=True,
+    help="Unlock the ports, even if others locked them.",
+)
 @ocs.why_option
 @ocs.target_options
 def lock(
-    ports: tuple[str, ...], keep: bool, release: bool, why: str, target: ocs.Target, as_json: bool
+    ports: tuple[str, ...],
+    keep: bool,
+    release: bool,
+    why: str,
+    target: ocs.Target,
+    as_json: bool,
 ) -> None:
     """Lock ports against changes, unlock them, or list the locks.
 
@@ -180,9 +345,13 @@ def lock(
     if keep and release:
         raise BadInput("--keep and --release exclude each other: give one")
     if release and not ports:
-        raise BadInput("name the ports to unlock: 'patchlight ocs lock' lists those locked")
+        raise BadInput(
+            "name the ports to unlock: 'patchlight ocs lock' lists those locked"
+        )
     if ports and not (why or release):
-        raise BadInput("say --why: users who meet the lock are shown the reason")
+        raise BadInput(
+            "say --why: users who meet the lock are shown the reason"
+        )
     by_switch = names.places_by_switch(target.lab, ports)
     with target.client(by_switch, talks=False) as client:
         rows = [] if ports else client.locks()
@@ -190,15 +359,36 @@ def lock(
             rows += (
                 client.unlock(name, places, why)
                 if release
-                else client.lock(name, places, keep=keep, why=why)
+                else client.lock(
+                    name,
+                    places,
+                    keep=keep,
+                    why=why,
+                )
             )
     if release:
-        lines = [f"{_place(row)} is unlocked (was {row['kind']} by {row['by']})" for row in rows]
-        print_answer(rows, "\n".join(lines) or "none of these was locked", as_json=as_json)
+        lines = [
+            f"{_place(row)} is unlocked (was {row['kind']} by {row['by']})"
+            for row in rows
+        ]
+        print_answer(
+            rows,
+            "\n".join(lines) or "none of these was locked",
+            as_json=as_json,
+        )
         return
-    cells = ((_place(row), row["kind"], row["by"], when(row["at"]), row["why"]) for row in rows)
+    cells = (
+        (_place(row), row["kind"], row["by"], when(row["at"]), row["why"])
+        for row in rows
+    )
     table = Table(
-        Column("port", whole=True), "lock", "by", "since", "why", rows=cells, empty="no locks"
+        Column("port", whole=True),
+        "lock",
+        "by",
+        "since",
+        "why",
+        rows=cells,
+        empty="no locks",
     )
     print_answer(rows, table, as_json=as_json)
 
@@ -209,13 +399,31 @@ def _place(lock: Lock) -> str:
 
 
 @click.command()
-@click.argument("number", metavar="[ID]", type=int, required=False)
-@click.option("--clear", is_flag=True, help="Allow changes again.")
-@click.option("--show", is_flag=True, help="Only show whether changes are stopped.")
+@click.argument(
+    "number",
+    metavar="[ID]",
+    type=int,
+    required=False,
+)
+@click.option(
+    "--clear",
+    is_flag=True,
+    help="Allow changes again.",
+)
+@click.option(
+    "--show",
+    is_flag=True,
+    help="Only show whether changes are stopped.",
+)
 @ocs.why_option
 @ocs.target_options
 def stop(
-    number: int | None, clear: bool, show: bool, why: str, target: ocs.Target, as_json: bool
+    number: int | None,
+    clear: bool,
+    show: bool,
+    why: str,
+    target: ocs.Target,
+    as_json: bool,
 ) -> None:
     """Stop change ID, or all changes, and roll back.
 
@@ -225,14 +433,23 @@ def stop(
     """
     if number is not None:
         if clear or show:
-            raise BadInput("ID excludes --clear and --show: these are for stopping all changes")
-        _stop_one(number, why, target, as_json=as_json)
+            raise BadInput(
+                "ID excludes --clear and --show: these are for stopping all changes"
+            )
+        _stop_one(
+            number,
+            why,
+            target,
+            as_json=as_json,
+        )
         return
     # Nothing is held for this: it must reach a change that is under way with --direct.
     with target.client(lambda _: (), talks=False) as client:
         unwritten = ""
         if not show:
-            unwritten = (client.clear_stop if clear else client.press_stop)(why)["unwritten"]
+            unwritten = (client.clear_stop if clear else client.press_stop)(
+                why
+            )["unwritten"]
         pressed = client.stop_button()
     text = "the stop button is not pressed: changes are allowed"
     if pressed is not None:
@@ -240,14 +457,25 @@ def stop(
         text = f"all changes stopped by {pressed['by']} at {when(pressed['at'])}{reason}"
     print_answer({"pressed": pressed}, text, as_json=as_json)
     if unwritten:
-        say(f"this counts, and is written once there is room: {unwritten}", err=True)
+        say(
+            f"this counts, and is written once there is room: {unwritten}",
+            err=True,
+        )
 
 
-def _stop_one(number: int, why: str, target: ocs.Target, *, as_json: bool) -> None:
+def _stop_one(
+    number: int,
+    why: str,
+    target: ocs.Target,
+    *,
+    as_json: bool,
+) -> None:
     refuse_direct(target)
     with target.client() as client:
         client.cancel_change(number, why)
         record = to_its_end(client, number, lambda _: None)
     ocs.say_record(record, as_json=as_json)
     if record["state"] not in ("refused", "rolled-back"):
-        raise PatchlightError(f"change {number} was not stopped: it is {record['state']}")
+        raise PatchlightError(
+            f"change {number} was not stopped: it is {record['state']}"
+        )

@@ -25,7 +25,11 @@ from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 from patchlight.testbed.lab.wiring import Place, check_place, parse_map
 
 
-def place_number(lab: Lab, ocs: str, text: str) -> int | str:
+def place_number(
+    lab: Lab,
+    ocs: str,
+    text: str,
+) -> int | str:
     """A port of this switch, or a channel there, as the controller takes it."""
     port, at, _ = text.partition("@")
     port_number(lab, ocs, port)  # says so if it is one of another
@@ -33,7 +37,11 @@ def place_number(lab: Lab, ocs: str, text: str) -> int | str:
     return str(place) if at else place.port
 
 
-def port_number(lab: Lab, ocs: str, text: str) -> int:
+def port_number(
+    lab: Lab,
+    ocs: str,
+    text: str,
+) -> int:
     """A port of this switch: ``17``, ``ocs1.17``, or the device port that is plugged into it."""
     name, number = port_anywhere(lab, text, lab.optical_switch(ocs))
     if name != ocs:
@@ -44,7 +52,11 @@ def port_number(lab: Lab, ocs: str, text: str) -> int:
     return number
 
 
-def place_anywhere(lab: Lab, text: str, default: OpticalSwitch | None = None) -> tuple[str, Place]:
+def place_anywhere(
+    lab: Lab,
+    text: str,
+    default: OpticalSwitch | None = None,
+) -> tuple[str, Place]:
     """Which port of which switch a text means, with ``@193.100`` which channel there."""
     port, at, channel = text.partition("@")
     name, number = port_anywhere(lab, port, default)
@@ -53,7 +65,11 @@ def place_anywhere(lab: Lab, text: str, default: OpticalSwitch | None = None) ->
     return name, place
 
 
-def port_anywhere(lab: Lab, text: str, default: OpticalSwitch | None = None) -> tuple[str, int]:
+def port_anywhere(
+    lab: Lab,
+    text: str,
+    default: OpticalSwitch | None = None,
+) -> tuple[str, int]:
     """Which port of which switch a text means; a bare number is one of ``default``."""
     if text.isascii() and text.isdigit():
         if default is None:
@@ -65,16 +81,26 @@ def port_anywhere(lab: Lab, text: str, default: OpticalSwitch | None = None) -> 
                 )
             default = driven[0]
         return default.name, _within(default, int(text))
-    endpoint = lab.host_names[text].endpoint if text in lab.host_names else Endpoint.parse(text)
+    endpoint = (
+        lab.host_names[text].endpoint
+        if text in lab.host_names
+        else Endpoint.parse(text)
+    )
     switches = {switch.name: switch for switch in lab.optical_switches}
     if endpoint.device in switches:
         if not endpoint.port.isdigit():
-            raise BadInput(f"{text} is not a port: expected {endpoint.device}.N")
-        return endpoint.device, _within(switches[endpoint.device], int(endpoint.port))
+            raise BadInput(
+                f"{text} is not a port: expected {endpoint.device}.N"
+            )
+        return endpoint.device, _within(
+            switches[endpoint.device], int(endpoint.port)
+        )
     end = lab.fibre_ends.get(endpoint)
     if end is None or end[0].device not in switches:
         lab.device(endpoint.device)  # says so if there is no such device
-        raise BadInput(f"{text} is not plugged into an OCS: no fibre joins it to one")
+        raise BadInput(
+            f"{text} is not plugged into an OCS: no fibre joins it to one"
+        )
     return end[0].device, int(end[0].port)
 
 
@@ -87,16 +113,26 @@ def ports_by_switch(lab: Lab, texts: Iterable[str]) -> dict[str, list[int]]:
     return ports
 
 
-def places_by_switch(lab: Lab, texts: Iterable[str]) -> dict[str, list[int | str]]:
+def places_by_switch(
+    lab: Lab, texts: Iterable[str]
+) -> dict[str, list[int | str]]:
     """The ports and channels that these texts mean, by switch, as the controller takes them."""
     places: dict[str, list[int | str]] = {}
     for text in texts:
         name, place = place_anywhere(lab, text)
-        places.setdefault(name, []).append(str(place) if place.channel else place.port)
+        places.setdefault(name, []).append(
+            str(place) if place.channel else place.port
+        )
     return places
 
 
-def cross_connect_text(lab: Lab, ocs: str, text: str, *, one_way: bool = False) -> str:
+def cross_connect_text(
+    lab: Lab,
+    ocs: str,
+    text: str,
+    *,
+    one_way: bool = False,
+) -> str:
     """``3:17``, ``3-17``, ``3>17`` or the same with names, as the controller takes it.
 
     ``:`` and ``-`` mean both ways unless ``one_way``, ``>`` means one way. Names may hold a
@@ -114,12 +150,16 @@ def cross_connect_text(lab: Lab, ocs: str, text: str, *, one_way: bool = False) 
             raise BadInput(
                 f"{text!r} is not a pair: expected A:B, like 3:17 or server1.nic0:tor1.1"
             )
-    a, b = port_number(lab, ocs, left.strip()), port_number(lab, ocs, right.strip())
+    a = port_number(lab, ocs, left.strip())
+    b = port_number(lab, ocs, right.strip())
     way = ">" if one_way or joint == ">" else "-"
     if a == b and not (at and way == ">"):
-        raise BadInput(f"{text!r} connects a port to itself: expected two different ports")
+        raise BadInput(
+            f"{text!r} connects a port to itself: expected two different ports"
+        )
     written = f"{a}{way}{b}{at}{light}"
-    parse_map(lab.optical_switch(ocs), [written])  # says so if a channel lacks, or is too much
+    # Says so if a channel lacks, or is too much.
+    parse_map(lab.optical_switch(ocs), [written])
     return written
 
 
@@ -127,11 +167,17 @@ def named_pair(text: str) -> tuple[str, str]:
     """``A:B`` as two names; ``BadInput`` for all else."""
     left, colon, right = (part.strip() for part in text.partition(":"))
     if not (left and colon and right) or ":" in right:
-        raise BadInput(f"{text!r} is not a pair: expected A:B, like server1.nic0:tor1")
+        raise BadInput(
+            f"{text!r} is not a pair: expected A:B, like server1.nic0:tor1"
+        )
     return left, right
 
 
-def plugged_in(lab: Lab, ocs: str, port: int) -> str:
+def plugged_in(
+    lab: Lab,
+    ocs: str,
+    port: int,
+) -> str:
     """The port that is plugged into a port of the OCS; empty if none is."""
     end = lab.fibre_ends.get(Endpoint(ocs, str(port)))
     return str(end[0]) if end else ""
@@ -144,7 +190,9 @@ def driven_switches(lab: Lab) -> list[OpticalSwitch]:
 
 def _within(switch: OpticalSwitch, number: int) -> int:
     if not 1 <= number <= switch.ports:
-        raise BadInput(f"{switch.name} has ports 1–{switch.ports}, not {number}")
+        raise BadInput(
+            f"{switch.name} has ports 1–{switch.ports}, not {number}"
+        )
     return number
 
 
@@ -153,17 +201,25 @@ def _within(switch: OpticalSwitch, number: int) -> int:
 
 def _port_names(lab: Lab, ocs: str | None) -> Iterator[str]:
     """The ports that are plugged into this switch, or any."""
-    switches = {ocs} if ocs else {switch.name for switch in driven_switches(lab)}
+    switches = (
+        {ocs} if ocs else {switch.name for switch in driven_switches(lab)}
+    )
     for end, (other, _) in lab.fibre_ends.items():
         if other.device in switches:
             yield str(end)
 
 
-def _pairs(lab: Lab, context: click.Context, incomplete: str) -> Iterator[str]:
+def _pairs(
+    lab: Lab,
+    context: click.Context,
+    incomplete: str,
+) -> Iterator[str]:
     given = context.params.get("pairs") or ()
     if not given:
         yield from (switch.name for switch in driven_switches(lab))
-    names = list(_port_names(lab, given[0] if given and ":" not in given[0] else None))
+    names = list(
+        _port_names(lab, given[0] if given and ":" not in given[0] else None)
+    )
     left, colon, _ = incomplete.partition(":")
     if colon:
         yield from (f"{left}:{name}" for name in names if name != left)
@@ -171,9 +227,13 @@ def _pairs(lab: Lab, context: click.Context, incomplete: str) -> Iterator[str]:
         yield from (f"{name}:" for name in names)
 
 
-complete_switch = completer(lambda lab, *_: (switch.name for switch in driven_switches(lab)))
+complete_switch = completer(
+    lambda lab, *_: (switch.name for switch in driven_switches(lab))
+)
 complete_pair = completer(_pairs)
-complete_port = completer(lambda lab, context, _: _port_names(lab, context.params.get("name")))
+complete_port = completer(
+    lambda lab, context, _: _port_names(lab, context.params.get("name"))
+)
 complete_any_port = completer(
     lambda lab, *_: (
         name
@@ -203,8 +263,16 @@ def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
     """
     piped = path == "-"
     issues = FileIssues("standard input" if piped else path)
-    text = read_standard_input() if piped else read_text(path, expected="a file of cross-connects")
-    rows = _csv_rows(text, issues) if path.endswith(".csv") else _yaml_rows(text, issues)
+    text = (
+        read_standard_input()
+        if piped
+        else read_text(path, expected="a file of cross-connects")
+    )
+    rows = (
+        _csv_rows(text, issues)
+        if path.endswith(".csv")
+        else _yaml_rows(text, issues)
+    )
     maps: dict[str, list[str]] = {}
     taken: dict[tuple[str, str, int], list[Entry]] = {}
     for ocs, pair, one_way in rows:
@@ -212,12 +280,19 @@ def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
             if not ocs:
                 driven = driven_switches(lab)
                 if len(driven) != 1:
-                    raise BadInput("say which OCS: the lab does not have just one")
+                    raise BadInput(
+                        "say which OCS: the lab does not have just one"
+                    )
                 ocs = driven[0].name
             name = lab.optical_switch(ocs).name
             texts = maps.setdefault(name, [])
             if pair.value is not None:
-                text = cross_connect_text(lab, name, pair.value, one_way=one_way)
+                text = cross_connect_text(
+                    lab,
+                    name,
+                    pair.value,
+                    one_way=one_way,
+                )
                 _take(name, parse_map(lab.optical_switch(name), [text]), taken)
                 texts.append(text)
         except BadInput as error:
@@ -226,9 +301,17 @@ def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
     return maps
 
 
-def _take(ocs: str, ways: AnyMap, taken: dict[tuple[str, str, int], list[Entry]]) -> None:
+def _take(
+    ocs: str,
+    ways: AnyMap,
+    taken: dict[tuple[str, str, int], list[Entry]],
+) -> None:
     """Note the inputs and outputs that entries use; ``BadInput`` if one is in use."""
-    used = [(way, side, port) for way in ways for side, port in (("in", way.inp), ("out", way.out))]
+    used = [
+        (way, side, port)
+        for way in ways
+        for side, port in (("in", way.inp), ("out", way.out))
+    ]
     for way, side, port in used:
         for before in taken.get((ocs, side, port), ()):
             apart = (  # of a wavelength switch, on channels that do not overlap
@@ -237,7 +320,9 @@ def _take(ocs: str, ways: AnyMap, taken: dict[tuple[str, str, int], list[Entry]]
                 and not before.channel.overlaps(way.channel)
             )
             if before != way and not apart:
-                raise BadInput(f"{side}:{port} is used twice: {before} and {way}")
+                raise BadInput(
+                    f"{side}:{port} is used twice: {before} and {way}"
+                )
     for way, side, port in used:
         taken.setdefault((ocs, side, port), []).append(way)
 
@@ -245,12 +330,24 @@ def _take(ocs: str, ways: AnyMap, taken: dict[tuple[str, str, int], list[Entry]]
 def _yaml_rows(text: str, issues: FileIssues) -> Iterator[_Row]:
     root = compose(text, issues, _EXPECTED)
     if isinstance(root, yaml.SequenceNode):
-        yield from _rows_of("", locate(root), root, issues)
+        yield from _rows_of(
+            "",
+            locate(root),
+            root,
+            issues,
+        )
     elif isinstance(root, yaml.MappingNode):
         for key, node in _entries(root, issues):
-            yield from _rows_of(key.value, key, node, issues)
+            yield from _rows_of(
+                key.value,
+                key,
+                node,
+                issues,
+            )
     elif root is not None:
-        issues.at(locate(root), f"expected {_EXPECTED}, found {describe(root)}")
+        issues.at(
+            locate(root), f"expected {_EXPECTED}, found {describe(root)}"
+        )
 
 
 def _entries(
@@ -260,7 +357,9 @@ def _entries(
     for key_node, node in group.value:
         key = locate(key_node, str(key_node.value))
         if not isinstance(key_node, yaml.ScalarNode):
-            issues.at(key, f"expected the name of an OCS, found {describe(key_node)}")
+            issues.at(
+                key, f"expected the name of an OCS, found {describe(key_node)}"
+            )
         elif key.value in first:
             issues.at(key, stands_twice(key.value, first[key.value]))
         else:
@@ -269,20 +368,32 @@ def _entries(
 
 
 def _rows_of(
-    ocs: str, where: Located[str | None], node: yaml.Node | None, issues: FileIssues
+    ocs: str,
+    where: Located[str | None],
+    node: yaml.Node | None,
+    issues: FileIssues,
 ) -> Iterator[_Row]:
     if isinstance(node, yaml.MappingNode):
         # As the controller has it, among much else.
-        node = {key.value: value for key, value in _entries(node, issues)}.get("map", node)
+        node = {key.value: value for key, value in _entries(node, issues)}.get(
+            "map", node
+        )
     if not isinstance(node, yaml.SequenceNode) or describe(node) != "a list":
         found = "" if node is None else f", found {describe(node)}"
-        issues.at(where, f"expected a list of cross-connects, like [1-7, 2>8]{found}")
+        issues.at(
+            where, f"expected a list of cross-connects, like [1-7, 2>8]{found}"
+        )
         return
     for item in node.value:
-        if isinstance(item, yaml.ScalarNode) and "YAML tag" not in describe(item):
+        if isinstance(item, yaml.ScalarNode) and "YAML tag" not in describe(
+            item
+        ):
             yield ocs, locate(item, str(item.value)), False
         else:
-            issues.at(locate(item), f"expected a cross-connect, like 1-7, found {describe(item)}")
+            issues.at(
+                locate(item),
+                f"expected a cross-connect, like 1-7, found {describe(item)}",
+            )
     if not node.value:
         yield ocs, locate(node), False
 
@@ -295,15 +406,29 @@ def _csv_rows(text: str, issues: FileIssues) -> Iterator[_Row]:
         except StopIteration:
             return
         except csv.Error as error:
-            issues.add(lines.line_num, 1, f"not CSV: {error}: expected OCS,A,B on a line")
+            issues.add(
+                lines.line_num,
+                1,
+                f"not CSV: {error}: expected OCS,A,B on a line",
+            )
             continue
         row = [cell.strip() for cell in cells]
-        if not any(row) or row[0].startswith("#") or {"from", "to"} <= {c.lower() for c in row}:
+        if (
+            not any(row)
+            or row[0].startswith("#")
+            or {"from", "to"} <= {c.lower() for c in row}
+        ):
             continue
         where = Located("", lines.line_num, 1)
-        way = row.pop().lower() if row[-1].lower() in _ONE_WAY | _BOTH_WAYS else ""
+        way = (
+            row.pop().lower()
+            if row[-1].lower() in _ONE_WAY | _BOTH_WAYS
+            else ""
+        )
         if len(row) not in (2, 3):
-            issues.at(where, "expected OCS,A,B or A,B, and maybe 'one-way' after it")
+            issues.at(
+                where, "expected OCS,A,B or A,B, and maybe 'one-way' after it"
+            )
             continue
         ocs, a, b = row if len(row) == 3 else ("", *row)
         yield ocs, Located(f"{a}:{b}", where.line, 1), way in _ONE_WAY

@@ -42,7 +42,11 @@ if TYPE_CHECKING:
         PathsShape,
     )
 
-_SEVERITIES: dict[str, out.Meaning] = {"critical": "bad", "major": "bad", "notice": "quiet"}
+_SEVERITIES: dict[str, out.Meaning] = {
+    "critical": "bad",
+    "major": "bad",
+    "notice": "quiet",
+}
 _VERDICTS: dict[str, out.Meaning] = {
     "ok": "good",
     "degraded": "caution",
@@ -51,7 +55,10 @@ _VERDICTS: dict[str, out.Meaning] = {
 }
 
 switches_argument = click.argument(
-    "switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch
+    "switches",
+    nargs=-1,
+    metavar="[OCS…]",
+    shell_complete=complete_switch,
 )
 Ports = Collection[tuple[str, Place]]
 
@@ -67,13 +74,35 @@ def named_switches(lab: Lab, names: Collection[str]) -> list[str]:
 
 
 @click.command()
-@click.argument("places", nargs=-1, metavar="[OCS|PORT…]", shell_complete=complete_any_port)
-@click.option("--power", is_flag=True, help="Measure the optical power of the circuits instead.")
-@click.option("--alarms", is_flag=True, help="Show the alarms of the devices instead.")
-@click.option("--paths", is_flag=True, help="Show the paths of tunable transceivers instead.")
+@click.argument(
+    "places",
+    nargs=-1,
+    metavar="[OCS|PORT…]",
+    shell_complete=complete_any_port,
+)
+@click.option(
+    "--power",
+    is_flag=True,
+    help="Measure the optical power of the circuits instead.",
+)
+@click.option(
+    "--alarms",
+    is_flag=True,
+    help="Show the alarms of the devices instead.",
+)
+@click.option(
+    "--paths",
+    is_flag=True,
+    help="Show the paths of tunable transceivers instead.",
+)
 @target_options
 def show(
-    places: tuple[str, ...], power: bool, alarms: bool, paths: bool, target: Target, as_json: bool
+    places: tuple[str, ...],
+    power: bool,
+    alarms: bool,
+    paths: bool,
+    target: Target,
+    as_json: bool,
 ) -> None:
     """Show optical switches and their circuits.
 
@@ -82,20 +111,32 @@ def show(
     use or wait for, with the networks that offer them: see docs/paths.md.
     """
     if power + alarms + paths > 1:
-        raise BadInput("--power, --alarms and --paths exclude each other: give one")
+        raise BadInput(
+            "--power, --alarms and --paths exclude each other: give one"
+        )
     if paths:
         if places or target.direct:
-            raise BadInput("--paths shows all paths of a controller: leave out OCS and --direct")
+            raise BadInput(
+                "--paths shows all paths of a controller: leave out OCS and --direct"
+            )
         with target.client() as client:
             found = client.paths()
         out.print_answer(found, lambda: _print_paths(found), as_json=as_json)
         return
     whole = {switch.name for switch in target.lab.optical_switches}
     for text in places:
-        if not ("." in text or text.isdecimal() or text in target.lab.host_names):
+        if not (
+            "." in text or text.isdecimal() or text in target.lab.host_names
+        ):
             target.lab.optical_switch(text)  # says so if there is none
-    given = [place_anywhere(target.lab, text) for text in places if text not in whole]
-    wanted = [p for p in places if p in whole] + sorted(ocs for ocs, _ in given)
+    given = [
+        place_anywhere(target.lab, text)
+        for text in places
+        if text not in whole
+    ]
+    wanted = [p for p in places if p in whole] + sorted(
+        ocs for ocs, _ in given
+    )
     names = named_switches(target.lab, list(dict.fromkeys(wanted)))
     # Of a switch that is named itself, all ports.
     ports = [(ocs, place) for ocs, place in given if ocs not in places]
@@ -107,25 +148,47 @@ def show(
             powers = {name: client.light(name) for name in names}
             for name, answer in powers.items():
                 kept = _kept(
-                    target.lab, name, [r["cross_connect"] for r in answer["circuits"]], ports
+                    target.lab,
+                    name,
+                    [r["cross_connect"] for r in answer["circuits"]],
+                    ports,
                 )
-                answer["circuits"] = [r for r in answer["circuits"] if r["cross_connect"] in kept]
+                answer["circuits"] = [
+                    r for r in answer["circuits"] if r["cross_connect"] in kept
+                ]
             _print_power(powers, as_json=as_json)
             say_unreachable(powers)
             return
-        answers, locks = client.circuits(), client.locks()
+        answers = client.circuits()
+        locks = client.locks()
         states = {row["name"]: row for row in client.circuit_switches()}
     circuits: dict[str, Any] = {}
     for name in names:
         texts = answers[name]["map"]
-        shown = None if texts is None else _kept(target.lab, name, texts, ports)
+        shown = (
+            None
+            if texts is None
+            else _kept(
+                target.lab,
+                name,
+                texts,
+                ports,
+            )
+        )
         circuits[name] = {**answers[name], "map": shown, **states[name]}
-    tables = out.Screen(_switches_table(circuits), _circuits_table(target.lab, circuits, locks))
+    tables = out.Screen(
+        _switches_table(circuits), _circuits_table(target.lab, circuits, locks)
+    )
     out.print_answer(circuits, tables.print, as_json=as_json)
     say_unreachable(circuits)
 
 
-def _kept(lab: Lab, ocs: str, texts: Collection[str], ports: Ports) -> list[str]:
+def _kept(
+    lab: Lab,
+    ocs: str,
+    texts: Collection[str],
+    ports: Ports,
+) -> list[str]:
     """Of these cross-connects those at the ports of this switch; all if none of it is named."""
     places = [place for name, place in ports if name == ocs]
     switch = lab.optical_switch(ocs)
@@ -133,7 +196,11 @@ def _kept(lab: Lab, ocs: str, texts: Collection[str], ports: Ports) -> list[str]
         text
         for text in texts
         if not places
-        or any(place.holds(entry) for place in places for entry in parse_map(switch, [text]))
+        or any(
+            place.holds(entry)
+            for place in places
+            for entry in parse_map(switch, [text])
+        )
     ]
 
 
@@ -146,17 +213,34 @@ def _switches_table(rows: Mapping[str, Any]) -> out.Table:
         "alarms",
         "device",
         out.Column("address", wide=True),
-        out.Column("switching time", wide=True, right=True),
+        out.Column(
+            "switching time",
+            wide=True,
+            right=True,
+        ),
     )
     for name, row in rows.items():
-        words, yes = row["words"], row["reachable"]
+        words = row["words"]
+        yes = row["reachable"]
         is_a = row["identity"] or {}
-        device = " ".join(filter(None, (is_a.get(k) for k in ("vendor", "model", "software"))))
+        device = " ".join(
+            filter(
+                None, (is_a.get(k) for k in ("vendor", "model", "software"))
+            )
+        )
         # Nothing for none: not every device has such a list.
-        alarms = f"{row['standing_alarms']} standing" if row.get("standing_alarms") else ""
+        alarms = (
+            f"{row['standing_alarms']} standing"
+            if row.get("standing_alarms")
+            else ""
+        )
         table.add_row(
-            *(name, row["driver"], str(row["ports"])),
-            out.Coloured("yes", "good") if yes else out.Coloured(f"no: {words}", "bad"),
+            name,
+            row["driver"],
+            str(row["ports"]),
+            out.Coloured("yes", "good")
+            if yes
+            else out.Coloured(f"no: {words}", "bad"),
             out.Coloured(alarms, "caution"),
             device or (words if yes else ""),
             row["address"],
@@ -167,20 +251,46 @@ def _switches_table(rows: Mapping[str, Any]) -> out.Table:
 
 def _print_alarms(rows: Sequence[AlarmShape], *, as_json: bool) -> None:
     table = out.Table(
-        *("when", "OCS", "severity", "standing", "about", "message"), empty="no alarms"
+        "when",
+        "OCS",
+        "severity",
+        "standing",
+        "about",
+        "message",
+        empty="no alarms",
     )
     for row in rows:
-        severity = out.Coloured(row["severity"], _SEVERITIES.get(row["severity"], "caution"))
+        severity = out.Coloured(
+            row["severity"], _SEVERITIES.get(row["severity"], "caution")
+        )
         cells = (row["ocs"], severity, "yes" if row["standing"] else "")
-        table.add_row(out.when(row["at"]), *cells, row["subject"], row["words"])
+        table.add_row(
+            out.when(row["at"]),
+            *cells,
+            row["subject"],
+            row["words"],
+        )
     out.print_answer(rows, table, as_json=as_json)
 
 
-def _circuits_table(lab: Lab, circuits: dict[str, OcsMap], locks: list[Lock]) -> out.Table:
-    table = out.Table("OCS", out.Column("cross-connect", whole=True), "from", "to", "locked")
+def _circuits_table(
+    lab: Lab,
+    circuits: dict[str, OcsMap],
+    locks: list[Lock],
+) -> out.Table:
+    table = out.Table(
+        "OCS",
+        out.Column("cross-connect", whole=True),
+        "from",
+        "to",
+        "locked",
+    )
     for name, answer in circuits.items():
         held = {
-            Place(lock["port"], Channel.parse(lock["channel"]) if lock["channel"] else None): lock
+            Place(
+                lock["port"],
+                Channel.parse(lock["channel"]) if lock["channel"] else None,
+            ): lock
             for lock in locks
             if lock["ocs"] == name
         }
@@ -190,8 +300,15 @@ def _circuits_table(lab: Lab, circuits: dict[str, OcsMap], locks: list[Lock]) ->
                 for place, lock in held.items()
                 if place.holds(entry)
             )
-            ends = (plugged_in(lab, name, port) for port in (entry.inp, entry.out))
-            table.add_row(name, str(entry), *ends, out.Coloured(locked, "caution"))
+            ends = (
+                plugged_in(lab, name, port) for port in (entry.inp, entry.out)
+            )
+            table.add_row(
+                name,
+                str(entry),
+                *ends,
+                out.Coloured(locked, "caution"),
+            )
     return table
 
 
@@ -199,38 +316,79 @@ def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
     if as_json:
         out.print_json(answers)
         return
-    powers = out.numbers("in", "out", "budget", "baseline")
+    powers = out.numbers(
+        "in",
+        "out",
+        "budget",
+        "baseline",
+    )
     crossed = out.Column("cross-connect", whole=True)
-    table = out.Table("OCS", crossed, *powers, "verdict", "source", title="Optical power in dBm")
+    table = out.Table(
+        "OCS",
+        crossed,
+        *powers,
+        "verdict",
+        "source",
+        title="Optical power in dBm",
+    )
     for name, answer in answers.items():
         for row in answer["circuits"]:
-            measured = (row["in_dbm"], row["out_dbm"], row["expected_dbm"], row["baseline_dbm"])
-            words, meaning = row["words"] or row["verdict"], _VERDICTS.get(row["verdict"], "bad")
+            measured = (
+                row["in_dbm"],
+                row["out_dbm"],
+                row["expected_dbm"],
+                row["baseline_dbm"],
+            )
+            words = row["words"] or row["verdict"]
+            meaning = _VERDICTS.get(row["verdict"], "bad")
             table.add_row(
-                *(name, row["cross_connect"]),
+                name,
+                row["cross_connect"],
                 *("" if dbm is None else f"{dbm:.1f}" for dbm in measured),
-                *(out.Coloured(words, meaning), row["source"] or ""),
+                out.Coloured(words, meaning),
+                row["source"] or "",
             )
     table.print()
     for name, answer in answers.items():
         for port, state in answer["ports"].items():
-            out.say(f"{name} {port} is {state['condition']} ({state['words']})")
+            out.say(
+                f"{name} {port} is {state['condition']} ({state['words']})"
+            )
 
 
 def _print_paths(found: PathsShape) -> None:
     if not found["networks"]:
-        out.say("No host of this lab has a tunable transceiver whose light reaches another's.")
+        out.say(
+            "No host of this lab has a tunable transceiver whose light reaches another's."
+        )
         return
     if found["nodes"]:
         title = "Hosts that agree among themselves"
-        nodes = out.Table("host", "job", "state", "to", "THz", title=title)
+        nodes = out.Table(
+            "host",
+            "job",
+            "state",
+            "to",
+            "THz",
+            title=title,
+        )
         for node in found["nodes"]:
-            state = out.Coloured(node["state"], "good" if node["state"] == "sends" else "quiet")
+            state = out.Coloured(
+                node["state"], "good" if node["state"] == "sends" else "quiet"
+            )
             to = node["destination"] or "", node["channel"] or ""
-            nodes.add_row(node["host"], node["job"], state, *to)
+            nodes.add_row(
+                node["host"],
+                node["job"],
+                state,
+                *to,
+            )
         nodes.print()
     columns = ("path", "from", "to", "THz", "state", "for", "bytes", "user")
-    paths = out.Table(*columns, empty="The controller has given no path, and nobody waits for one.")
+    paths = out.Table(
+        *columns,
+        empty="The controller has given no path, and nobody waits for one.",
+    )
     now = time.time()
     # Those that send come before those that wait.
     for path in sorted(found["paths"], key=lambda path: path["state"]):
@@ -241,10 +399,24 @@ def _print_paths(found: PathsShape) -> None:
         state = out.Coloured(path["state"], "good" if is_granted else "quiet")
         size = f"{path['bytes']:.3g}"
         lasts = out.span(max(0.0, now - since))
-        paths.add_row(str(path["id"]), *ends, state, lasts, size, path["by"])
-    networks = out.Table("network", "hosts", "channels", "a channel is for", "tuned in")
+        paths.add_row(
+            str(path["id"]),
+            *ends,
+            state,
+            lasts,
+            size,
+            path["by"],
+        )
+    networks = out.Table(
+        "network",
+        "hosts",
+        "channels",
+        "a channel is for",
+        "tuned in",
+    )
     for number, network in enumerate(found["networks"], 1):
-        hosts, channels = network["hosts"], network["channels"]
+        hosts = network["hosts"]
+        channels = network["channels"]
         networks.add_row(
             str(number),
             f"{hosts[0]} … {hosts[-1]} ({len(hosts)})",
@@ -257,11 +429,28 @@ def _print_paths(found: PathsShape) -> None:
 
 @click.command()
 @switches_argument
-@click.option("--accept", is_flag=True, help="Make the present power the baseline.")
-@click.option("--adopt", is_flag=True, help="Record the present circuits as intended.")
-@click.option("--repair", is_flag=True, help="Restore the circuits of the last change.")
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Make the present power the baseline.",
+)
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Record the present circuits as intended.",
+)
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Restore the circuits of the last change.",
+)
 @change_options
-def verify(switches: tuple[str, ...], target: Target, options: Flags, **how: bool) -> None:
+def verify(
+    switches: tuple[str, ...],
+    target: Target,
+    options: Flags,
+    **how: bool,
+) -> None:
     """Check circuits against the last change, and their optical power.
 
     The power is compared with the loss budget and with a baseline: the power that this circuit had
@@ -270,20 +459,32 @@ def verify(switches: tuple[str, ...], target: Target, options: Flags, **how: boo
     within the budget that lost power since its baseline is 'degraded'. Neither is a failure.
     """
     if sum(how.values()) > 1:
-        raise BadInput("--accept, --adopt and --repair exclude each other: give one")
+        raise BadInput(
+            "--accept, --adopt and --repair exclude each other: give one"
+        )
     names = named_switches(target.lab, switches)
     wanted = names if switches else []
     with target.client(names) as client:
         if how["repair"]:
-            carry_out(client.preview_repair, client.repair, options, wanted, repairs=True)
+            carry_out(
+                client.preview_repair,
+                client.repair,
+                options,
+                wanted,
+                repairs=True,
+            )
             return
         if how["adopt"] and not options.dry_run:
-            print_record(client.adopt(wanted, options.why), as_json=options.as_json)
+            print_record(
+                client.adopt(wanted, options.why), as_json=options.as_json
+            )
             return
         if how["accept"] and not options.dry_run:
             client.accept_light(names)
         drift = client.drift()
-        answers: dict[str, Any] = {n: {**drift.get(n, {}), **client.light(n)} for n in names}
+        answers: dict[str, Any] = {
+            n: {**drift.get(n, {}), **client.light(n)} for n in names
+        }
     _print_power(answers, as_json=options.as_json)
     wrong: list[str] = []
     hint = None
@@ -292,37 +493,77 @@ def verify(switches: tuple[str, ...], target: Target, options: Flags, **how: boo
             wrong.append(f"{name} does not answer: {silent}")
             continue
         rows = answer["circuits"]
-        wrong += [f"{name}: {row['words']}" for row in rows if row["verdict"] == "failed"]
-        broken = {p for p, s in answer["ports"].items() if s["condition"] == "failed"}
+        wrong += [
+            f"{name}: {row['words']}"
+            for row in rows
+            if row["verdict"] == "failed"
+        ]
+        broken = {
+            p for p, s in answer["ports"].items() if s["condition"] == "failed"
+        }
         wrong += [f"{name}: {port} has failed" for port in sorted(broken)]
-        lines = [f"{name} - {text} is missing" for text in answer.get("missing", ())]
-        lines += [f"{name} + {text} was not made here" for text in answer.get("unknown", ())]
+        lines = [
+            f"{name} - {text} is missing" for text in answer.get("missing", ())
+        ]
+        lines += [
+            f"{name} + {text} was not made here"
+            for text in answer.get("unknown", ())
+        ]
         if lines:
             wrong += lines
             hint = "--repair restores the last change, --adopt records the present circuits"
         elif not options.as_json and (at := answer.get("committed_at")):
             number = answer["reconfiguration"]
-            out.say(f"{name} is as committed: {f'change {number}' if number else out.when(at)}")
+            out.say(
+                f"{name} is as committed: {f'change {number}' if number else out.when(at)}"
+            )
     if wrong:
         raise PatchlightError("\n".join(wrong), hint=hint)
     if not options.as_json:
-        kinds = Counter(row["verdict"] for answer in answers.values() for row in answer["circuits"])
-        degraded = f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
+        kinds = Counter(
+            row["verdict"]
+            for answer in answers.values()
+            for row in answer["circuits"]
+        )
+        degraded = (
+            f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
+        )
         verified = out.counted(kinds["ok"], "circuit")
-        out.say(f"{verified} verified{degraded}, {kinds['unverified']} unverified, none failed")
+        out.say(
+            f"{verified} verified{degraded}, {kinds['unverified']} unverified, none failed"
+        )
 
 
 @click.command()
-@click.argument("what", metavar="[OCS|ID]", required=False, shell_complete=complete_switch)
-@click.option("--last", type=click.IntRange(min=1), default=20, help="Number of changes.")
+@click.argument(
+    "what",
+    metavar="[OCS|ID]",
+    required=False,
+    shell_complete=complete_switch,
+)
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    default=20,
+    help="Number of changes.",
+)
 @target_options
-def history(what: str | None, last: int, target: Target, as_json: bool) -> None:
+def history(
+    what: str | None,
+    last: int,
+    target: Target,
+    as_json: bool,
+) -> None:
     """Show past changes: who, when, from where, why, and the result.
 
     With the ID of a change, show only that change, with every circuit.
     """
     names = [switch.name for switch in target.lab.optical_switches]
-    number = int(what) if what is not None and what.isdecimal() and what not in names else None
+    number = (
+        int(what)
+        if what is not None and what.isdecimal() and what not in names
+        else None
+    )
     with target.client(lambda _: (), talks=False) as client:
         if number is not None:
             rows: list[ChangeAnswer] = [client.reconfiguration(number)]
@@ -340,17 +581,30 @@ def history(what: str | None, last: int, target: Target, as_json: bool) -> None:
         out.Column("when", whole=True),
         "who",
         out.Column("from", wide=True),
-        *("circuits", "result", "why"),
+        "circuits",
+        "result",
+        "why",
         empty="no changes",
     )
     for row in rows:
         circuits = ", ".join(
-            f"{ocs} −{len(c['breaks'])} +{len(c['makes'])}" for ocs, c in row["changes"].items()
+            f"{ocs} −{len(c['breaks'])} +{len(c['makes'])}"
+            for ocs, c in row["changes"].items()
         )
         state = row["state"]
         result = out.Coloured(state, "good")
         if state != "committed":
             result = out.Coloured(f"{state}: {row['message']}", "bad")
-        who = (out.when(row["started_at"]), row.get("by", ""), row.get("origin", ""))
-        table.add_row(str(row["id"]), *who, circuits or "none", result, row["why"])
+        who = (
+            out.when(row["started_at"]),
+            row.get("by", ""),
+            row.get("origin", ""),
+        )
+        table.add_row(
+            str(row["id"]),
+            *who,
+            circuits or "none",
+            result,
+            row["why"],
+        )
     out.print_answer(rows, table, as_json=as_json)

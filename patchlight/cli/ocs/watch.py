@@ -23,18 +23,37 @@ Answer = dict[str, Any]
 
 _POLL_S = 0.5
 _CIRCUIT_EVENTS = {
-    *("circuits", "circuits-begun", "map", "baselines", "drift"),
-    *("alarm", "unreachable", "reachable"),
-    *("locked", "unlocked", "stopped", "stop-cleared", "resumed"),
+    "circuits",
+    "circuits-begun",
+    "map",
+    "baselines",
+    "drift",
+    "alarm",
+    "unreachable",
+    "reachable",
+    "locked",
+    "unlocked",
+    "stopped",
+    "stop-cleared",
+    "resumed",
 }
 
 
 @click.command()
 @switches_argument
 @click.option(
-    "--after-event", "since", type=int, metavar="N", help="Start after event N.  [default: now]"
+    "--after-event",
+    "since",
+    type=int,
+    metavar="N",
+    help="Start after event N.  [default: now]",
 )
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End after N events.",
+)
 @click.option(
     "--all",
     "everything",
@@ -56,17 +75,22 @@ def watch(
     what the devices report and what changes on them; others can still work on them.
     """
     is_id = len(switches) == 1 and switches[0].isdecimal()
-    if is_id and all(switch.name != switches[0] for switch in target.lab.optical_switches):
+    if is_id and all(
+        switch.name != switches[0] for switch in target.lab.optical_switches
+    ):
         _follow_change(target, int(switches[0]), as_json=as_json)
         return
     names = set(named_switches(target.lab, switches)) if switches else None
     left = count
     for event in _followed(target, names, since):
-        about = {event["ocs"]} if "ocs" in event else set(event.get("changes", {}))
+        about = (
+            {event["ocs"]} if "ocs" in event else set(event.get("changes", {}))
+        )
         if names and about and not names & about:
             continue
         if not everything and (
-            event["kind"] not in _CIRCUIT_EVENTS or event.get("severity") == "notice"
+            event["kind"] not in _CIRCUIT_EVENTS
+            or event.get("severity") == "notice"
         ):
             continue
         if as_json:
@@ -78,7 +102,12 @@ def watch(
             return
 
 
-def _follow_change(target: ocs.Target, number: int, *, as_json: bool) -> None:
+def _follow_change(
+    target: ocs.Target,
+    number: int,
+    *,
+    as_json: bool,
+) -> None:
     refuse_direct(target)
 
     def tell(record: ChangeAnswer) -> None:
@@ -86,15 +115,23 @@ def _follow_change(target: ocs.Target, number: int, *, as_json: bool) -> None:
             out.print_json(record, one_line=True)
         else:
             progress = record["progress"]
-            out.say(f"{out.when(progress['since'])}  {ocs.progress_line(progress)}")
+            out.say(
+                f"{out.when(progress['since'])}  {ocs.progress_line(progress)}"
+            )
 
     with target.client() as client:
         record = to_its_end(client, number, tell)
-    ocs.print_record(record, as_json=as_json, one_line=True)
+    ocs.print_record(
+        record,
+        as_json=as_json,
+        one_line=True,
+    )
 
 
 def to_its_end(
-    client: ControllerClient, number: int, tell: Callable[[ChangeAnswer], None]
+    client: ControllerClient,
+    number: int,
+    tell: Callable[[ChangeAnswer], None],
 ) -> ChangeAnswer:
     """A change as it is once it is over; ``tell`` is called with each step before."""
     record = client.reconfiguration(number)
@@ -104,7 +141,10 @@ def to_its_end(
             step = record["progress"]["step"]
             record = client.reconfiguration(number, step, NEWS_WITHIN_S)
     except KeyboardInterrupt:
-        out.say(f"patchlight: change {number} goes on without being watched", err=True)
+        out.say(
+            f"patchlight: change {number} goes on without being watched",
+            err=True,
+        )
         raise
     return record
 
@@ -112,10 +152,16 @@ def to_its_end(
 def refuse_direct(target: ocs.Target) -> None:
     """``BadInput`` for a change under way with ``--direct``."""
     if target.direct:
-        raise BadInput("a change with --direct is over when its command is: leave out --direct")
+        raise BadInput(
+            "a change with --direct is over when its command is: leave out --direct"
+        )
 
 
-def _followed(target: ocs.Target, names: set[str] | None, since: int | None) -> Iterator[Answer]:
+def _followed(
+    target: ocs.Target,
+    names: set[str] | None,
+    since: int | None,
+) -> Iterator[Answer]:
     """The events, without end."""
     if target.direct:
         from patchlight.console.direct import watching

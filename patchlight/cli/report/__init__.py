@@ -19,7 +19,13 @@ import click
 
 from patchlight.console.connection import with_client
 from patchlight.console.events import event_words
-from patchlight.console.rendering import cannot_write, harmless, say, span, when
+from patchlight.console.rendering import (
+    cannot_write,
+    harmless,
+    say,
+    span,
+    when,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import parse_time
 
@@ -39,7 +45,9 @@ _MOST_ROWS = 1000
 MOST_JOBS = 60
 # Okabe and Ito's colours, distinguishable with colour blindness.
 _COLOURS = {"done": "#009e73", "failed": "#d55e00", "stopped": "#757575"}
-_AT_WORK, _WAITING, _CHANGE = "#0072b2", "#cccccc", "#cc79a7"
+_AT_WORK = "#0072b2"
+_WAITING = "#cccccc"
+_CHANGE = "#cc79a7"
 MOST_EVENTS = 500
 
 _PAGE = Path(__file__).with_name("page.html.j2")
@@ -52,27 +60,45 @@ _PAGE = Path(__file__).with_name("page.html.j2")
     metavar="TIME",
     help="Start of the period: a time ago, like 2h or 7d, or a date with or without a time.",
 )
-@click.option("--until", default="0s", metavar="TIME", help="End of the period, likewise.")
+@click.option(
+    "--until",
+    default="0s",
+    metavar="TIME",
+    help="End of the period, likewise.",
+)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(
+        path_type=Path,
+        dir_okay=False,
+    ),
     default=Path("report.html"),
     metavar="FILE",
     help="File to write.",
 )
 @with_client
-def report(client: ControllerClient, since: str, until: str, output: Path) -> None:
+def report(
+    client: ControllerClient,
+    since: str,
+    until: str,
+    output: Path,
+) -> None:
     """Write an HTML report of the lab: jobs, GPUs, changes of circuits, events.
 
     The report is one file that loads nothing else. It goes back as far as the lab keeps records.
     """
     now = time.time()
-    begins, ends = _moment(since, now, "--since"), _moment(until, now, "--until")
+    begins = _moment(since, now, "--since")
+    ends = _moment(until, now, "--until")
     if begins >= ends:
         raise BadInput(f"--since {since} is not before --until {until}")
     period = look_back(client, begins, ends)
     try:
-        output.write_text(as_page(period), encoding="utf-8", errors="replace")
+        output.write_text(
+            as_page(period),
+            encoding="utf-8",
+            errors="replace",
+        )
     except OSError as error:
         raise cannot_write(f"the report {output}", error) from error
     counts = [
@@ -87,7 +113,11 @@ def _so_many(count: int, what: str) -> str:
     return f"{count} {what}" + ("s" if count != 1 else "")
 
 
-def _moment(text: str, now: float, option: str) -> float:
+def _moment(
+    text: str,
+    now: float,
+    option: str,
+) -> float:
     try:
         return now - parse_time(text)
     except BadInput:
@@ -123,20 +153,37 @@ class Period:
             if change["state"] == "committed" and change["changes"]:
                 for name, seconds in change["stages_s"].items():
                     took.setdefault(name, []).append(seconds)
-        return [(n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()]
+        return [
+            (n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()
+        ]
 
 
 def headline(period: Period) -> str:
     """What happened, in a sentence."""
     states = Counter(job["state"] for job in period.jobs)
-    said = [_so_many(len(period.jobs), "job") + (f" ({_counted(states)})" if states else "")]
-    busy = [spread["mean"] for window in period.samples["lab"] if (spread := window["busy"])]
+    said = [
+        _so_many(len(period.jobs), "job")
+        + (f" ({_counted(states)})" if states else "")
+    ]
+    busy = [
+        spread["mean"]
+        for window in period.samples["lab"]
+        if (spread := window["busy"])
+    ]
     if busy:
         said.append(f"GPUs {100 * fmean(busy):.0f} % busy on average")
-    committed = [c for c in period.changes if c["state"] == "committed" and c["changes"]]
+    committed = [
+        c for c in period.changes if c["state"] == "committed" and c["changes"]
+    ]
     words = _so_many(len(committed), "committed change") + " of circuits"
-    took = [c["finished_at"] - c["started_at"] for c in committed if c["finished_at"]]
-    said.append(words + (f", {_took(median(took))} each (median)" if took else ""))
+    took = [
+        c["finished_at"] - c["started_at"]
+        for c in committed
+        if c["finished_at"]
+    ]
+    said.append(
+        words + (f", {_took(median(took))} each (median)" if took else "")
+    )
     return "; ".join(said) + "."
 
 
@@ -147,25 +194,41 @@ def time_with_data(period: Period) -> tuple[float, float]:
     for job in period.jobs:
         times += [job["submitted_at"], job["finished_at"] or period.until]
     for change in period.changes:
-        times += [change["started_at"], change["finished_at"] or change["started_at"]]
+        times += [
+            change["started_at"],
+            change["finished_at"] or change["started_at"],
+        ]
     for window in period.samples["lab"]:
         if window["busy"] or window["sent_bps"]:
             times += [window["at"], window["at"] + width_s]
     inside = [min(max(at, period.since), period.until) for at in times]
-    return (min(inside), max(inside)) if inside else (period.since, period.until)
+    return (
+        (min(inside), max(inside)) if inside else (period.since, period.until)
+    )
 
 
-def look_back(client: ControllerClient, since: float, until: float) -> Period:
+def look_back(
+    client: ControllerClient,
+    since: float,
+    until: float,
+) -> Period:
     """A controller's records of a period."""
     return Period(
         lab=client.identity().name,
         since=since,
         until=until,
-        jobs=client.jobs(since=since, until=until),
-        changes=_all(partial(client.past_reconfigurations, since, until), "id"),
+        jobs=client.jobs(
+            since=since,
+            until=until,
+        ),
+        changes=_all(
+            partial(client.past_reconfigurations, since, until), "id"
+        ),
         events=[
             event
-            for event in _all(partial(client.past_events, since, until), "number")
+            for event in _all(
+                partial(client.past_events, since, until), "number"
+            )
             if not event["kind"].startswith(_TOLD_ELSEWHERE)
         ],
         samples=client.samples(since, until, jobs=()),
@@ -176,7 +239,10 @@ def _all(latest: Callable[..., list[Any]], number: str) -> list[Any]:
     """All rows of a period, oldest first, from a call that returns the latest before a number."""
     rows = page = latest(last=_MOST_ROWS)
     while len(page) == _MOST_ROWS:
-        page = latest(last=_MOST_ROWS, before=page[0][number])
+        page = latest(
+            last=_MOST_ROWS,
+            before=page[0][number],
+        )
         rows = page + rows
     return rows
 
@@ -187,14 +253,34 @@ def as_page(period: Period) -> str:
     from markupsafe import Markup
 
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters |= {"when": when, "span": span, "shown": harmless, "took": _took}
+    environment.filters |= {
+        "when": when,
+        "span": span,
+        "shown": harmless,
+        "took": _took,
+    }
     shown = time_with_data(period)
     pictures = {
         "timeline": timeline(period, shown) if period.jobs else None,
-        "utilization": _band(period.samples, shown, "busy", 100.0, "GPU utilisation (%)"),
-        "throughput": _band(period.samples, shown, "sent_bps", 1e-9, "sent per host (Gb/s)"),
+        "utilization": _band(
+            period.samples,
+            shown,
+            "busy",
+            100.0,
+            "GPU utilisation (%)",
+        ),
+        "throughput": _band(
+            period.samples,
+            shown,
+            "sent_bps",
+            1e-9,
+            "sent per host (Gb/s)",
+        ),
     }
     return environment.from_string(_PAGE.read_text(encoding="utf-8")).render(
         period=period,
@@ -203,7 +289,9 @@ def as_page(period: Period) -> str:
         ends=shown[1],
         stages=period.stages(),
         # For GPUs that report it.
-        energy_j=sum(sum(job.get("energy_j", {}).values()) for job in period.jobs),
+        energy_j=sum(
+            sum(job.get("energy_j", {}).values()) for job in period.jobs
+        ),
         made_at=time.time(),
         most_jobs=MOST_JOBS,
         most_events=MOST_EVENTS,
@@ -219,18 +307,39 @@ def timeline(period: Period, shown: tuple[float, float]) -> str:
     from matplotlib.figure import Figure
 
     jobs = period.jobs[-MOST_JOBS:]
-    figure = Figure(figsize=(11, 1.2 + 0.22 * max(4, len(jobs))), layout="constrained")
+    figure = Figure(
+        figsize=(11, 1.2 + 0.22 * max(4, len(jobs))),
+        layout="constrained",
+    )
     axes = figure.add_subplot()
     for row, job in enumerate(jobs):
         ended = min(job["finished_at"] or period.until, period.until)
         started = job["started_at"] if job["started_at"] is not None else ended
         colour = _COLOURS.get(job["state"], _AT_WORK)
-        _bar(axes, row, max(job["submitted_at"], period.since), started, _WAITING)
-        _bar(axes, row, max(started, period.since), ended, colour)
+        _bar(
+            axes,
+            row,
+            max(job["submitted_at"], period.since),
+            started,
+            _WAITING,
+        )
+        _bar(
+            axes,
+            row,
+            max(started, period.since),
+            ended,
+            colour,
+        )
     for change in period.changes:
         if change["state"] == "committed" and change["changes"]:
-            axes.axvline(_at(change["started_at"]), color=_CHANGE, linewidth=0.8)
-    axes.set_yticks(range(len(jobs)), [_plain(job["id"]) for job in jobs], fontsize=7)
+            axes.axvline(
+                _at(change["started_at"]),
+                color=_CHANGE,
+                linewidth=0.8,
+            )
+    axes.set_yticks(
+        range(len(jobs)), [_plain(job["id"]) for job in jobs], fontsize=7
+    )
     axes.set_ylim(len(jobs) - 0.4, -0.6)
     _time_axis(axes, *shown)
     return _svg(figure)
@@ -246,7 +355,11 @@ def _band(
     from matplotlib.figure import Figure
 
     width_s = samples["width_s"]
-    told = [(window["at"], spread) for window in samples["lab"] if (spread := window[key])]
+    told = [
+        (window["at"], spread)
+        for window in samples["lab"]
+        if (spread := window[key])
+    ]
     if not told:
         return None
     # Both edges of a window, so that single windows and gaps are visible.
@@ -261,20 +374,47 @@ def _band(
         values += [there, there]
     times = [_at(edge) for edge in edges]
     least, most, means = zip(*values, strict=True)
-    figure = Figure(figsize=(11, 3), layout="constrained")
+    figure = Figure(
+        figsize=(11, 3),
+        layout="constrained",
+    )
     axes = figure.add_subplot()
-    axes.fill_between(times, least, most, color=_AT_WORK, alpha=0.2, linewidth=0)
-    axes.plot(times, means, color=_AT_WORK, linewidth=1.5)
+    axes.fill_between(
+        times,
+        least,
+        most,
+        color=_AT_WORK,
+        alpha=0.2,
+        linewidth=0,
+    )
+    axes.plot(
+        times,
+        means,
+        color=_AT_WORK,
+        linewidth=1.5,
+    )
     axes.set_ylabel(about)
     axes.set_ylim(bottom=0)
     _time_axis(axes, *shown)
     return _svg(figure)
 
 
-def _bar(axes: Axes, row: int, begin: float, end: float, colour: str) -> None:
+def _bar(
+    axes: Axes,
+    row: int,
+    begin: float,
+    end: float,
+    colour: str,
+) -> None:
     if end > begin:
         left = _at(begin)
-        axes.barh(row, _at(end) - left, left=left, color=colour, height=0.7)
+        axes.barh(
+            row,
+            _at(end) - left,
+            left=left,
+            color=colour,
+            height=0.7,
+        )
 
 
 def _at(unix_time: float) -> float:
@@ -283,7 +423,11 @@ def _at(unix_time: float) -> float:
     return float(date2num(datetime.fromtimestamp(unix_time)))  # type: ignore[no-untyped-call]
 
 
-def _time_axis(axes: Axes, since: float, until: float) -> None:
+def _time_axis(
+    axes: Axes,
+    since: float,
+    until: float,
+) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     locator = AutoDateLocator()  # type: ignore[no-untyped-call]
@@ -291,7 +435,10 @@ def _time_axis(axes: Axes, since: float, until: float) -> None:
     shown = ConciseDateFormatter(locator)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_formatter(shown)
     axes.set_xlim(_at(since), _at(max(until, since + 1)))
-    axes.grid(axis="x", linewidth=0.3)
+    axes.grid(
+        axis="x",
+        linewidth=0.3,
+    )
 
 
 def _plain(name: str) -> str:
@@ -303,11 +450,23 @@ def _svg(figure: Figure) -> str:
     import matplotlib as mpl
 
     out = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "patchlight"}):
+    with mpl.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "patchlight"}
+    ):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(out, format="svg", metadata=nothing)
+        figure.savefig(
+            out,
+            format="svg",
+            metadata=nothing,
+        )
     # Remove the declaration, which names an external file.
-    return re.sub(r"^.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL)
+    return re.sub(
+        r"^.*?(?=<svg)",
+        "",
+        out.getvalue(),
+        count=1,
+        flags=re.DOTALL,
+    )
 
 
 def _took(seconds: float) -> str:

@@ -17,11 +17,20 @@ def _exactly(shape: Any) -> Any:
 def close(module: Mapping[str, Any], but: Collection[str] = ()) -> None:
     """Make a module's models, except those named, accept exactly their fields."""
     for name, shape in module.items():
-        if is_typeddict(shape) and shape.__module__ == module["__name__"] and name not in but:
+        if (
+            is_typeddict(shape)
+            and shape.__module__ == module["__name__"]
+            and name not in but
+        ):
             _exactly(shape)
 
 
-def answer(name: str, about: str, /, **fields: Any) -> Any:
+def answer(
+    name: str,
+    about: str,
+    /,
+    **fields: Any,
+) -> Any:
     """A response with exactly these fields, only for the API description."""
     define: Any = TypedDict
     shape = define(name, fields)
@@ -29,7 +38,15 @@ def answer(name: str, about: str, /, **fields: Any) -> Any:
     return _exactly(shape)
 
 
-def answer_of(kind: type, name: str, about: str, /, **others: Any) -> Any:
+def answer_of(
+    kind: type,
+    name: str,
+    about: str,
+    /,
+    **others: Any,
+) -> Any:
     """The fields of a dataclass, required and without bounds, except ``others``."""
     types = get_type_hints(kind)
-    return answer(name, about, **{f.name: types[f.name] for f in fields(kind)} | others)
+    return answer(
+        name, about, **{f.name: types[f.name] for f in fields(kind)} | others
+    )

@@ -6,7 +6,10 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from patchlight.testbed.wire.rest import answer, close
-from patchlight.testbed.wire.rest.lab import CircuitSwitchStatus, HostWithoutLink
+from patchlight.testbed.wire.rest.lab import (
+    CircuitSwitchStatus,
+    HostWithoutLink,
+)
 
 
 class OcsMap(TypedDict):
@@ -261,19 +264,27 @@ class PathsShape(TypedDict):
 
 
 CircuitSwitches = answer(
-    "CircuitSwitches", "Every circuit switch of the lab.", circuit_switches=list[CircuitSwitchShape]
+    "CircuitSwitches",
+    "Every circuit switch of the lab.",
+    circuit_switches=list[CircuitSwitchShape],
 )
 Alarms = answer("Alarms", "What devices reported.", alarms=list[AlarmShape])
-DriftShape = answer("DriftShape", "The drift of each OCS.", drift=dict[str, DriftOf])
+DriftShape = answer(
+    "DriftShape", "The drift of each OCS.", drift=dict[str, DriftOf]
+)
 Baselines = answer(
     "Baselines",
     "How many circuits of each OCS have their present power as baseline.",
     circuits=dict[str, int],
 )
-AllSavedMaps = answer("AllSavedMaps", "Everything that was saved.", maps=list[SavedMaps])
+AllSavedMaps = answer(
+    "AllSavedMaps", "Everything that was saved.", maps=list[SavedMaps]
+)
 Locks = answer("Locks", "Locks of ports.", locks=list[Lock])
 Changes = answer(
-    "Changes", "Changes of circuits, oldest first.", reconfigurations=list[ChangeAnswer]
+    "Changes",
+    "Changes of circuits, oldest first.",
+    reconfigurations=list[ChangeAnswer],
 )
 
 close(globals())

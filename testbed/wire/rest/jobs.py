@@ -16,7 +16,12 @@ else:
     about = "A file or folder of the server, and where a container sees it."
     MountShape = answer_of(Mount, "MountShape", about)
     about = "A job's specification: see ``JobSpec``."
-    JobSpecShape = answer_of(JobSpec, "JobSpecShape", about, mounts=list[MountShape])
+    JobSpecShape = answer_of(
+        JobSpec,
+        "JobSpecShape",
+        about,
+        mounts=list[MountShape],
+    )
 
 
 class LightMove(TypedDict):
@@ -177,23 +182,39 @@ class ProposalShape(TypedDict):
 
 
 Jobs = answer("Jobs", "Jobs, each with predictions.", jobs=list[JobInList])
-Submitted = answer("Submitted", "The jobs that were queued.", jobs=list[SubmittedJob])
-Previews = answer("Previews", "What would happen to jobs now.", jobs=list[Preview])
+Submitted = answer(
+    "Submitted", "The jobs that were queued.", jobs=list[SubmittedJob]
+)
+Previews = answer(
+    "Previews", "What would happen to jobs now.", jobs=list[Preview]
+)
 Iterations = answer(
     "Iterations",
     "Reports of workers; request those ``after`` the ``next`` one.",
     iterations=list[IterationReport],
     next=int,
 )
-JobHistory = answer("JobHistory", "The states of a job.", states=list[StateOfJob])
-Decisions = answer("Decisions", "Decisions of policies about a job.", decisions=list[DecisionShape])
+JobHistory = answer(
+    "JobHistory", "The states of a job.", states=list[StateOfJob]
+)
+Decisions = answer(
+    "Decisions",
+    "Decisions of policies about a job.",
+    decisions=list[DecisionShape],
+)
 Defragmentation = answer(
-    "Defragmentation", "The most profitable rewiring, if any pays.", proposal=ProposalShape | None
+    "Defragmentation",
+    "The most profitable rewiring, if any pays.",
+    proposal=ProposalShape | None,
 )
 Defragmented = answer(
-    "Defragmented", "The rewiring that was made, if one paid.", change=ChangeAnswer | None
+    "Defragmented",
+    "The rewiring that was made, if one paid.",
+    change=ChangeAnswer | None,
 )
-Policies = answer("Policies", "The present policies, by kind.", policies=PoliciesInUse)
+Policies = answer(
+    "Policies", "The present policies, by kind.", policies=PoliciesInUse
+)
 Drained = answer("Drained", "The jobs that were stopped.", ended=list[str])
 Resumed = answer("Resumed", "Scheduling has resumed.", drained=bool)
 

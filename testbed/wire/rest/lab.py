@@ -339,9 +339,17 @@ class SearchPlan(TypedDict):
     objections: list[str]
 
 
-LabShape = answer("LabShape", "The controller's lab.", name=str, file=str, fingerprint=str)
+LabShape = answer(
+    "LabShape",
+    "The controller's lab.",
+    name=str,
+    file=str,
+    fingerprint=str,
+)
 Shutdown = answer(
-    "Shutdown", "How many jobs are in each state that is not final.", jobs=dict[str, int]
+    "Shutdown",
+    "How many jobs are in each state that is not final.",
+    jobs=dict[str, int],
 )
 Links = answer(
     "Links",
@@ -349,8 +357,12 @@ Links = answer(
     unread=dict[str, str],
     links=list[Link],
 )
-PortSamples = answer("PortSamples", "Measured rates, oldest first.", ports=list[PortSample])
-GpuSamples = answer("GpuSamples", "GPU measurements, oldest first.", gpus=list[GpuSample])
+PortSamples = answer(
+    "PortSamples", "Measured rates, oldest first.", ports=list[PortSample]
+)
+GpuSamples = answer(
+    "GpuSamples", "GPU measurements, oldest first.", gpus=list[GpuSample]
+)
 TokensShape = answer("TokensShape", "Every token.", tokens=list[TokenShape])
 AuditShape = answer("AuditShape", "The audit log.", attempts=list[AttemptRow])
 

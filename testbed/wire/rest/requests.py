@@ -5,7 +5,13 @@ import unicodedata
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
-from pydantic import AfterValidator, BaseModel, FailFast, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    FailFast,
+    Field,
+    model_validator,
+)
 from pydantic_core import to_json
 
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
@@ -19,7 +25,9 @@ _NOT_TEXT = {"Cs", "Cc", "Zl", "Zp"}
 
 def _plain(text: str) -> str:
     if any(unicodedata.category(character) in _NOT_TEXT for character in text):
-        raise ValueError("expected text without control characters, line breaks or half characters")
+        raise ValueError(
+            "expected text without control characters, line breaks or half characters"
+        )
     return text
 
 
@@ -56,10 +64,14 @@ Names = Annotated[list[Text], FailFast(), Field(max_length=1000)]
 Ports = Annotated[list[Port], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
 """Ports of one switch."""
 
-Places = Annotated[list[Port | Text], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
+Places = Annotated[
+    list[Port | Text], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)
+]
 """Ports of one switch; of a wavelength switch also one channel there, like ``"3@193.100"``."""
 
-CrossConnects = Annotated[list[Text], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
+CrossConnects = Annotated[
+    list[Text], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)
+]
 """Cross-connects of one switch."""
 
 _MOST_SWITCHES = 1000
@@ -73,7 +85,9 @@ class Strict(BaseModel, extra="forbid", strict=True):
     @classmethod
     def _few_fields(cls, given: Any) -> Any:
         if isinstance(given, dict) and len(given) > _MOST_FIELDS:
-            raise ValueError(f"expected the fields {', '.join(cls.model_fields)}, and no others")
+            raise ValueError(
+                f"expected the fields {', '.join(cls.model_fields)}, and no others"
+            )
         return given
 
 
@@ -99,8 +113,14 @@ class ReconfigurationRequest(ChangeRequest):
     wavelength switch also ``"3@193.100"``) lose the cross-connects they have.
     """
 
-    maps: dict[Text, CrossConnects] = Field(default={}, max_length=_MOST_SWITCHES)
-    disconnect: dict[Text, Places] = Field(default={}, max_length=_MOST_SWITCHES)
+    maps: dict[Text, CrossConnects] = Field(
+        default={},
+        max_length=_MOST_SWITCHES,
+    )
+    disconnect: dict[Text, Places] = Field(
+        default={},
+        max_length=_MOST_SWITCHES,
+    )
     only: bool = False
 
 
@@ -120,8 +140,17 @@ class LightRequest(ChangeRequest):
     An end is a NIC, a host, a packet switch (any port of it) or a port of one.
     """
 
-    pairs: list[Annotated[list[Text], Field(min_length=2, max_length=2)]] = Field(
-        min_length=1, max_length=1024
+    pairs: list[
+        Annotated[
+            list[Text],
+            Field(
+                min_length=2,
+                max_length=2,
+            ),
+        ]
+    ] = Field(
+        min_length=1,
+        max_length=1024,
     )
 
 
@@ -184,8 +213,13 @@ class DiscoveryRequest(Strict):
     found. ``dry_run``: report what would be done, and do nothing.
     """
 
-    ports: dict[Text, Ports] = Field(default={}, max_length=1000)
-    listen_s: Annotated[float, Ge(0.1), Le(300), Field(allow_inf_nan=False)] = 2.0
+    ports: dict[Text, Ports] = Field(
+        default={},
+        max_length=1000,
+    )
+    listen_s: Annotated[
+        float, Ge(0.1), Le(300), Field(allow_inf_nan=False)
+    ] = 2.0
     every_port: bool = False
     dry_run: bool = False
 
@@ -195,5 +229,9 @@ def as_json(content: Any) -> bytes:
     try:
         return to_json(content, inf_nan_mode="null")
     except ValueError:  # lone surrogates
-        finite = json.loads(json.dumps(content, default=vars), parse_constant=lambda _: None)
-        return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")
+        finite = json.loads(
+            json.dumps(content, default=vars), parse_constant=lambda _: None
+        )
+        return json.dumps(finite, ensure_ascii=False).encode(
+            "utf-8", "replace"
+        )

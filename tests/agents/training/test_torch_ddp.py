@@ -11,14 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'patchlight[torch]'")
+torch = pytest.importorskip(
+    "torch", reason="needs PyTorch: pip install 'patchlight[torch]'"
+)
 
 from patchlight import testbed  # noqa: E402
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask  # noqa: E402
 from patchlight.agents.training.torch_ddp import Checkpoints, TrainingSamples  # noqa: E402
 from tests.support.programs import ROOT, python  # noqa: E402
 from tests.support.torch_forks import TorchForks  # noqa: E402
-from tests.support.training_workers import ENVIRONMENT, PROGRAM, TRAINING, Worker, start  # noqa: E402
+from tests.support.training_workers import (  # noqa: E402
+    ENVIRONMENT,
+    PROGRAM,
+    TRAINING,
+    Worker,
+    start,
+)
 from tests.support.waiting import PATIENCE_S, free_ports, wait_until  # noqa: E402
 
 GRADIENT_BYTES = 547_840  # of the tiny transformer
@@ -37,7 +45,9 @@ def forks() -> Iterator[TorchForks]:
 def make_job(tmp_path: Path, forks: TorchForks) -> Iterator[MakeJob]:
     code = tmp_path / "code"
     shutil.copytree(TRAINING, code / "patchlight/agents/training")
-    (code / "patchlight/testbed").symlink_to(Path(testbed.__file__).resolve().parent)
+    (code / "patchlight/testbed").symlink_to(
+        Path(testbed.__file__).resolve().parent
+    )
     made: list[Worker] = []
 
     def make(
@@ -48,11 +58,27 @@ def make_job(tmp_path: Path, forks: TorchForks) -> Iterator[MakeJob]:
         **task: Any,
     ) -> list[Worker]:
         ports = enumerate(free_ports(ranks))
-        ring = [{"rank": rank, "address": "127.0.0.1", "port": port} for rank, port in ports]
-        usual = {"job": "j", "ring": ring, "model": "tiny-transformer", "iterations": 10_000}
+        ring = [
+            {"rank": rank, "address": "127.0.0.1", "port": port}
+            for rank, port in ports
+        ]
+        usual = {
+            "job": "j",
+            "ring": ring,
+            "model": "tiny-transformer",
+            "iterations": 10_000,
+        }
         for rank, own in enumerate(each or ({},) * ranks):
-            whole = {**usual, "id": f"{name}{rank}", "rank": rank, **task, **own}
-            made.append(Worker(tmp_path / f"{name}{rank}", code, whole, program, forks))
+            whole = {
+                **usual,
+                "id": f"{name}{rank}",
+                "rank": rank,
+                **task,
+                **own,
+            }
+            made.append(
+                Worker(tmp_path / f"{name}{rank}", code, whole, program, forks)
+            )
         return made[-ranks:]
 
     yield make
@@ -82,7 +108,10 @@ def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     for worker in first:
         worker.until("ready")
     start(first)
-    wait_until(lambda: (kept / "j.pt").exists(), "a checkpoint of every fifth iteration")
+    wait_until(
+        lambda: (kept / "j.pt").exists(),
+        "a checkpoint of every fifth iteration",
+    )
     at = hold(first)
     for worker in first:
         assert worker.tell(op="release")["ok"]
@@ -92,21 +121,36 @@ def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
         assert worker.tell(op="stop-at", iteration=at)["ok"]
     for worker in first:
         assert worker.process.wait(PATIENCE_S) == 0, worker.output
-        assert (worker.state["state"], worker.state["iterations_done"]) == ("stopped", at)
+        assert (worker.state["state"], worker.state["iterations_done"]) == (
+            "stopped",
+            at,
+        )
         reports = worker.reports
         assert [report["index"] for report in reports] == list(range(at))
-        assert {(report["check"], report["device"]) for report in reports} == {("ok", "cpu: torch")}
+        assert {(report["check"], report["device"]) for report in reports} == {
+            ("ok", "cpu: torch")
+        }
         # One of two workers sends 2 × 1/2 of the gradient.
         assert {report["sent_bytes"] for report in reports} == {GRADIENT_BYTES}
-        assert all(report["compute_s"] > 0 < report["communication_s"] for report in reports)
+        assert all(
+            report["compute_s"] > 0 < report["communication_s"]
+            for report in reports
+        )
     losses = [report["loss"] for worker in first for report in worker.reports]
-    earliest = fmean(report["loss"] for worker in first for report in worker.reports[:4])
-    latest = fmean(report["loss"] for worker in first for report in worker.reports[-4:])
+    earliest = fmean(
+        report["loss"] for worker in first for report in worker.reports[:4]
+    )
+    latest = fmean(
+        report["loss"] for worker in first for report in worker.reports[-4:]
+    )
     assert latest < earliest < 1.1 * np.log(512), losses
 
     # Rank 0's server has no checkpoint: what rank 1 has is everybody's.
     (tmp_path / "none").mkdir()
-    folders = [{"checkpoint": str(tmp_path / "none")}, {"checkpoint": str(kept)}]
+    folders = [
+        {"checkpoint": str(tmp_path / "none")},
+        {"checkpoint": str(kept)},
+    ]
     again = make_job(2, "again", *folders)
     for worker in again:
         worker.until("ready")
@@ -119,9 +163,11 @@ def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     again[1].process.send_signal(signal.SIGKILL)
     assert again[0].process.wait(PATIENCE_S) == 1
     assert again[0].state["lost_rank"] == 1
-    assert again[0].state["message"].startswith("lost rank 1 in the exchange of iteration "), again[
-        0
-    ].output
+    assert (
+        again[0]
+        .state["message"]
+        .startswith("lost rank 1 in the exchange of iteration ")
+    ), again[0].output
 
 
 # The worker's own program, but that the gradients' group is renewed as one of NCCL's would be, the
@@ -164,31 +210,44 @@ def test_a_communicator_is_renewed_once_one_was_held_and_replicas_that_differ_fa
     assert job[0].tell(op="release")["ok"]
     for worker in job:
         assert worker.process.wait(PATIENCE_S) == 1, worker.output
-        assert worker.state["message"].startswith("after iteration 5 the ranks' parameters differ")
-        assert [(r["check"], r["loss"]) for r in worker.reports] == [("ok", None)] * 5
+        assert worker.state["message"].startswith(
+            "after iteration 5 the ranks' parameters differ"
+        )
+        assert [(r["check"], r["loss"]) for r in worker.reports] == [
+            ("ok", None)
+        ] * 5
         # The first, and one after the hold, which only one of the two knew of.
         assert "groups made: 2" in worker.output
 
 
 def task_of(model: str, **values: Any) -> TrainingTask:
-    return TrainingTask("w", "j", 0, (Member(0, "127.0.0.1", 1),), 4, model=model, **values)
+    return TrainingTask(
+        "w", "j", 0, (Member(0, "127.0.0.1", 1),), 4, model=model, **values
+    )
 
 
 def test_the_same_iteration_has_the_same_samples() -> None:
-    one, other = (TrainingSamples(task_of("squeezenet1_0", batch=2, seed=3)) for _ in range(2))
+    one, other = (
+        TrainingSamples(task_of("squeezenet1_0", batch=2, seed=3))
+        for _ in range(2)
+    )
     (inputs,), targets = one.of(1)
     (again,), same = other.of(1)
     assert torch.equal(inputs, again)
     assert torch.equal(targets, same)
     assert not torch.equal(inputs, one.of(2).inputs[0])
-    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+    for mine, theirs in zip(
+        one.model.parameters(), other.model.parameters(), strict=True
+    ):
         assert torch.equal(mine, theirs)
 
 
 def test_data_of_a_folder_is_what_is_learnt_from(tmp_path: Path) -> None:
     np.save(tmp_path / "inputs.npy", np.arange(6 * 64).reshape(6, 64) % 512)
     np.save(tmp_path / "targets.npy", np.full((6, 64), 7))
-    samples = TrainingSamples(task_of("tiny-transformer", batch=4, data=str(tmp_path)))
+    samples = TrainingSamples(
+        task_of("tiny-transformer", batch=4, data=str(tmp_path))
+    )
     inputs, targets = samples.of(1)
     assert inputs[0][:, 0].tolist() == [4 * 64, 5 * 64, 0, 64]
     loss = samples.loss(samples.model(*inputs), targets)
@@ -201,8 +260,18 @@ def test_data_of_a_folder_is_what_is_learnt_from(tmp_path: Path) -> None:
         ("tiny-transformer", (6, 32), (6, 64), "expects (samples, 64)"),
         ("tiny-transformer", (6, 64), (5, 64), "a target for each sample"),
         ("tiny-transformer", None, (6, 64), "No such file"),
-        ("tiny-transformer", (6, 64), (6,), "expected 0 to 511 in the shape (8, 64)"),
-        ("no-such-model", (6, 64), (6, 64), "unknown built-in graph 'no-such-model'"),
+        (
+            "tiny-transformer",
+            (6, 64),
+            (6,),
+            "expected 0 to 511 in the shape (8, 64)",
+        ),
+        (
+            "no-such-model",
+            (6, 64),
+            (6, 64),
+            "unknown built-in graph 'no-such-model'",
+        ),
     ],
 )
 def test_data_that_does_not_fit_is_refused(
@@ -244,7 +313,9 @@ def test_a_checkpoint_that_cannot_be_used_is_named(
         (kept / "j.pt").write_bytes(content)
     model = torch.nn.Linear(2, 2)
     task = task_of("tiny-transformer", checkpoint=str(kept))
-    checkpoints = Checkpoints(task, model, torch.optim.Adam(model.parameters()))
+    checkpoints = Checkpoints(
+        task, model, torch.optim.Adam(model.parameters())
+    )
     with pytest.raises(TrainingError, match=expected):
         checkpoints.found()
     assert (kept / "j.pt").exists()

@@ -28,17 +28,30 @@ def make_job(tmp_path: Path) -> Iterator[MakeJob]:
     made: list[Worker] = []
 
     def make(
-        ranks: int, *, seeds: tuple[int, ...] = (), name: str = "w", **task: Any
+        ranks: int,
+        *,
+        seeds: tuple[int, ...] = (),
+        name: str = "w",
+        **task: Any,
     ) -> list[Worker]:
         ring = [
             {"rank": r, "address": "127.0.0.1", "port": port}
             for r, port in enumerate(free_ports(ranks))
         ]
-        usual = {"job": "j", "ring": ring, "iterations": 4, "gradient_bytes": 400_002}
+        usual = {
+            "job": "j",
+            "ring": ring,
+            "iterations": 4,
+            "gradient_bytes": 400_002,
+        }
         usual |= {"compute_s": 0.02, "device": "sleep", **task}
-        for rank, seed in zip(range(ranks), seeds or (5,) * ranks, strict=True):
+        for rank, seed in zip(
+            range(ranks), seeds or (5,) * ranks, strict=True
+        ):
             own = {"id": f"{name}{rank}", "rank": rank, "seed": seed}
-            made.append(Worker(tmp_path / f"{name}{rank}", code, {**usual, **own}))
+            made.append(
+                Worker(tmp_path / f"{name}{rank}", code, {**usual, **own})
+            )
         return made[-ranks:]
 
     yield make
@@ -59,14 +72,21 @@ def test_a_job_trains_to_its_end(make_job: MakeJob, ranks: int) -> None:
         assert worker.tell(op="start")["ok"]
     for worker in job:
         assert worker.process.wait(PATIENCE_S) == 0, worker.output
-        done = {"state": "done", "iterations_done": 4, "message": "", "starts": 1}
+        done = {
+            "state": "done",
+            "iterations_done": 4,
+            "message": "",
+            "starts": 1,
+        }
         assert worker.state == {**done, "lost_rank": None}
         assert [report["index"] for report in worker.reports] == [0, 1, 2, 3]
         for report in worker.reports:
             assert (report["check"], report["device"]) == ("ok", "sleep")
             assert began < report["finished_at"] < time.time()
             assert 0.019 < report["compute_s"] < report["finished_at"] - began
-    chunks = sum(report["sent_bytes"] for worker in job for report in worker.reports)
+    chunks = sum(
+        report["sent_bytes"] for worker in job for report in worker.reports
+    )
     assert chunks == 4 * 2 * (ranks - 1) * 400_004
 
 
@@ -77,7 +97,9 @@ def test_a_worker_that_is_started_again_counts_that(make_job: MakeJob) -> None:
         assert read_state(worker.folder).starts == starts
         worker.process.kill()
         worker.process.wait()
-        (worker.folder / "state.json").write_text(json.dumps({**worker.state, "state": "starting"}))
+        (worker.folder / "state.json").write_text(
+            json.dumps({**worker.state, "state": "starting"})
+        )
         worker.launch()
 
 
@@ -92,7 +114,9 @@ def test_a_wrong_sum_fails_the_worker_loudly(make_job: MakeJob) -> None:
     assert "values are wrong" in job[0].output + job[1].output
 
 
-def test_a_killed_worker_takes_its_neighbours_down_with_its_name(make_job: MakeJob) -> None:
+def test_a_killed_worker_takes_its_neighbours_down_with_its_name(
+    make_job: MakeJob,
+) -> None:
     job = make_job(3, iterations=100_000, compute_s=0)
     start(job)
     wait_until(lambda: job[1].state["iterations_done"] >= 2)
@@ -125,18 +149,31 @@ def test_held_workers_have_nothing_under_way(make_job: MakeJob) -> None:
         assert len(worker.reports) == 12
 
 
-def test_workers_with_a_slot_begin_to_send_there_until_it_lapses(make_job: MakeJob) -> None:
+def test_workers_with_a_slot_begin_to_send_there_until_it_lapses(
+    make_job: MakeJob,
+) -> None:
     period_s = 0.4
     job = make_job(2, iterations=100_000, compute_s=0.02)
     start(job)
     at = time.time() + 0.1
     for worker in job:
-        assert worker.tell(op="slot", at=at, period_s=period_s, late_s=0.1, lasts_s=3600)["ok"]
-        assert worker.tell(op="slot", at=at, period_s="soon", late_s=0, lasts_s=1)["ok"] is False
-    first = max(len(worker.reports) for worker in job) + 1  # the slot came during the one before
+        assert worker.tell(
+            op="slot", at=at, period_s=period_s, late_s=0.1, lasts_s=3600
+        )["ok"]
+        assert (
+            worker.tell(
+                op="slot", at=at, period_s="soon", late_s=0, lasts_s=1
+            )["ok"]
+            is False
+        )
+    # The slot came during the one before.
+    first = max(len(worker.reports) for worker in job) + 1
     wait_until(lambda: len(job[0].reports) >= first + 8)
     for worker in job:
-        began = [r["finished_at"] - r["communication_s"] for r in worker.reports[first:]]
+        began = [
+            r["finished_at"] - r["communication_s"]
+            for r in worker.reports[first:]
+        ]
         # One that passes the gate may be kept from telling the time for a moment.
         slots = [(each - at + 0.02) // period_s for each in began]
         assert len({*slots}) == len(slots), began
@@ -145,9 +182,13 @@ def test_workers_with_a_slot_begin_to_send_there_until_it_lapses(make_job: MakeJ
     # A worker that waits for its slot can be held, and one without a slot does not wait.
     held_at = 10 + max(worker.state["iterations_done"] for worker in job)
     for worker in job:
-        assert worker.tell(op="slot", at=at, period_s=3600, late_s=1, lasts_s=3600)["ok"]
+        assert worker.tell(
+            op="slot", at=at, period_s=3600, late_s=1, lasts_s=3600
+        )["ok"]
         assert worker.tell(op="hold", iteration=held_at)["ok"]
-        assert worker.tell(op="slot", at=at, period_s=3600, late_s=1, lasts_s=0)["ok"]
+        assert worker.tell(
+            op="slot", at=at, period_s=3600, late_s=1, lasts_s=0
+        )["ok"]
     for worker in job:
         worker.until("held")
         assert worker.tell(op="release")["ok"]
@@ -162,7 +203,9 @@ def test_stop_ends_a_worker_in_any_state(make_job: MakeJob) -> None:
     assert worker.state["state"] == "stopped"
 
 
-def test_a_job_ends_at_an_iteration_and_goes_on_there_with_other_workers(make_job: MakeJob) -> None:
+def test_a_job_ends_at_an_iteration_and_goes_on_there_with_other_workers(
+    make_job: MakeJob,
+) -> None:
     first = make_job(3, iterations=10_000, compute_s=0.01)
     start(first)
     wait_until(lambda: first[0].state["iterations_done"] >= 2)
@@ -177,8 +220,13 @@ def test_a_job_ends_at_an_iteration_and_goes_on_there_with_other_workers(make_jo
         assert worker.tell(op="stop-at", iteration=at)["ok"]
     for worker in first:
         assert worker.process.wait(PATIENCE_S) == 0, worker.output
-        assert (worker.state["state"], worker.state["iterations_done"]) == ("stopped", at)
-        assert [report["index"] for report in worker.reports] == list(range(at))
+        assert (worker.state["state"], worker.state["iterations_done"]) == (
+            "stopped",
+            at,
+        )
+        assert [report["index"] for report in worker.reports] == list(
+            range(at)
+        )
     again = make_job(2, iterations=at + 4, first_iteration=at, name="again")
     for worker in again:
         worker.until("ready")
@@ -188,11 +236,18 @@ def test_a_job_ends_at_an_iteration_and_goes_on_there_with_other_workers(make_jo
     start(again)
     for worker in again:
         assert worker.process.wait(PATIENCE_S) == 0, worker.output
-        assert (worker.state["state"], worker.state["iterations_done"]) == ("done", at + 4)
-        assert [report["index"] for report in worker.reports] == list(range(at, at + 4))
+        assert (worker.state["state"], worker.state["iterations_done"]) == (
+            "done",
+            at + 4,
+        )
+        assert [report["index"] for report in worker.reports] == list(
+            range(at, at + 4)
+        )
 
 
-def test_a_stop_that_has_not_come_is_forgotten_at_a_release(make_job: MakeJob) -> None:
+def test_a_stop_that_has_not_come_is_forgotten_at_a_release(
+    make_job: MakeJob,
+) -> None:
     (worker,) = make_job(1, iterations=6, compute_s=0.02)
     worker.until("ready")
     assert worker.tell(op="stop-at", iteration=4)["ok"]
@@ -208,7 +263,9 @@ def test_a_missing_gpu_is_named(make_job: MakeJob, tmp_path: Path) -> None:
     assert "no.sock" in worker.state["message"]
 
 
-def test_the_processor_stands_in_where_there_is_no_gpu(make_job: MakeJob) -> None:
+def test_the_processor_stands_in_where_there_is_no_gpu(
+    make_job: MakeJob,
+) -> None:
     (worker,) = make_job(1, device="auto", iterations=2)
     start([worker])
     assert worker.process.wait(PATIENCE_S) == 0, worker.output
@@ -219,7 +276,12 @@ def test_the_processor_stands_in_where_there_is_no_gpu(make_job: MakeJob) -> Non
 
 def test_the_training_code_stands_alone_and_is_old_enough_python() -> None:
     # Real models are those of the built-in graphs: a container with PyTorch has these beside it.
-    graphs = {"torch_ddp.py": ("patchlight.testbed.errors", "patchlight.testbed.graphs")}
+    graphs = {
+        "torch_ddp.py": (
+            "patchlight.testbed.errors",
+            "patchlight.testbed.graphs",
+        )
+    }
     allowed = {*sys.stdlib_module_names, "numpy", "torch"}
     for path in sorted(TRAINING.glob("*.py")):
         tree = ast.parse(path.read_text(), feature_version=(3, 9))
@@ -230,7 +292,11 @@ def test_the_training_code_stands_alone_and_is_old_enough_python() -> None:
                 names = [node.module or ""]
             else:
                 continue
-            names = [name for name in names if not name.startswith(graphs.get(path.name, ()))]
+            names = [
+                name
+                for name in names
+                if not name.startswith(graphs.get(path.name, ()))
+            ]
             foreign = {name.partition(".")[0] for name in names} - allowed
             assert not foreign, f"{path.name} imports {foreign}"
 

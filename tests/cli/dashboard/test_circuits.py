@@ -26,7 +26,12 @@ from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 
 OFC, ODDL = (read_lab(builtin_lab(name)) for name in ("ofc2022", "oddl4"))
 HOSTS = ["server1.gpu0", "server3.gpu0"]
-ODDL_JOB = {"id": "job-1", "spec": {"name": "trains"}, "state": "running", "hosts": HOSTS}
+ODDL_JOB = {
+    "id": "job-1",
+    "spec": {"name": "trains"},
+    "state": "running",
+    "hosts": HOSTS,
+}
 
 
 def ofc(circuits: list[str], **said: Any) -> LabView:
@@ -39,7 +44,11 @@ def oddl(**said: Any) -> LabView:
         f"wss{n}": {"map": [f"1>{star}@193.175/200", f"{star}>1@193.175/200"]}
         for n, star in ((1, 2), (2, 3), (3, 2), (4, 3))
     }
-    known = {"maps": maps, "jobs": [ODDL_JOB], "colours": {"job-1": JOB_COLOURS[1]}}
+    known = {
+        "maps": maps,
+        "jobs": [ODDL_JOB],
+        "colours": {"job-1": JOB_COLOURS[1]},
+    }
     return LabView(ODDL, **(known | said))
 
 
@@ -51,7 +60,9 @@ def titles(layer: Shapes, key: str) -> dict[str, str]:
     }
 
 
-def test_a_matrix_has_ports_with_what_is_plugged_in_and_their_circuits() -> None:
+def test_a_matrix_has_ports_with_what_is_plugged_in_and_their_circuits() -> (
+    None
+):
     view = ofc(["1>7", "7>1", "3>15"])
     shown = sides(view, "ocs1")
     assert shown.inputs == shown.outputs == list(range(1, 19))
@@ -61,12 +72,17 @@ def test_a_matrix_has_ports_with_what_is_plugged_in_and_their_circuits() -> None
     cells = titles(drawn, "data-entry")
     assert set(cells) == {"1>7", "7>1", "3>15"}
     assert cells["1>7"].startswith("ocs1 1>7: up, server1.nic0 to tor1.1")
-    assert titles(drawn, "data-name")["in 3 server2.nic2"] == "input 3 server2.nic2"
+    assert (
+        titles(drawn, "data-name")["in 3 server2.nic2"]
+        == "input 3 server2.nic2"
+    )
     assert drawn["makes 3>9"][1]["class"] == "pl-planned"
     assert drawn["breaks 3>15"][1]["class"] == "pl-going"
 
 
-def test_some_ports_are_picked_by_number_or_name_with_what_they_are_joined_to() -> None:
+def test_some_ports_are_picked_by_number_or_name_with_what_they_are_joined_to() -> (
+    None
+):
     view = ofc(["1>7", "7>1", "3>15"])
     assert sides(view, "ocs1", "server1").inputs == [1, 2, 7]
     assert sides(view, "ocs1", "server2.*").inputs == [3, 4, 15]
@@ -76,7 +92,9 @@ def test_some_ports_are_picked_by_number_or_name_with_what_they_are_joined_to() 
 
 def test_a_large_matrix_is_few_shapes() -> None:
     lab = two_tors(512)
-    view = LabView(lab, maps={"ocs1": {"map": [str(c) for c in lab.initial_maps["ocs1"]]}})
+    view = LabView(
+        lab, maps={"ocs1": {"map": [str(c) for c in lab.initial_maps["ocs1"]]}}
+    )
     shown = sides(view, "ocs1")
     assert len(shown.inputs) > 1000
     assert len(draw_matrix(view, "ocs1", shown)) == 2
@@ -86,7 +104,8 @@ def test_a_large_matrix_is_few_shapes() -> None:
 
 
 def test_what_is_dragged_goes_both_ways_where_it_does() -> None:
-    view, ocs = ofc(["1>7", "7>1", "3>15"]), OFC.optical_switch("ocs1")
+    view = ofc(["1>7", "7>1", "3>15"])
+    ocs = OFC.optical_switch("ocs1")
     assert dragged(view, ocs, 1, 7, 8) == (["1-8"], [])
     assert dragged(view, ocs, 1, None, 8) == (["1-8"], [])
     assert dragged(view, ocs, 3, 15, 16) == (["3>16"], [])
@@ -111,9 +130,11 @@ def test_channels_are_seen_where_they_go() -> None:
     view = oddl()
     picture = Picture(ODDL, DrawingLayout(ODDL))
     light = picture.light(view)
-    assert {name for name in titles(light, "data-circuit") if name.startswith("wss1")} == {
-        "wss1 1>2"
-    }
+    assert {
+        name
+        for name in titles(light, "data-circuit")
+        if name.startswith("wss1")
+    } == {"wss1 1>2"}
     line = light["wss1 1>2"][2]
     assert isinstance(line, list)
     assert line[1][1]["stroke"] == JOB_COLOURS[1]
@@ -128,7 +149,9 @@ def test_channels_are_seen_where_they_go() -> None:
         "server1.nic0",
         "server3.nic0",
     )
-    words = "server3 through wss1, star1, wss3; server1 through wss3, star1, wss1"
+    words = (
+        "server3 through wss1, star1, wss3; server1 through wss3, star1, wss1"
+    )
     assert paths_words(ODDL_JOB, view) == words
     still = str(picture.still())
     assert "nic0 193.100 THz" in still
@@ -142,14 +165,29 @@ def test_gpus_have_their_servers_where_they_are_needed() -> None:
     assert gpus_words(many).endswith("server7.gpu0 and 2 more")
 
 
-def test_signals_that_meet_are_a_problem_and_locks_of_channels_are_of_them_alone() -> None:
+def test_signals_that_meet_are_a_problem_and_locks_of_channels_are_of_them_alone() -> (
+    None
+):
     servers = tuple(_sends(server, "193.100") for server in ODDL.servers)
     alike = replace(oddl(), lab=ODDL.with_changes(servers=servers))
-    assert any("two signals of one channel meet" in line for line, _ in problems(alike, None, ""))
-    lock = {"ocs": "wss1", "port": 1, "channel": "193.100", "by": "eva", "why": "", "kind": "kept"}
-    (first, *_), before = oddl(locks=[lock]).circuits, oddl()
+    assert any(
+        "two signals of one channel meet" in line
+        for line, _ in problems(alike, None, "")
+    )
+    lock = {
+        "ocs": "wss1",
+        "port": 1,
+        "channel": "193.100",
+        "by": "eva",
+        "why": "",
+        "kind": "kept",
+    }
+    first, *_ = oddl(locks=[lock]).circuits
+    before = oddl()
     assert first.condition == "locked"
-    assert problems(oddl(locks=[lock]), None, "") == [("locked: wss1.1@193.100", False)]
+    assert problems(oddl(locks=[lock]), None, "") == [
+        ("locked: wss1.1@193.100", False)
+    ]
     assert before.circuits[0].condition == "up"
     both = oddl()
     both.keep(before)
@@ -204,9 +242,14 @@ def test_a_change_under_way_has_stages_behind_and_before_it() -> None:
     del over["progress"]
     assert {state for _, state in stage_rows(over, 110.0)} == {"done"}
     # Of two that are under way, both are seen to move light.
-    other = CHANGE | {"id": 4, "changes": {"ocs1": {"breaks": ["1>7"], "makes": []}}}
+    other = CHANGE | {
+        "id": 4,
+        "changes": {"ocs1": {"breaks": ["1>7"], "makes": []}},
+    }
     view = ofc(["1>7"], changes=[CHANGE, other])
-    assert {str(c.ports) for c in view.circuits if c.condition == "changing"} == {
+    assert {
+        str(c.ports) for c in view.circuits if c.condition == "changing"
+    } == {
         "3>9",
         "9>3",
         "1>7",

@@ -27,8 +27,18 @@ JOB: dict[str, Any] = {
 
 def window(at: int, mean: float, iterations: int = 1) -> Any:
     spread = {"mean": mean, "least": mean / 2, "most": mean * 2}
-    told = {"iterations": iterations, "iteration_s": spread if iterations else None}
-    return {"at": at, "gpus": 1, "busy": spread, "sent_bps": None, "predicted_s": 0.2, **told}
+    told = {
+        "iterations": iterations,
+        "iteration_s": spread if iterations else None,
+    }
+    return {
+        "at": at,
+        "gpus": 1,
+        "busy": spread,
+        "sent_bps": None,
+        "predicted_s": 0.2,
+        **told,
+    }
 
 
 def past(*windows: Any) -> Past:
@@ -51,12 +61,22 @@ def test_lines_break_where_nothing_was_measured() -> None:
     series = charts.of_past(found, view)
     assert series["sent"] == []
     (mean,) = (s for s in series["took"] if s["lineStyle"].get("width") == 3)
-    assert [at for at, _ in mean["data"]] == [105_000, 115_000, 204_999, 205_000]
+    assert [at for at, _ in mean["data"]] == [
+        105_000,
+        115_000,
+        204_999,
+        205_000,
+    ]
     assert [value for _, value in mean["data"]] == [0.2, 0.4, None, 0.6]
-    (predicted,) = (s for s in series["took"] if s["lineStyle"].get("type") == "dashed")
+    (predicted,) = (
+        s for s in series["took"] if s["lineStyle"].get("type") == "dashed"
+    )
     assert {value for _, value in predicted["data"]} == {0.2, None}
     assert {s["itemStyle"]["color"] for s in series["busy"]} == {"#123456"}
-    assert max(v for s in series["busy"] for _, v in s["data"] if v is not None) == 120.0
+    assert (
+        max(v for s in series["busy"] for _, v in s["data"] if v is not None)
+        == 120.0
+    )
     assert series["busy"][0]["markLine"]["data"][0]["xAxis"] == 150_000
     bars = charts.timeline(view, found.since, found.until)["series"]
     assert [bar["name"] for bar in bars] == ["job-1"]
@@ -84,13 +104,17 @@ def test_two_moments_are_a_period_if_one_is_before_the_other(
 def test_every_class_that_a_page_uses_is_in_the_style_sheet() -> None:
     ours = {
         name.replace("\\", "")
-        for name in re.findall(r"^\.(\S+) \{", (FOLDER / "style.css").read_text(), re.MULTILINE)
+        for name in re.findall(
+            r"^\.(\S+) \{", (FOLDER / "style.css").read_text(), re.MULTILINE
+        )
     }
     quasars = {"flex", "text-negative"}
     used = {
         name
         for file in FOLDER.glob("*.py")
-        for classes in re.findall(r'(?:\.classes\(| class=)"([^"]*)"', file.read_text())
+        for classes in re.findall(
+            r'(?:\.classes\(| class=)"([^"]*)"', file.read_text()
+        )
         for name in classes.split()
         if not name.startswith("pl-")
     }

@@ -29,7 +29,9 @@ from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 
 LAB = read_lab(builtin_lab("ofc2022"))
-MAPS = {ocs: {"map": [str(c) for c in m]} for ocs, m in LAB.initial_maps.items()}
+MAPS = {
+    ocs: {"map": [str(c) for c in m]} for ocs, m in LAB.initial_maps.items()
+}
 JOB: dict[str, Any] = {
     "id": "job-1",
     "spec": {"name": "trains", "iterations": 10},
@@ -84,23 +86,45 @@ def test_light_has_the_colour_of_its_job() -> None:
         json.dumps(light).count(f'"stroke": "{JOB_COLOURS[1]}"') == 2 + 2 * 2
     )  # circuits, and fibres to both sides
     said = described(light, "circuit")
-    assert said["ocs1 1>7"].startswith(f"ocs1 1>7: up, server1.nic0 to tor1.1, 40{SP}Gb/s")
+    assert said["ocs1 1>7"].startswith(
+        f"ocs1 1>7: up, server1.nic0 to tor1.1, 40{SP}Gb/s"
+    )
     assert len(said) == 6
 
 
 @pytest.mark.parametrize(
     ("said", "condition", "words"),
     [
-        ({"locks": [{"ocs": "ocs1", "port": 7, "by": "bo", "why": ""}]}, "locked", "by bo"),
-        ({"drift": {"ocs1": {"missing": [], "unknown": ["1>7"]}}}, "drifting", "not committed"),
-        ({"drift": {"ocs1": {"missing": ["9>10"], "unknown": []}}}, "dark", "not on the device"),
-        ({"changes": [{**CHANGE, "state": "intent"}]}, "changing", "being changed"),
+        (
+            {"locks": [{"ocs": "ocs1", "port": 7, "by": "bo", "why": ""}]},
+            "locked",
+            "by bo",
+        ),
+        (
+            {"drift": {"ocs1": {"missing": [], "unknown": ["1>7"]}}},
+            "drifting",
+            "not committed",
+        ),
+        (
+            {"drift": {"ocs1": {"missing": ["9>10"], "unknown": []}}},
+            "dark",
+            "not on the device",
+        ),
+        (
+            {"changes": [{**CHANGE, "state": "intent"}]},
+            "changing",
+            "being changed",
+        ),
         (
             {
                 "light": {
                     "ocs1": {
                         "circuits": [
-                            {"cross_connect": "1>7", "verdict": "failed", "words": "no light"}
+                            {
+                                "cross_connect": "1>7",
+                                "verdict": "failed",
+                                "words": "no light",
+                            }
                         ]
                     }
                 }
@@ -113,7 +137,11 @@ def test_light_has_the_colour_of_its_job() -> None:
                 "light": {
                     "ocs1": {
                         "circuits": [
-                            {"cross_connect": "1>7", "verdict": "degraded", "words": "3 dB less"}
+                            {
+                                "cross_connect": "1>7",
+                                "verdict": "degraded",
+                                "words": "3 dB less",
+                            }
                         ]
                     }
                 }
@@ -123,12 +151,16 @@ def test_light_has_the_colour_of_its_job() -> None:
         ),
     ],
 )
-def test_what_is_not_well_is_seen(said: dict[str, Any], condition: str, words: str) -> None:
+def test_what_is_not_well_is_seen(
+    said: dict[str, Any], condition: str, words: str
+) -> None:
     shown = view(**said)
     found = [c for c in shown.circuits if c.condition == condition]
     assert found
     assert all(words in c.words for c in found)
-    assert f"pl-{condition}" in json.dumps(Picture(LAB, DrawingLayout(LAB)).light(shown))
+    assert f"pl-{condition}" in json.dumps(
+        Picture(LAB, DrawingLayout(LAB)).light(shown)
+    )
     if condition not in ("locked", "changing"):
         (found_problem,) = problems(shown, None, "")
         assert ": ocs1 " in found_problem[0]
@@ -136,24 +168,45 @@ def test_what_is_not_well_is_seen(said: dict[str, Any], condition: str, words: s
 
 
 def test_a_switch_that_does_not_answer_is_shown_as_last_known() -> None:
-    maps = {"ocs1": {"map": None, "unreachable": "timed out", "assumed": ["1>7", "7>1"]}}
-    status = {"circuit_switches": [{"name": "ocs1", "reachable": False, "words": "timed out"}]}
+    maps = {
+        "ocs1": {
+            "map": None,
+            "unreachable": "timed out",
+            "assumed": ["1>7", "7>1"],
+        }
+    }
+    status = {
+        "circuit_switches": [
+            {"name": "ocs1", "reachable": False, "words": "timed out"}
+        ]
+    }
     shown = view(maps=maps, status=status)
-    assert [c.words for c in shown.circuits] == ["as last known: timed out"] * 2
-    assert "pl-bad" in json.dumps(Picture(LAB, DrawingLayout(LAB)).light(shown))
+    assert [c.words for c in shown.circuits] == [
+        "as last known: timed out"
+    ] * 2
+    assert "pl-bad" in json.dumps(
+        Picture(LAB, DrawingLayout(LAB)).light(shown)
+    )
     told = [("no answer", True), ("ocs1 does not answer: timed out", True)]
     assert problems(shown, None, "no answer") == told
 
 
 def test_a_host_without_a_link_is_shown_with_the_reason() -> None:
-    told = {"host": "server1.gpu0", "reason": "its NIC is connected to server1.nic1"}
+    told = {
+        "host": "server1.gpu0",
+        "reason": "its NIC is connected to server1.nic1",
+    }
     shown = view(status={"hosts_without_link": [told]})
-    assert problems(shown, None, "") == [(f"server1.gpu0 has no link: {told['reason']}", True)]
-    meters = Picture(LAB, DrawingLayout(LAB)).meters(shown, {})
-    assert described(meters, "host")["server1.gpu0"].endswith(f", no link: {told['reason']}")
-    assert [name for name, drawn in meters.items() if "pl-bad" in json.dumps(drawn)] == [
-        "server1.gpu0"
+    assert problems(shown, None, "") == [
+        (f"server1.gpu0 has no link: {told['reason']}", True)
     ]
+    meters = Picture(LAB, DrawingLayout(LAB)).meters(shown, {})
+    assert described(meters, "host")["server1.gpu0"].endswith(
+        f", no link: {told['reason']}"
+    )
+    assert [
+        name for name, drawn in meters.items() if "pl-bad" in json.dumps(drawn)
+    ] == ["server1.gpu0"]
 
 
 def test_what_users_write_is_text() -> None:
@@ -161,7 +214,9 @@ def test_what_users_write_is_text() -> None:
     shown = view(locks=[{"ocs": "ocs1", "port": 1, "by": bad, "why": bad}])
     light = Picture(LAB, DrawingLayout(LAB)).light(shown)
     assert bad in described(light, "circuit")["ocs1 1>7"]
-    meters = Picture(LAB, DrawingLayout(LAB)).meters(shown, {"server1.gpu0": Measured(1e9, 0.5)})
+    meters = Picture(LAB, DrawingLayout(LAB)).meters(
+        shown, {"server1.gpu0": Measured(1e9, 0.5)}
+    )
     assert described(meters, "host")["server1.gpu0"] == (
         f"server1.gpu0: in job-1, busy 50 %, nic0 sends 1{SP}Gb/s"
     )
@@ -186,7 +241,10 @@ def test_rows_say_what_was_measured_beside_what_was_predicted() -> None:
     lines = last_change_lines(view(changes=[CHANGE]), {"job-1": GAIN}, 230.5)
     assert lines[0] == "change 7 by eva: committed 30 s ago"
     assert f"outage 60{SP}ms" in lines[2]
-    assert lines[-1] == f"job-1: iteration 2{SP}s before, 500{SP}ms after, 4.0 × faster"
+    assert (
+        lines[-1]
+        == f"job-1: iteration 2{SP}s before, 500{SP}ms after, 4.0 × faster"
+    )
     assert latest_words(view(changes=[CHANGE]), 230.5) == (
         "Last: change 7 committed (regroup), 30 s ago."
     )
@@ -198,7 +256,9 @@ def test_rows_say_what_was_measured_beside_what_was_predicted() -> None:
         "connected to server1.nic0",
         "connected to server1.nic1",
     ]
-    assert circuit_row(view().circuits[0], {"job-1": "trains"})["job"] == "trains"
+    assert (
+        circuit_row(view().circuits[0], {"job-1": "trains"})["job"] == "trains"
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,22 +268,37 @@ def test_rows_say_what_was_measured_beside_what_was_predicted() -> None:
         (["3>9"], {"undone_by": 8}, False),
         (["3>9"], {"state": "rolled-back"}, False),
         (["3>10"], {}, False),  # a later change moved what it made
-        (["3>9", "4>15"], {}, False),  # a later change uses the port that it left
+        # A later change uses the port that it left.
+        (
+            ["3>9", "4>15"],
+            {},
+            False,
+        ),
     ],
 )
 def test_a_change_can_be_undone_while_nothing_else_uses_its_ports(
     circuits: list[str], undone: dict[str, Any], can: bool
 ) -> None:
-    assert view(maps={"ocs1": {"map": circuits}}).can_undo(CHANGE | undone) is can
+    assert (
+        view(maps={"ocs1": {"map": circuits}}).can_undo(CHANGE | undone) is can
+    )
 
 
 def test_a_job_has_only_the_samples_of_the_time_when_it_ran() -> None:
     watch = LabWatch(lambda: pytest.fail("nothing is polled"))
-    ended = {**JOB, "id": "job-0", "runs_since": 80.0, "state": "done", "finished_at": 100.0}
+    ended = {
+        **JOB,
+        "id": "job-0",
+        "runs_since": 80.0,
+        "state": "done",
+        "finished_at": 100.0,
+    }
     watch.view = view(jobs=[ended, JOB], changes=[CHANGE])
     for second in range(75, 120):
         for host in JOB["hosts"]:
-            watch.rates[host].append((float(second), 1e9 if second < 101 else 5e9))
+            watch.rates[host].append(
+                (float(second), 1e9 if second < 101 else 5e9)
+            )
     points: dict[str, list[list[float]]] = {}
     for line in charts.sent(watch, 78.0, 300.0):
         points.setdefault(line["name"], []).extend(line["data"])
@@ -236,9 +311,16 @@ def test_a_job_has_only_the_samples_of_the_time_when_it_ran() -> None:
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        ({"kind": "job-queued", "job": "j-1", "message": ""}, "job j-1 queued"),
         (
-            {"kind": "job-stopped", "job": "j-1", "message": "stopped by the user"},
+            {"kind": "job-queued", "job": "j-1", "message": ""},
+            "job j-1 queued",
+        ),
+        (
+            {
+                "kind": "job-stopped",
+                "job": "j-1",
+                "message": "stopped by the user",
+            },
             "job j-1 stopped by the user",
         ),
         (
@@ -246,19 +328,40 @@ def test_a_job_has_only_the_samples_of_the_time_when_it_ran() -> None:
             "change 7 committed, regroup",
         ),
         (
-            {"kind": "light-measured", "job": "j-1", "reconfiguration": 7, **GAIN},
+            {
+                "kind": "light-measured",
+                "job": "j-1",
+                "reconfiguration": 7,
+                **GAIN,
+            },
             "job j-1, change 7: an iteration took 2 s before, 0.5 s after",
         ),
         (
-            {"kind": "drift", "ocs": "ocs1", "missing": ["2>8"], "unknown": []},
+            {
+                "kind": "drift",
+                "ocs": "ocs1",
+                "missing": ["2>8"],
+                "unknown": [],
+            },
             "ocs1 drifts: missing 2>8; not committed none",
         ),
-        ({"kind": "drift", "ocs": "ocs1", "missing": [], "unknown": []}, "ocs1 drifts no longer"),
         (
-            {"kind": "openflow-switch-up", "datapath_id": 2, "address": "10.0.0.9:1", "ports": []},
+            {"kind": "drift", "ocs": "ocs1", "missing": [], "unknown": []},
+            "ocs1 drifts no longer",
+        ),
+        (
+            {
+                "kind": "openflow-switch-up",
+                "datapath_id": 2,
+                "address": "10.0.0.9:1",
+                "ports": [],
+            },
             "packet switch 2 connected from 10.0.0.9:1",
         ),
-        ({"kind": "new-kind", "number": 3, "at": 1.0, "who": "eva"}, "new-kind: who eva"),
+        (
+            {"kind": "new-kind", "number": 3, "at": 1.0, "who": "eva"},
+            "new-kind: who eva",
+        ),
     ],
 )
 def test_events_are_sentences(event: dict[str, Any], words: str) -> None:
@@ -267,10 +370,21 @@ def test_events_are_sentences(event: dict[str, Any], words: str) -> None:
 
 def test_labels_of_changes_do_not_overlap() -> None:
     def labels(*at: float) -> list[str]:
-        made = [CHANGE | {"id": n, "started_at": each} for n, each in enumerate(at, 1)]
-        return [line["label"]["formatter"] for line in charts.marks_of(made, 0.0, 300.0)["data"]]
+        made = [
+            CHANGE | {"id": n, "started_at": each}
+            for n, each in enumerate(at, 1)
+        ]
+        return [
+            line["label"]["formatter"]
+            for line in charts.marks_of(made, 0.0, 300.0)["data"]
+        ]
 
-    assert labels(10.0, 20.0, 30.0, 200.0) == ["changes 1–3", "", "", "change 4"]
+    assert labels(10.0, 20.0, 30.0, 200.0) == [
+        "changes 1–3",
+        "",
+        "",
+        "change 4",
+    ]
     assert labels(-10.0, 310.0) == []
 
 
@@ -281,14 +395,20 @@ def test_charts_have_means_over_samples_with_changes_marked() -> None:
     assert len(fine["data"]) == 100
     assert [value for _, value in bold["data"]] == [0.5, 0.5]
     assert [mark["xAxis"] for mark in fine["markLine"]["data"]] == [200_000]
-    assert charts.summed([[(1.2, 2.0), (1.4, 4.0)], [(1.0, 1.0)]]) == [(1.5, 4.0)]
+    assert charts.summed([[(1.2, 2.0), (1.4, 4.0)], [(1.0, 1.0)]]) == [
+        (1.5, 4.0)
+    ]
     drawn = charts.timeline(view(), 90.0, 300.0)["series"]
-    assert drawn[0]["data"][:2] == [[101_000, "server1.gpu0"], [300_000, "server1.gpu0"]]
+    assert drawn[0]["data"][:2] == [
+        [101_000, "server1.gpu0"],
+        [300_000, "server1.gpu0"],
+    ]
 
 
 def test_an_update_of_a_large_lab_is_no_long_text() -> None:
     lab = two_tors(512)
-    picture, port_map = Picture(lab, DrawingLayout(lab)), lab.initial_maps["ocs1"]
+    picture = Picture(lab, DrawingLayout(lab))
+    port_map = lab.initial_maps["ocs1"]
     shown = LabView(lab, maps={"ocs1": {"map": [str(c) for c in port_map]}})
     light = picture.light(shown)
     assert len(described(light, "circuit")) == 512
@@ -304,7 +424,9 @@ def test_only_who_runs_it_comes_in_unless_root_does(tmp_path: Path) -> None:
 
     with pytest.raises(TurnedAway, match="who started it"):
         Visitors(connect, for_all=False).admit(4711)
-    with pytest.raises(TurnedAway, match="not come from a user of this machine"):
+    with pytest.raises(
+        TurnedAway, match="not come from a user of this machine"
+    ):
         Visitors(connect, for_all=True).admit(None)
     assert asked == []
 

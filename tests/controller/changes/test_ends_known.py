@@ -9,7 +9,9 @@ import pytest
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.circuits.contract import Outcome
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.packet_switches.openflow.forwarding import flow_tables
+from patchlight.controller.packet_switches.openflow.forwarding import (
+    flow_tables,
+)
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
@@ -94,7 +96,8 @@ async def test_a_change_whose_end_the_journal_does_not_take_is_unknown_and_close
     bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.change(joined((100, 101)), "test")
-    follow, calls = bench.network.follow, []
+    follow = bench.network.follow
+    calls = []
 
     async def then_full(links: Links) -> list[str]:
         calls.append(links)
@@ -103,16 +106,28 @@ async def test_a_change_whose_end_the_journal_does_not_take_is_unknown_and_close
         return await follow(links)
 
     monkeypatch.setattr(bench.network, "follow", then_full)
-    with pytest.raises(OutcomeUnknown, match=r"is not in the journal: .* full"):
-        await bench.change(joined(*((n, n + 100) for n in range(110, 200))), "test")
+    with pytest.raises(
+        OutcomeUnknown, match=r"is not in the journal: .* full"
+    ):
+        await bench.change(
+            joined(*((n, n + 100) for n in range(110, 200))), "test"
+        )
     monkeypatch.undo()
     with pytest.raises(JournalError):
         await bench.change(joined((300, 301)), "test")
-    assert [row["state"] for row in bench.store.reconfigurations()] == ["committed", "intent"]
+    assert [row["state"] for row in bench.store.reconfigurations()] == [
+        "committed",
+        "intent",
+    ]
     limit_size(bench.store, 100000)
     await bench.transactions.settle()
-    assert [row["state"] for row in bench.store.reconfigurations()] == ["committed", "committed"]
-    assert (await bench.change(joined((300, 301)), "test")).state == "committed"
+    assert [row["state"] for row in bench.store.reconfigurations()] == [
+        "committed",
+        "committed",
+    ]
+    assert (
+        await bench.change(joined((300, 301)), "test")
+    ).state == "committed"
 
 
 async def test_a_new_start_finds_a_change_whole_whose_end_the_journal_did_not_take(
@@ -129,15 +144,21 @@ async def test_a_new_start_finds_a_change_whole_whose_end_the_journal_did_not_ta
     monkeypatch.setattr(bench.parts, "journal_end", end_in_journal)
     [ended] = await bench.transactions.resume()
     assert (ended.id, ended.state) == (1, "committed")
-    assert (await bench.change(joined((300, 301)), "test")).state == "committed"
+    assert (
+        await bench.change(joined((300, 301)), "test")
+    ).state == "committed"
 
 
-async def test_a_committed_change_is_one_whoever_fails_on_hearing_of_it(bench: ChangeBench) -> None:
+async def test_a_committed_change_is_one_whoever_fails_on_hearing_of_it(
+    bench: ChangeBench,
+) -> None:
     def full(_: object) -> None:
         raise JournalError("the disk is full")
 
     bench.transactions.on_end.append(full)
-    assert (await bench.change(joined((100, 101)), "test")).state == "committed"
+    assert (
+        await bench.change(joined((100, 101)), "test")
+    ).state == "committed"
 
 
 async def test_nothing_is_written_to_a_device_when_the_journal_takes_nothing(
@@ -146,16 +167,22 @@ async def test_nothing_is_written_to_a_device_when_the_journal_takes_nothing(
     before = await bench.driver.read_map()
     limit_size(bench.store)
     with pytest.raises(PatchlightError, match="full"):
-        await bench.change(joined(*((n, n + 100) for n in range(100, 200))), "test")
+        await bench.change(
+            joined(*((n, n + 100) for n in range(100, 200))), "test"
+        )
     assert await bench.driver.read_map() == before
 
 
-async def test_a_flood_of_alarms_does_not_fill_the_journal(bench: ChangeBench) -> None:
+async def test_a_flood_of_alarms_does_not_fill_the_journal(
+    bench: ChangeBench,
+) -> None:
     bench.device.fault(flood=300)
     await bench.driver.read_map()
     assert len(await bench.driver.alarms()) >= 300
     await bench.watch.report_alarms("ocs1")
-    alarms = [event for event in bench.store.events() if event["kind"] == "alarm"]
+    alarms = [
+        event for event in bench.store.events() if event["kind"] == "alarm"
+    ]
     assert len(alarms) == 21
     assert "280 more" in alarms[-1]["words"]
 
@@ -165,13 +192,19 @@ async def test_several_devices_change_one_after_the_other_and_go_back_together(
     monkeypatch: pytest.MonkeyPatch, *, on_fire: bool
 ) -> None:
     """server1.nic0 – o1.1, o1.2 – o2.1, o2.2 – tor1.1: the path passes two devices."""
-    switches = tuple(CircuitSwitch(name, "dry-run", "127.0.0.1:1", 8) for name in ("o1", "o2"))
+    switches = tuple(
+        CircuitSwitch(name, "dry-run", "127.0.0.1:1", 8)
+        for name in ("o1", "o2")
+    )
     ends = [("server1.nic0", "o1.1"), ("o1.2", "o2.1"), ("o2.2", "tor1.1")]
-    fibres = tuple(Fibre(Endpoint.parse(a), Endpoint.parse(b)) for a, b in ends)
+    fibres = tuple(
+        Fibre(Endpoint.parse(a), Endpoint.parse(b)) for a, b in ends
+    )
     lab = replace(LAB, circuit_switches=switches, fibres=fibres)
     drivers = {switch.name: open_driver(switch) for switch in switches}
     order = []
-    connect_o1, connect_o2 = drivers["o1"].connect, drivers["o2"].connect
+    connect_o1 = drivers["o1"].connect
+    connect_o2 = drivers["o2"].connect
 
     async def first(pairs: Sequence[CrossConnect]) -> Outcome[CrossConnect]:
         order.append("o1")
@@ -193,7 +226,9 @@ async def test_several_devices_change_one_after_the_other_and_go_back_together(
     assert order == ["o1", "o2"]
     if not on_fire:
         assert record.state == "committed"
-        assert [(str(a), str(b)) for a, b in pairs] == [("server1.nic0", "tor1.1")]
+        assert [(str(a), str(b)) for a, b in pairs] == [
+            ("server1.nic0", "tor1.1")
+        ]
         return
     assert record.state == "rolled-back"
     assert "on fire" in record.message

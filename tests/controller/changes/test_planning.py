@@ -46,7 +46,9 @@ def random_lab(rng: random.Random) -> Lab:
         name="random",
         servers=tuple(servers),
         packet_switches=(PacketSwitch("t", 1, PORTS),),
-        circuit_switches=tuple(CircuitSwitch(name, "dry-run", "h:1", PORTS) for name in OCSES),
+        circuit_switches=tuple(
+            CircuitSwitch(name, "dry-run", "h:1", PORTS) for name in OCSES
+        ),
         fibres=tuple(
             Fibre(a, b, rng.choice([None, 10, 25]), rng.choice([0.1, 0.3]))
             for a, b in rng.sample(pairs, rng.randint(12, len(pairs)))
@@ -59,18 +61,24 @@ def random_map(rng: random.Random) -> PortMap:
     if rng.random() < 0.5:
         pairs = iter(rng.sample(NUMBERS, PORTS - 2))
         return PortMap.duplex(zip(pairs, pairs, strict=True))
-    return PortMap.of(zip(rng.sample(NUMBERS, size), rng.sample(NUMBERS, size), strict=True))
+    return PortMap.of(
+        zip(rng.sample(NUMBERS, size), rng.sample(NUMBERS, size), strict=True)
+    )
 
 
 def followed(lab: Lab, maps: dict[str, PortMap]) -> dict[Endpoint, LightPath]:
     """Every lightpath, one fibre and one cross-connect after the other."""
     paths = {}
-    loss_db = {switch.name: switch.insertion_loss_db for switch in lab.circuit_switches}
+    loss_db = {
+        switch.name: switch.insertion_loss_db
+        for switch in lab.circuit_switches
+    }
     for source in lab.fibre_ends:
         if source.device in OCSES:
             continue
         at, fibre = lab.fibre_ends[source]
-        fibres, hops = [fibre], []
+        fibres = [fibre]
+        hops = []
         while at.device in OCSES:
             here = [c for c in maps[at.device] if c.inp == int(at.port)]
             if not here:
@@ -82,13 +90,24 @@ def followed(lab: Lab, maps: dict[str, PortMap]) -> dict[Endpoint, LightPath]:
             at, fibre = lab.fibre_ends[leaves]
             fibres.append(fibre)
         else:
-            lost_db, leaving_db = fibres[0].loss_db, []
+            lost_db = fibres[0].loss_db
+            leaving_db = []
             for (ocs, _), each in zip(hops, fibres[1:], strict=True):
                 leaving_db.append(lost_db + loss_db[ocs])
                 lost_db = leaving_db[-1] + each.loss_db
-            rate_bps = min((f.rate_bps for f in fibres if f.rate_bps), default=None)
+            rate_bps = min(
+                (f.rate_bps for f in fibres if f.rate_bps), default=None
+            )
             passed = tuple(hops)
-            path = LightPath(source, at, passed, rate_bps, lost_db, tuple(leaving_db), passed)
+            path = LightPath(
+                source,
+                at,
+                passed,
+                rate_bps,
+                lost_db,
+                tuple(leaving_db),
+                passed,
+            )
             paths[source] = path
     return paths
 
@@ -99,15 +118,23 @@ def test_a_plan_knows_whose_light_moves_and_whose_stays(seed: int) -> None:
     lab = random_lab(rng)
     before = {name: random_map(rng) for name in OCSES}
     wanted = {
-        name: rng.choice([random_map(rng), before[name].joined(PortMap.of([*random_map(rng)][:2]))])
+        name: rng.choice(
+            [
+                random_map(rng),
+                before[name].joined(PortMap.of([*random_map(rng)][:2])),
+            ]
+        )
         for name in rng.sample(OCSES, rng.randint(0, 3))
     }
     after = {**before, **wanted}
     steps = ChangePlan.of(lab, before, wanted)
-    old, new = followed(lab, before), followed(lab, after)
+    old = followed(lab, before)
+    new = followed(lab, after)
     light = Light(lab, before)
     ends = (end for end in lab.fibre_ends if end.device not in OCSES)
-    assert {end: path for end in ends if (path := light.path(end)) is not None} == old
+    assert {
+        end: path for end in ends if (path := light.path(end)) is not None
+    } == old
     assert light.meetings == ()
     assert steps.links_before.paths == old
     assert steps.links_after.paths == new
@@ -116,25 +143,35 @@ def test_a_plan_knows_whose_light_moves_and_whose_stays(seed: int) -> None:
     # port leads to no switch in any state until then.
     states = [{n: after[n] if n in list(steps.changes)[:done] else before[n] for n in OCSES}
               for done in range(len(steps.changes))]  # fmt: skip
-    leads = {e for state in states for e, p in followed(lab, state).items() if p.sink.device == "t"}
+    leads = {
+        e
+        for state in states
+        for e, p in followed(lab, state).items()
+        if p.sink.device == "t"
+    }
     early = {
         source: path
         for source, path in new.items()
         if path.sink in new
         and new[path.sink].sink == source
-        and not leads & {end for end in (source, path.sink) if end.device == "t"}
+        and not leads
+        & {end for end in (source, path.sink) if end.device == "t"}
         and (source.device == "t") != (path.sink.device == "t")
     }
     assert steps.links_prepared.paths == staying | early
     assert steps.moved == (old.keys() | new.keys()) - staying.keys()
-    assert steps.changes == {n: d for n in OCSES if (d := before[n].diff(after[n]))}
+    assert steps.changes == {
+        n: d for n in OCSES if (d := before[n].diff(after[n]))
+    }
     for links, paths in ((steps.links_before, old), (steps.links_after, new)):
         sinks = {source: path.sink for source, path in paths.items()}
         peers = {a: b for a, b in sinks.items() if sinks.get(b) == a}
-        assert {end: links.peer(end) for end in lab.fibre_ends} == dict.fromkeys(
-            lab.fibre_ends
-        ) | peers
-        assert links.pairs() == tuple(sorted({(min(e), max(e)) for e in peers.items()}))
+        assert {
+            end: links.peer(end) for end in lab.fibre_ends
+        } == dict.fromkeys(lab.fibre_ends) | peers
+        assert links.pairs() == tuple(
+            sorted({(min(e), max(e)) for e in peers.items()})
+        )
     whole = expected_powers(lab, steps.links_after)
     for name, change in steps.changes.items():
         made = expected_powers(lab, steps.links_after, (name, change.makes))
@@ -150,5 +187,7 @@ def test_light_that_nobody_sends_goes_round_and_ends_nowhere() -> None:
     )
     for circuits in ([(1, 2)], [(2, 1)], [(1, 1), (2, 2)], [(1, 2), (2, 1)]):
         wanted = {"o1": PortMap.of(circuits)}
-        assert ChangePlan.of(ring, {"o1": PortMap()}, wanted).moved == frozenset()
+        assert (
+            ChangePlan.of(ring, {"o1": PortMap()}, wanted).moved == frozenset()
+        )
         assert trace_links(ring, wanted).pairs() == ()

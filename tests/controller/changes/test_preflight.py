@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.changes.power import Tolerances, expected_powers, judge
+from patchlight.controller.changes.power import (
+    Tolerances,
+    expected_powers,
+    judge,
+)
 from patchlight.controller.changes.preflight import EmergencyStop, PortLocks
 from patchlight.controller.changes.record import (
     ChangeOptions,
@@ -27,12 +31,22 @@ MAPS = LAB.initial_maps
 
 
 def test_a_plan_touches_only_what_differs() -> None:
-    wanted = wanted_maps(LAB, MAPS, {"ocs1": PortMap.duplex([(3, 9)])}, {}, only=False)
+    wanted = wanted_maps(
+        LAB, MAPS, {"ocs1": PortMap.duplex([(3, 9)])}, {}, only=False
+    )
     steps = ChangePlan.of(LAB, MAPS, wanted)
     assert set(map(str, steps.changes["ocs1"].breaks)) == {"3>15", "15>3"}
     assert set(map(str, steps.changes["ocs1"].makes)) == {"3>9", "9>3"}
-    assert {str(e) for e in steps.moved} == {"server2.nic2", "tor2.3", "tor1.3"}
-    assert steps.links_prepared.pairs() == steps.links_after.pairs() != steps.links_before.pairs()
+    assert {str(e) for e in steps.moved} == {
+        "server2.nic2",
+        "tor2.3",
+        "tor1.3",
+    }
+    assert (
+        steps.links_prepared.pairs()
+        == steps.links_after.pairs()
+        != steps.links_before.pairs()
+    )
 
 
 def test_nothing_to_change_is_an_empty_plan() -> None:
@@ -41,7 +55,9 @@ def test_nothing_to_change_is_an_empty_plan() -> None:
 
 
 def test_only_replaces_the_map_and_dropping_frees_ports() -> None:
-    only = wanted_maps(LAB, MAPS, {"ocs1": PortMap.duplex([(1, 7)])}, {}, only=True)
+    only = wanted_maps(
+        LAB, MAPS, {"ocs1": PortMap.duplex([(1, 7)])}, {}, only=True
+    )
     assert [str(c) for c in only["ocs1"]] == ["1>7", "7>1"]
     dropped = wanted_maps(LAB, MAPS, {}, {"ocs1": [1]}, only=False)["ocs1"]
     assert len(dropped) == len(MAPS["ocs1"]) - 2
@@ -69,20 +85,36 @@ def test_power_says_verified_degraded_unverified_or_failed() -> None:
     made = CrossConnect(1, 7)
     expected = expected_powers(LAB, trace_links(LAB, MAPS))["ocs1", made]
     assert judge(expected, None, made, -0.3, -1.8, LOSS_DB) == ("ok", "")
-    assert judge(expected, None, made, -0.3, -1.8 - 3.1, LOSS_DB).kind == "failed"
+    assert (
+        judge(expected, None, made, -0.3, -1.8 - 3.1, LOSS_DB).kind == "failed"
+    )
     assert judge(expected, -1.9, made, -0.3, -1.8 - 1.5, LOSS_DB).kind == "ok"
     degraded = judge(expected, -1.7, made, -0.3, -1.8 - 1.5, LOSS_DB)
     assert degraded.kind == "degraded"
     assert "1.6 dB less than before (-1.7 dBm)" in degraded.words
-    assert judge(expected, -1.7, made, -0.3, -3.3, LOSS_DB, Tolerances(3.0, 2.0)).kind == "ok"
-    assert judge(expected, -1.7, made, -0.3, -3.3, LOSS_DB, Tolerances(1.0, 2.0)).kind == "failed"
+    assert (
+        judge(
+            expected, -1.7, made, -0.3, -3.3, LOSS_DB, Tolerances(3.0, 2.0)
+        ).kind
+        == "ok"
+    )
+    assert (
+        judge(
+            expected, -1.7, made, -0.3, -3.3, LOSS_DB, Tolerances(1.0, 2.0)
+        ).kind
+        == "failed"
+    )
     dark = judge(expected, -1.8, made, -0.3, None, LOSS_DB)
     assert dark.kind == "failed"
     assert "no power at out:7" in dark.words
-    assert judge(expected, -1.8, made, None, None, LOSS_DB).kind == "unverified"
+    assert (
+        judge(expected, -1.8, made, None, None, LOSS_DB).kind == "unverified"
+    )
 
 
-def test_a_circuit_without_a_budget_is_judged_by_what_it_showed_before() -> None:
+def test_a_circuit_without_a_budget_is_judged_by_what_it_showed_before() -> (
+    None
+):
     made = CrossConnect(1, 7)
     assert judge(None, None, made, -0.3, -1.8, LOSS_DB).kind == "ok"
     assert judge(None, None, made, -0.3, -1.8 - 3.1, LOSS_DB).kind == "failed"
@@ -108,14 +140,20 @@ async def test_a_port_that_the_device_says_is_locked_or_failed_is_refused_before
     assert not bench.network.calls
 
 
-async def test_a_locked_port_refuses_everybody_and_a_kept_one_others(bench: ChangeBench) -> None:
-    locks, eva, bob = bench.parts.locks, ChangeOptions(by="eva"), ChangeOptions(by="bob")
+async def test_a_locked_port_refuses_everybody_and_a_kept_one_others(
+    bench: ChangeBench,
+) -> None:
+    locks = bench.parts.locks
+    eva = ChangeOptions(by="eva")
+    bob = ChangeOptions(by="bob")
     locks.lock("ocs1", [100], "locked", "eva", "cleaning it")
     locks.lock("ocs1", [110], "kept", "eva", "mine")
     refused = await bench.change(joined((100, 101)), "x", eva)
     assert refused.state == "refused"
     assert "ocs1.100 is locked by eva: cleaning it" in refused.message
-    assert (await bench.change(joined((110, 111)), "x", bob)).state == "refused"
+    assert (
+        await bench.change(joined((110, 111)), "x", bob)
+    ).state == "refused"
     done = await bench.change(joined((110, 111)), "x", eva)
     assert done.state == "committed", done.message
     with pytest.raises(BadInput, match=r"ocs1\.100 is locked by eva"):
@@ -123,16 +161,26 @@ async def test_a_locked_port_refuses_everybody_and_a_kept_one_others(bench: Chan
     with pytest.raises(BadInput, match="ports 1–320"):
         locks.lock("ocs1", [321], "locked", "bob", "?")
     # Another controller on the same state finds them.
-    assert [lock.port for lock in PortLocks(LAB, bench.store).all()] == [100, 110]
+    assert [lock.port for lock in PortLocks(LAB, bench.store).all()] == [
+        100,
+        110,
+    ]
     locks.unlock("ocs1", [100], "bob", "clean")
     assert (await bench.change(joined((100, 101)), "x")).state == "committed"
 
 
-async def test_power_above_the_ceiling_is_not_switched(bench: ChangeBench) -> None:
+async def test_power_above_the_ceiling_is_not_switched(
+    bench: ChangeBench,
+) -> None:
     # NICs launch 0 dBm and lose 0.3 dB on the way to the switch.
-    record = await bench.restarted(power_ceiling_dbm=-1.0).change(joined((1, 100)), "test")
+    record = await bench.restarted(power_ceiling_dbm=-1.0).change(
+        joined((1, 100)), "test"
+    )
     assert record.state == "refused"
-    assert "-0.3 dBm arrive at ocs1 in:1, above the ceiling of -1 dBm" in record.message
+    assert (
+        "-0.3 dBm arrive at ocs1 in:1, above the ceiling of -1 dBm"
+        in record.message
+    )
     assert await bench.driver.read_map() == START
 
 
@@ -145,12 +193,17 @@ async def test_a_change_that_was_to_spare_jobs_is_refused_where_one_rides(
     assert record.state == "refused"
     assert "train-1" in record.message
     elsewhere = await bench.change(joined((100, 101)), "test", spare)
-    assert elsewhere.state == "committed", "nothing of the job's is touched there"
+    assert elsewhere.state == "committed", (
+        "nothing of the job's is touched there"
+    )
 
 
 async def test_what_was_shown_must_still_be_true(bench: ChangeBench) -> None:
     plan, objections = await bench.transactions.preview(joined((100, 101)))
-    assert [str(c) for c in plan.changes["ocs1"].makes] == ["100>101", "101>100"]
+    assert [str(c) for c in plan.changes["ocs1"].makes] == [
+        "100>101",
+        "101>100",
+    ]
     assert (plan.changes["ocs1"].breaks, objections) == ((), [])
     await bench.driver.connect([*PortMap.of([(50, 51)])])
     options = ChangeOptions(planned_from=fingerprint(plan.before))
@@ -162,9 +215,12 @@ async def test_what_was_shown_must_still_be_true(bench: ChangeBench) -> None:
 async def test_the_stop_button_halts_between_steps_and_refuses_until_cleared(
     bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    button, disconnect = bench.parts.stop, bench.driver.disconnect
+    button = bench.parts.stop
+    disconnect = bench.driver.disconnect
 
-    async def pressed_meanwhile(pairs: Sequence[CrossConnect]) -> Outcome[CrossConnect]:
+    async def pressed_meanwhile(
+        pairs: Sequence[CrossConnect],
+    ) -> Outcome[CrossConnect]:
         outcome = await disconnect(pairs)
         if not button.pressed:
             button.press("eva", "smoke")
@@ -176,17 +232,28 @@ async def test_the_stop_button_halts_between_steps_and_refuses_until_cleared(
     assert "the stop button was pressed by eva: smoke" in record.message
     assert await bench.driver.read_map() == START
     assert (await bench.change(joined((100, 101)), "x")).state == "refused"
-    assert (await bench.restarted().change(joined((100, 101)), "x")).state == "refused"
+    assert (
+        await bench.restarted().change(joined((100, 101)), "x")
+    ).state == "refused"
     button.clear("bob", "only toast")
     assert (await bench.change(joined((100, 101)), "x")).state == "committed"
     kinds = [event["kind"] for event in bench.store.events()]
-    assert kinds == ["stopped", "circuits", "circuits", "circuits", "stop-cleared", "circuits"]
+    assert kinds == [
+        "stopped",
+        "circuits",
+        "circuits",
+        "circuits",
+        "stop-cleared",
+        "circuits",
+    ]
 
 
 def test_the_stop_button_is_pressed_from_another_process_on_the_same_journal(
     tmp_path: Path,
 ) -> None:
-    here, there = (EmergencyStop(Store(tmp_path / "state.db")) for _ in range(2))
+    here, there = (
+        EmergencyStop(Store(tmp_path / "state.db")) for _ in range(2)
+    )
     there.press("eva", "smoke")
     with pytest.raises(StepFailed, match="pressed by eva: smoke"):
         here.check()
@@ -198,13 +265,20 @@ async def test_input_power_from_another_optical_switch_is_read_again_after_the_c
     bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = CrossConnect(1, 100)
-    wanted = wanted_maps(LAB, MAPS, {"ocs1": PortMap.of([made])}, {}, only=False)
+    wanted = wanted_maps(
+        LAB, MAPS, {"ocs1": PortMap.of([made])}, {}, only=False
+    )
     plan = ChangePlan.of(LAB, MAPS, wanted)
-    checks, end = bench.parts.preflight, Endpoint("ocs1", "1")
-    read = (await checks.check(plan, ChangeOptions("bob"))).arriving_dbm["ocs1"]
+    checks = bench.parts.preflight
+    end = Endpoint("ocs1", "1")
+    read = (await checks.check(plan, ChangeOptions("bob"))).arriving_dbm[
+        "ocs1"
+    ]
     assert DirectedPort("in", 1) in read
     fibre = LAB.fibre_ends[end][1]
     ends = {**LAB.fibre_ends, end: (Endpoint("ocs1", "200"), fibre)}
     monkeypatch.setitem(vars(LAB), "fibre_ends", ends)
-    read = (await checks.check(plan, ChangeOptions("bob"))).arriving_dbm["ocs1"]
+    read = (await checks.check(plan, ChangeOptions("bob"))).arriving_dbm[
+        "ocs1"
+    ]
     assert DirectedPort("in", 1) not in read

@@ -17,11 +17,17 @@ WANTED = {"o1": PortMap.duplex([(7, 8)])}
 
 
 def circuits(path: Path | str) -> CircuitsOf:
-    return CircuitsOf(LAB, {"o1": DryRun(LAB.circuit_switch("o1"))}, Store(path))
+    return CircuitsOf(
+        LAB, {"o1": DryRun(LAB.circuit_switch("o1"))}, Store(path)
+    )
 
 
-async def test_a_change_that_waits_is_no_leftover_until_its_controller_ends(tmp_path: Path) -> None:
-    bench, drained, going_on = circuits(tmp_path / "db"), asyncio.Event(), asyncio.Event()
+async def test_a_change_that_waits_is_no_leftover_until_its_controller_ends(
+    tmp_path: Path,
+) -> None:
+    bench = circuits(tmp_path / "db")
+    drained = asyncio.Event()
+    going_on = asyncio.Event()
 
     async def drain(moved: object) -> list[str]:
         drained.set()
@@ -43,10 +49,17 @@ async def test_a_change_that_waits_is_no_leftover_until_its_controller_ends(tmp_
     assert await leftovers == []
     await bench.transactions.close()
     rows = {row["why"]: row["state"] for row in bench.store.reconfigurations()}
-    assert rows == {"first": "committed", "second": "committed", "third": "refused"}
+    assert rows == {
+        "first": "committed",
+        "second": "committed",
+        "third": "refused",
+    }
     # The same journal as it was when a controller is killed just then.
     with killed.store.together() as db:
-        db.execute("UPDATE reconfigurations SET state = 'intent' WHERE id = ?", (third.id,))
+        db.execute(
+            "UPDATE reconfigurations SET state = 'intent' WHERE id = ?",
+            (third.id,),
+        )
     (ended,) = await killed.transactions.resume()
     assert (ended.id, ended.state) == (third.id, "refused")
     assert "it was waiting when the controller ended" in ended.message
@@ -59,7 +72,9 @@ async def test_a_lock_stops_the_change_of_its_port_that_is_under_way() -> None:
         request = LockRequest(ocs="o1", ports=[port], why="mine")
 
         async def drain(
-            moved: object, bench: CircuitsOf = bench, request: LockRequest = request
+            moved: object,
+            bench: CircuitsOf = bench,
+            request: LockRequest = request,
         ) -> list[str]:
             await bench.service.lock(request, ChangeOptions(by="ann"))
             return []
@@ -73,8 +88,13 @@ async def test_a_lock_stops_the_change_of_its_port_that_is_under_way() -> None:
 
 async def test_what_cannot_be_planned_is_refused_on_record() -> None:
     bench = circuits(":memory:")
-    begun = await bench.transactions.begin(lambda maps: {"o9": maps["o9"]}, "no such switch")
+    begun = await bench.transactions.begin(
+        lambda maps: {"o9": maps["o9"]}, "no such switch"
+    )
     await bench.transactions.close()
     row = bench.store.reconfiguration(begun.id)
     assert row is not None
-    assert (row["state"], "nothing was changed" in row["message"]) == ("refused", True)
+    assert (row["state"], "nothing was changed" in row["message"]) == (
+        "refused",
+        True,
+    )

@@ -15,7 +15,14 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 from patchlight.testbed.lab.wiring import Place
 from patchlight.testbed.wire.rest.requests import PresentMapsRequest
-from tests.support.wss_bench import LAB, LOCAL, START, MeasuredWss, WssBench, kill_a_change
+from tests.support.wss_bench import (
+    LAB,
+    LOCAL,
+    START,
+    MeasuredWss,
+    WssBench,
+    kill_a_change,
+)
 
 
 @pytest.fixture
@@ -23,10 +30,14 @@ def bench(tmp_path: Path) -> WssBench:
     return WssBench(tmp_path)
 
 
-async def test_a_change_follows_light_by_channel_and_touches_no_other(bench: WssBench) -> None:
+async def test_a_change_follows_light_by_channel_and_touches_no_other(
+    bench: WssBench,
+) -> None:
     record = await bench.join(wss1=["2>4@193.150"])
     assert (record.state, record.message) == ("committed", "done")
-    assert record.changes == {"wss1": {"breaks": ["2>3@193.150"], "makes": ["2>4@193.150"]}}
+    assert record.changes == {
+        "wss1": {"breaks": ["2>3@193.150"], "makes": ["2>4@193.150"]}
+    }
     assert bench.told == ["wss1 - 2>3@193.150", "wss1 + 2>4@193.150"]
     assert bench.maps()["wss2"] == START["wss2"]
     # server2's light no longer comes to server4; that of the others stays.
@@ -35,21 +46,29 @@ async def test_a_change_follows_light_by_channel_and_touches_no_other(bench: Wss
     assert "unverified, it has no power monitor" in "".join(record.notes)
 
 
-async def test_jobs_on_light_that_moves_are_spared_and_others_go_on(bench: WssBench) -> None:
+async def test_jobs_on_light_that_moves_are_spared_and_others_go_on(
+    bench: WssBench,
+) -> None:
     bench.network.jobs = {"server4.nic0": "train-1"}
     spare = ChangeOptions(spare_jobs=True)
     weaker = SpectrumMap.parse(["3>2@193.150-2dB"])
-    refused = await bench.change(lambda m: {"wss2": m["wss2"].joined(weaker)}, "test", spare)
+    refused = await bench.change(
+        lambda m: {"wss2": m["wss2"].joined(weaker)}, "test", spare
+    )
     # That light goes to server4: it is server2's.
     assert refused.state == "committed"
     assert bench.network.moved == [{"server2.nic0"}]
     weaker = SpectrumMap.parse(["2>3@193.150-2dB"])
-    refused = await bench.change(lambda m: {"wss2": m["wss2"].joined(weaker)}, "test", spare)
+    refused = await bench.change(
+        lambda m: {"wss2": m["wss2"].joined(weaker)}, "test", spare
+    )
     assert refused.state == "refused"
     assert "the traffic of train-1 uses what would change" in refused.message
 
 
-async def test_two_signals_that_would_meet_anywhere_are_refused_by_name(bench: WssBench) -> None:
+async def test_two_signals_that_would_meet_anywhere_are_refused_by_name(
+    bench: WssBench,
+) -> None:
     assert (await bench.join(wss1=["1>4@193.100"])).state == "committed"
     told = list(bench.told)
     refused = await bench.join(wss2=["1>4@193.100"])
@@ -71,7 +90,8 @@ async def test_two_signals_that_would_meet_anywhere_are_refused_by_name(bench: W
 async def test_whatever_fails_the_maps_before_stand_again(
     bench: WssBench, monkeypatch: pytest.MonkeyPatch, name: str, step: str
 ) -> None:
-    device, failed = bench.devices[name], list[str]()
+    device = bench.devices[name]
+    failed = list[str]()
     method = getattr(device, step)
 
     async def fail_once(pairs: Sequence[Any]) -> Any:
@@ -95,38 +115,51 @@ async def test_what_cannot_be_undone_locks_those_channels_and_no_others(
     device.refuses = True
     record = await bench.join(wss1=["2>4@193.150"])
     assert record.state == "unknown"
-    assert {str(lock).partition(" is")[0] for lock in bench.parts.locks.all()} == {
-        *("wss1.2@193.150", "wss1.3@193.150", "wss1.4@193.150")
-    }
+    assert {
+        str(lock).partition(" is")[0] for lock in bench.parts.locks.all()
+    } == {"wss1.2@193.150", "wss1.3@193.150", "wss1.4@193.150"}
     device.refuses = False
-    assert "wss1.2@193.150 is bad" in (await bench.join(wss1=["2>4@193.150"])).message
+    assert (
+        "wss1.2@193.150 is bad"
+        in (await bench.join(wss1=["2>4@193.150"])).message
+    )
     assert (await bench.join(wss1=["2>4@193.200"])).state == "committed"
 
 
 async def test_channels_of_a_port_are_locked_alone_and_with_it(
     bench: WssBench, tmp_path: Path
 ) -> None:
-    locks, here = bench.parts.locks, Place(3, Channel.parse("193.150"))
+    locks = bench.parts.locks
+    here = Place(3, Channel.parse("193.150"))
     locks.lock("wss1", [here], "locked", "eva", "measuring")
     refused = await bench.join(wss1=["2>4@193.150"])
     assert "wss1.3@193.150 is locked by eva: measuring" in refused.message
     assert (await bench.join(wss1=["1>4@193.100"])).state == "committed"
     # Another controller on the same state finds it.
-    assert [lock.place for lock in WssBench(tmp_path).parts.locks.all()] == [here]
+    assert [lock.place for lock in WssBench(tmp_path).parts.locks.all()] == [
+        here
+    ]
     locks.unlock("wss1", [here], "eva", "")
     locks.lock("wss1", [2], "locked", "eva", "cleaning")
     assert (await bench.join(wss1=["2>4@193.150"])).state == "refused"
     with pytest.raises(BadInput, match="ports 1–4"):
         locks.lock("wss1", [5], "locked", "eva", "?")
-    both = locks.lock("wss1", [here, 3], "locked", "eva", "a port and a channel of it")
+    both = locks.lock(
+        "wss1", [here, 3], "locked", "eva", "a port and a channel of it"
+    )
     assert [lock.place for lock in both] == [Place(3), here]
     with pytest.raises(BadInput, match="off the grid"):
-        locks.lock("wss1", [Place(1, Channel.parse("193.125"))], "locked", "eva", "?")
+        locks.lock(
+            "wss1", [Place(1, Channel.parse("193.125"))], "locked", "eva", "?"
+        )
 
 
 @pytest.mark.parametrize(
     ("point", "state"),
-    [("after wss2 disconnect", "rolled-back"), ("after wss2 connect", "committed")],
+    [
+        ("after wss2 disconnect", "rolled-back"),
+        ("after wss2 connect", "committed"),
+    ],
 )
 async def test_a_killed_controller_is_resumed_to_the_old_maps_or_the_new(
     tmp_path: Path, point: str, state: str
@@ -135,7 +168,9 @@ async def test_a_killed_controller_is_resumed_to_the_old_maps_or_the_new(
     again = WssBench(tmp_path)
     ended = await again.transactions.resume()
     assert [record.state for record in ended] == [state]
-    assert again.maps() == (dict.fromkeys(START, LOCAL) if state == "committed" else START)
+    assert again.maps() == (
+        dict.fromkeys(START, LOCAL) if state == "committed" else START
+    )
     assert await again.transactions.resume() == []
 
 
@@ -146,21 +181,31 @@ async def test_drift_undoing_and_saved_maps_speak_of_channels(
     await bench.devices["wss1"].connect([*SpectrumMap.parse(["2>4@193.200"])])
     drift = (await bench.service.drift())["drift"]["wss1"]
     assert (drift["missing"], drift["unknown"]) == ([], ["2>4@193.200"])
-    await bench.service.save("monday", PresentMapsRequest(), ChangeOptions(by="eva"))
-    cleared = await bench.change(lambda _: dict.fromkeys(START, SpectrumMap()), "clear")
+    await bench.service.save(
+        "monday", PresentMapsRequest(), ChangeOptions(by="eva")
+    )
+    cleared = await bench.change(
+        lambda _: dict.fromkeys(START, SpectrumMap()), "clear"
+    )
     assert cleared.state == "committed"
     # A switch that has nothing is still one of channels to who reads its map later.
     later = WssBench(tmp_path)
     assert later.parts.committed.maps == dict.fromkeys(START, SpectrumMap())
     assert not any((await later.transactions.drift()).values())
     decide, adopts = undoing(later.parts, cleared.id)
-    assert (await later.change(decide, "undo", ChangeOptions(adopts=adopts))).state == "committed"
+    assert (
+        await later.change(decide, "undo", ChangeOptions(adopts=adopts))
+    ).state == "committed"
     assert later.maps()["wss2"] == START["wss2"]
     (saved,) = (await later.service.saved_maps())["maps"]
-    assert {n: SpectrumMap.parse(texts) for n, texts in saved["maps"].items()} == later.maps()
+    assert {
+        n: SpectrumMap.parse(texts) for n, texts in saved["maps"].items()
+    } == later.maps()
 
 
-async def test_what_was_shown_must_still_be_true_of_channels(bench: WssBench) -> None:
+async def test_what_was_shown_must_still_be_true_of_channels(
+    bench: WssBench,
+) -> None:
     plan, _ = await bench.transactions.preview(lambda _: {"wss1": LOCAL})
     await bench.devices["wss2"].connect([*SpectrumMap.parse(["1>4@193.250"])])
     options = ChangeOptions(planned_from=fingerprint(plan.before))
@@ -169,7 +214,9 @@ async def test_what_was_shown_must_still_be_true_of_channels(bench: WssBench) ->
     assert "changed since the change was shown" in record.message
 
 
-async def test_a_map_of_the_other_kind_or_off_the_grid_is_bad_input(bench: WssBench) -> None:
+async def test_a_map_of_the_other_kind_or_off_the_grid_is_bad_input(
+    bench: WssBench,
+) -> None:
     with pytest.raises(BadInput, match="the map of wss1 is a SpectrumMap"):
         await bench.change(lambda _: {"wss1": PortMap.of([(1, 2)])}, "test")
     with pytest.raises(BadInput, match=r"193\.125 is off the grid"):
@@ -190,7 +237,11 @@ async def test_each_channel_is_judged_by_its_own_power(tmp_path: Path) -> None:
     (first, second) = (
         await power_report(bench.parts, "wss1", await bench.parts.maps.read())
     ).readings
-    assert (first.out_dbm, first.baseline_dbm, first.verdict.kind) == (-7.4, -7.4, "ok")
+    assert (first.out_dbm, first.baseline_dbm, first.verdict.kind) == (
+        -7.4,
+        -7.4,
+        "ok",
+    )
     assert first.expected is not None
     assert first.expected.power_dbm == pytest.approx(-7.3)
     assert str(second.source) == "server2.nic0"
@@ -201,13 +252,19 @@ async def test_each_channel_is_judged_by_its_own_power(tmp_path: Path) -> None:
     assert "2>3@193.150: no power at out:3" in dark.message
 
 
-async def test_a_switch_without_a_driver_is_as_the_lab_file_says(tmp_path: Path) -> None:
+async def test_a_switch_without_a_driver_is_as_the_lab_file_says(
+    tmp_path: Path,
+) -> None:
     first, second = LAB.wavelength_switches
     fixed = replace(second, driver="", address="")
-    bench = WssBench(tmp_path, lab=LAB.with_changes(wavelength_switches=(first, fixed)))
+    bench = WssBench(
+        tmp_path, lab=LAB.with_changes(wavelength_switches=(first, fixed))
+    )
     links = bench.parts.maps.links(await bench.parts.maps.read())
     assert len(links.pairs()) == 2
     with pytest.raises(BadInput, match="wss2 has no driver in the lab file"):
         await bench.join(wss2=["1>4@193.250"])
-    assert (await bench.change(lambda maps: maps, "all as it is")).state == "committed"
+    assert (
+        await bench.change(lambda maps: maps, "all as it is")
+    ).state == "committed"
     assert (await bench.join(wss1=["1>4@193.100"])).state == "committed"

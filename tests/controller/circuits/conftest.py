@@ -8,7 +8,12 @@ from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.protocols.http import PINS_VARIABLE
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
 from tests.support.emulated_devices import Running, lab_file, running
-from tests.support.ocs_drivers import PASSWORD, SESSION_DRIVERS, opened, restore
+from tests.support.ocs_drivers import (
+    PASSWORD,
+    SESSION_DRIVERS,
+    opened,
+    restore,
+)
 
 CALM: dict[str, Any] = {
     "refuse_ports": [],
@@ -49,7 +54,9 @@ def shared(
     """An emulated device of 96 ports with a password, for each driver over a session."""
     folder = tmp_path_factory.mktemp("ocs")
     extra = ", password_env: OCS1_PASSWORD"
-    lab = lab_file(folder, driver=request.param, ports=96, initial=("1-7",), extra=extra)
+    lab = lab_file(
+        folder, driver=request.param, ports=96, initial=("1-7",), extra=extra
+    )
     with running(folder, lab, "--no-fabric", OCS1_PASSWORD=PASSWORD) as device:
         yield device
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from patchlight.conformance import CHECKS, INITIAL, Check, alarms_arrive, run_check, run_checks
+from patchlight.conformance import (
+    CHECKS,
+    INITIAL,
+    Check,
+    alarms_arrive,
+    run_check,
+    run_checks,
+)
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
@@ -33,7 +40,12 @@ class Variant:
 WITHOUT_BULK = Variant(dialect="bulk = false\n")
 IN_PAGES = Variant(faults={"repeat_pages": True})
 TAKES_BUSY_PORTS = Variant(emulated=", emulated: {conflict_time: 12ms}")
-RUDE = Variant(faults={"names": 'x;DLT-CRS-BULK::1.1.1>1.1.7:7; "[b]", (\n\u2028', "strays": 10**6})
+RUDE = Variant(
+    faults={
+        "names": 'x;DLT-CRS-BULK::1.1.1>1.1.7:7; "[b]", (\n\u2028',
+        "strays": 10**6,
+    }
+)
 EARLIER_MODEL = """
 states = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT_TABLE"
 state_keys = "status"
@@ -61,14 +73,18 @@ VARIANTS = {
     "polatis-tl1 with monitors on outputs": MONITORS_ON_OUTPUTS,
     "polatis-tl1 in pages": IN_PAGES,
     "polatis-restconf with monitors on outputs": MONITORS_ON_OUTPUTS,
-    "polatis-restconf on one connection": Variant(dialect="keep_connection = true\n"),
+    "polatis-restconf on one connection": Variant(
+        dialect="keep_connection = true\n"
+    ),
     "polatis-netconf without monitors": WITHOUT_MONITORS,
     "sonic-ocs of the earlier model": Variant(dialect=EARLIER_MODEL),
 }
 
 
 @contextlib.contextmanager
-def switch_of(name: str, folder: Path) -> Iterator[tuple[CircuitSwitch, Running | None]]:
+def switch_of(
+    name: str, folder: Path
+) -> Iterator[tuple[CircuitSwitch, Running | None]]:
     """The switch, and the emulated device where there is one."""
     variant = VARIANTS[name]
     driver = OCS_DRIVERS[name.partition(" ")[0]]
@@ -96,13 +112,18 @@ def switch_of(name: str, folder: Path) -> Iterator[tuple[CircuitSwitch, Running 
         yield device.switch, device
 
 
-async def failures_of(switch: CircuitSwitch, device: Running | None) -> Mapping[str, str]:
+async def failures_of(
+    switch: CircuitSwitch, device: Running | None
+) -> Mapping[str, str]:
     async def raise_alarm() -> None:
         assert device is not None
         assert device.fault(report="*C EQPT: port 3: mirror stuck")["ok"]
 
     password = PASSWORD if OCS_DRIVERS[switch.driver].has_users else ""
-    reports = device is not None and switch.driver not in ("calient-rest", "sonic-ocs")
+    reports = device is not None and switch.driver not in (
+        "calient-rest",
+        "sonic-ocs",
+    )
     results = run_checks(
         lambda: open_driver(switch, password),
         password=password,
@@ -114,14 +135,20 @@ async def failures_of(switch: CircuitSwitch, device: Running | None) -> Mapping[
 @pytest.fixture(
     scope="module",
     # One process runs all checks of a driver: they are one run of the suite.
-    params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in VARIANTS],
+    params=[
+        pytest.param(name, marks=pytest.mark.xdist_group(name))
+        for name in VARIANTS
+    ],
     ids=list(VARIANTS),
 )
 def failures(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, str]:
     """What failed, by check."""
-    with switch_of(request.param, tmp_path_factory.mktemp("ocs")) as (switch, device):
+    with switch_of(request.param, tmp_path_factory.mktemp("ocs")) as (
+        switch,
+        device,
+    ):
         return asyncio.run(failures_of(switch, device))
 
 
@@ -137,13 +164,20 @@ def test_alarms_arrive(failures: Mapping[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def polatis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CircuitSwitch]:
-    with switch_of("polatis-scpi", tmp_path_factory.mktemp("polatis")) as (switch, _):
+def polatis(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[CircuitSwitch]:
+    with switch_of("polatis-scpi", tmp_path_factory.mktemp("polatis")) as (
+        switch,
+        _,
+    ):
         yield switch
 
 
 @pytest.mark.xdist_group("checks one by one")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-async def test_a_test_of_each_check(check: Check, polatis: CircuitSwitch) -> None:
+async def test_a_test_of_each_check(
+    check: Check, polatis: CircuitSwitch
+) -> None:
     """As the author of a driver has them, who begins with whatever map there is."""
     await run_check(check, lambda: open_driver(polatis, ""))

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits import registry as locks
-from patchlight.controller.circuits.registry import CONTROLLER, DIRECT, DeviceLocked, device_lock
+from patchlight.controller.circuits.registry import (
+    CONTROLLER,
+    DIRECT,
+    DeviceLocked,
+    device_lock,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from tests.support.emulated_devices import ROOT
@@ -59,7 +64,9 @@ def lock_file(machine: Path) -> Path:
     return path
 
 
-def test_a_controller_with_its_own_folder_of_locks_meets_no_other(tmp_path: Path) -> None:
+def test_a_controller_with_its_own_folder_of_locks_meets_no_other(
+    tmp_path: Path,
+) -> None:
     apart = tmp_path / "apart"
     apart.mkdir()
     with (
@@ -81,7 +88,13 @@ def hold(holder: str = "a test") -> None:
 def held_by_nobody(machine: Path) -> Iterator[str]:
     """The user nobody holds the device, if that is possible; what came of it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(machine / "locks"), str(machine / "user")],
+        [
+            sys.executable,
+            "-c",
+            HOLD,
+            str(machine / "locks"),
+            str(machine / "user"),
+        ],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -99,7 +112,9 @@ def held_by_nobody(machine: Path) -> Iterator[str]:
 
 def test_a_device_is_held_once(lock_file: Path) -> None:
     with device_lock([SWITCH], "a test"):
-        with pytest.raises(DeviceLocked, match=r"in use by a test \(pid \d+\)"):
+        with pytest.raises(
+            DeviceLocked, match=r"in use by a test \(pid \d+\)"
+        ):
             hold(DIRECT)
         assert lock_file.stat().st_mode & 0o077 == 0
     with device_lock([SWITCH], DIRECT):
@@ -118,7 +133,9 @@ def test_a_device_is_held_once(lock_file: Path) -> None:
     ],
     ids=["fifo", "folder", "dangling link", "link to a device"],
 )
-def test_what_is_no_file_is_said(lock_file: Path, put: Callable[[Path], None]) -> None:
+def test_what_is_no_file_is_said(
+    lock_file: Path, put: Callable[[Path], None]
+) -> None:
     lock_file.unlink()
     put(lock_file)
     with pytest.raises(PatchlightError, match="locking ocs1 with") as caught:
@@ -126,7 +143,9 @@ def test_what_is_no_file_is_said(lock_file: Path, put: Callable[[Path], None]) -
     assert str(lock_file) in (caught.value.hint or "")
 
 
-def test_a_folder_in_which_others_can_make_files_is_not_used(lock_file: Path) -> None:
+def test_a_folder_in_which_others_can_make_files_is_not_used(
+    lock_file: Path,
+) -> None:
     lock_file.parent.chmod(0o777)
     with pytest.raises(PatchlightError, match="a private folder"):
         hold()
@@ -134,15 +153,24 @@ def test_a_folder_in_which_others_can_make_files_is_not_used(lock_file: Path) ->
 
 @pytest.mark.root
 @pytest.mark.others
-def test_root_and_a_user_see_one_another(machine: Path, lock_file: Path) -> None:
+def test_root_and_a_user_see_one_another(
+    machine: Path, lock_file: Path
+) -> None:
     with held_by_nobody(machine) as came:
         assert came == "held"
-        with pytest.raises(DeviceLocked, match=r"--direct \(pid \d+\), run by nobody"):
+        with pytest.raises(
+            DeviceLocked, match=r"--direct \(pid \d+\), run by nobody"
+        ):
             hold(f"{CONTROLLER} x")
         with pytest.raises(DeviceLocked):
             locks.refuse_beside([SWITCH], DIRECT)
-    with device_lock([SWITCH], f"{CONTROLLER} x"), held_by_nobody(machine) as came:
-        assert came.startswith("DeviceLocked ocs1 at 192.0.2.7:3082 is in use by")
+    with (
+        device_lock([SWITCH], f"{CONTROLLER} x"),
+        held_by_nobody(machine) as came,
+    ):
+        assert came.startswith(
+            "DeviceLocked ocs1 at 192.0.2.7:3082 is in use by"
+        )
         assert came.endswith(f"(pid {os.getpid()}), run by root")
     # A user can neither put something in root's place nor lock root's file.
     for code in (
@@ -151,7 +179,11 @@ def test_root_and_a_user_see_one_another(machine: Path, lock_file: Path) -> None
         f"import os; os.rename({str(lock_file)!r}, '/tmp/x')",
     ):
         done = subprocess.run(
-            [sys.executable, "-c", code], user=NOBODY, group=NOBODY, capture_output=True, text=True
+            [sys.executable, "-c", code],
+            user=NOBODY,
+            group=NOBODY,
+            capture_output=True,
+            text=True,
         )
         assert "PermissionError" in done.stderr
     hold()

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, DirectedPort
+from patchlight.controller.circuits.contract import (
+    CircuitDriver,
+    DeviceUnreachable,
+    DirectedPort,
+)
 from patchlight.controller.circuits.drivers.calient_rest import CALIENT
 from patchlight.controller.circuits.drivers.polatis_restconf import POLATIS
 from patchlight.controller.circuits.protocols.http import HttpDialect
@@ -56,14 +60,16 @@ def without(*names: str) -> pytest.MarkDecorator:
     return drivers(*(name for name in SESSION_DRIVERS if name not in names))
 
 
-takes_lists = without("telescent-ssh")  # its robot moves one fibre after the other
+# Its robot moves one fibre after the other.
+takes_lists = without("telescent-ssh")
 
 
 async def test_a_locked_port_is_refused_in_the_device_s_own_words(
     device: Running, driver: CircuitDriver
 ) -> None:
     device.fault(refuse_ports=[9])
-    name, pattern = device.switch.driver, LOCKED.get(device.switch.driver, "locked|disabled")
+    name = device.switch.driver
+    pattern = LOCKED.get(device.switch.driver, "locked|disabled")
     for pairs in (circuits("3>9"), circuits("4>10", "3>9", "5>1")):
         outcome = await driver.connect(pairs)
         words = {str(r.cross_connect): r.words for r in outcome.refused}
@@ -74,9 +80,16 @@ async def test_a_locked_port_is_refused_in_the_device_s_own_words(
         assert words["5>1"] == "out:1 is in use on the device: 7>1"
     assert outcome.done == (circuit("4>10"),)
     assert await driver.read_map() == PortMap.of([*FIRST_MAP, (4, 10)])
-    if name not in ("calient-rest", "glimmerglass-tl1"):  # they do not tell of that
+    if name not in (
+        "calient-rest",
+        "glimmerglass-tl1",
+    ):  # they do not tell of that
         states = await driver.port_states()
-        assert {p.number for p, state in states.items() if state.condition == "locked"} == {9}
+        assert {
+            p.number
+            for p, state in states.items()
+            if state.condition == "locked"
+        } == {9}
 
 
 async def test_a_stuck_mirror_is_refused_and_cleared(
@@ -88,15 +101,23 @@ async def test_a_stuck_mirror_is_refused_and_cleared(
         assert [str(r.cross_connect) for r in outcome.refused] == ["4>10"]
         assert STUCK.search(outcome.refused[0].words)
     assert await driver.read_map() == PortMap.of([*FIRST_MAP, (5, 11)])
-    if not device.switch.driver.startswith("calient"):  # they tell of that in the circuit only
+    if not device.switch.driver.startswith(
+        "calient"
+    ):  # they tell of that in the circuit only
         states = await driver.port_states()
-        assert {p.number for p, state in states.items() if state.condition == "failed"} == {10}
+        assert {
+            p.number
+            for p, state in states.items()
+            if state.condition == "failed"
+        } == {10}
     # What failed holds no port.
     assert (await driver.connect(circuits("4>12"))).complete
 
 
 @takes_lists
-async def test_a_whole_list_refused_is_tried_singly(device: Running, driver: CircuitDriver) -> None:
+async def test_a_whole_list_refused_is_tried_singly(
+    device: Running, driver: CircuitDriver
+) -> None:
     pairs = circuits("3>9", "4>10")
     device.fault(refuse_next="Failed: busy saving")
     assert (await driver.connect(pairs)).complete
@@ -106,7 +127,9 @@ async def test_a_whole_list_refused_is_tried_singly(device: Running, driver: Cir
     assert await driver.read_map() == FIRST_MAP
 
 
-async def test_a_single_refusal_is_told(device: Running, driver: CircuitDriver) -> None:
+async def test_a_single_refusal_is_told(
+    device: Running, driver: CircuitDriver
+) -> None:
     device.fault(refuse_next="busy saving")
     (refusal,) = (await driver.connect(circuits("3>9"))).refused
     assert "busy saving" in refusal.words
@@ -115,7 +138,9 @@ async def test_a_single_refusal_is_told(device: Running, driver: CircuitDriver) 
     assert await driver.read_map() == FIRST_MAP
 
 
-async def test_a_user_who_may_only_look(device: Running, driver: CircuitDriver) -> None:
+async def test_a_user_who_may_only_look(
+    device: Running, driver: CircuitDriver
+) -> None:
     device.fault(read_only=True)
     (made,) = (await driver.connect(circuits("3>9"))).refused
     (broken,) = (await driver.disconnect(circuits("1>7"))).refused
@@ -127,12 +152,17 @@ async def test_a_user_who_may_only_look(device: Running, driver: CircuitDriver) 
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("texts", [("3>9",), ("3>9", "4>10")], ids=["one", "list"])
+@pytest.mark.parametrize(
+    "texts", [("3>9",), ("3>9", "4>10")], ids=["one", "list"]
+)
 async def test_a_lost_connection_is_an_unknown_outcome(
     device: Running, driver: CircuitDriver, when: str, texts: tuple[str, ...]
 ) -> None:
-    name, pairs = device.switch.driver, circuits(*texts)
-    pattern = "was sent, then" if name in HTTP else "." if name in SSH else "closed"
+    name = device.switch.driver
+    pairs = circuits(*texts)
+    pattern = (
+        "was sent, then" if name in HTTP else "." if name in SSH else "closed"
+    )
     if name == "calient-tl1" and len(pairs) == 1:
         pattern = r"ENT-CRS::1\.1\.3,1\.2\.1.*closed"
     device.fault(cut=when)
@@ -144,7 +174,9 @@ async def test_a_lost_connection_is_an_unknown_outcome(
     if name == "calient-tl1" and len(pairs) == 1:
         assert not held & set(pairs)  # entered it may be, activated it is not
     elif name != "calient-tl1":  # a list may still be on its way
-        assert (set(pairs[:1] if name == "telescent-ssh" else pairs) <= held) == (when == "after")
+        assert (
+            set(pairs[:1] if name == "telescent-ssh" else pairs) <= held
+        ) == (when == "after")
     assert (await driver.connect(pairs)).complete
     assert set(pairs) <= set(await driver.read_map())
     device.fault(cut=when)
@@ -158,8 +190,11 @@ async def test_a_lost_connection_is_an_unknown_outcome(
 @without("calient-tl1")
 async def test_silence_is_an_unknown_outcome(device: Running) -> None:
     # Long enough for a device that is held up, and for one process that is to see both times.
-    stall_s, answer_s = 3.5, 1.5
-    pattern = "no answer within" + ("" if device.switch.driver in SSH else r" 1\.5 s")
+    stall_s = 3.5
+    answer_s = 1.5
+    pattern = "no answer within" + (
+        "" if device.switch.driver in SSH else r" 1\.5 s"
+    )
     async with opened(device.switch, answer_s=answer_s) as driver:
         device.fault(stall_s=stall_s)
         with pytest.raises(OutcomeUnknown, match=pattern):
@@ -174,16 +209,23 @@ async def test_silence_is_an_unknown_outcome(device: Running) -> None:
 @drivers(*LISTS, *SSH)
 @pytest.mark.parametrize(
     "faults",
-    [{"garble": 1}, {"answer_twice": 2}, {"garble": 1, "answer_twice": 1}, {"truncate": 1}],
+    [
+        {"garble": 1},
+        {"answer_twice": 2},
+        {"garble": 1, "answer_twice": 1},
+        {"truncate": 1},
+    ],
     ids=["garbled", "twice", "both", "half"],
 )
 async def test_garbled_and_doubled_answers_never_make_a_wrong_map(
     device: Running, faults: dict[str, Any]
 ) -> None:
-    ssh, lost = device.switch.driver in SSH, (OutcomeUnknown, DeviceUnreachable)
+    ssh = device.switch.driver in SSH
+    lost = (OutcomeUnknown, DeviceUnreachable)
     async with opened(device.switch, answer_s=1.0) as driver:
         for n in (20, 21):
-            pair, known = CrossConnect(n, n), False
+            pair = CrossConnect(n, n)
+            known = False
             device.fault(**faults)
             with contextlib.suppress(*lost):
                 assert (await driver.connect([pair])).complete
@@ -247,7 +289,10 @@ async def test_a_flood_of_alarms_is_heard_and_bounded(
     while "PWR below limit" not in (await driver.alarms())[-1].words:
         assert time.monotonic() < deadline
         await driver.read_map()
-    assert device.switch.driver in LISTS or (await driver.alarms())[-1].severity == "critical"
+    assert (
+        device.switch.driver in LISTS
+        or (await driver.alarms())[-1].severity == "critical"
+    )
     assert max(len(alarm.words) for alarm in await driver.alarms()) == 500
 
 
@@ -271,12 +316,18 @@ async def test_power_drifts(device: Running, driver: CircuitDriver) -> None:
     before = (await driver.power([out]))[out]
     assert before is not None
     device.fault(drift_db={"7": 4.5})
-    assert (await driver.power([out]))[out] == pytest.approx(before - 4.5, abs=0.11)
+    assert (await driver.power([out]))[out] == pytest.approx(
+        before - 4.5, abs=0.11
+    )
 
 
 @takes_lists
-async def test_many_ports_are_asked_for_within_the_device_s_limits(driver: CircuitDriver) -> None:
-    ports = [DirectedPort(side, n) for side in ("in", "out") for n in range(1, 97)]
+async def test_many_ports_are_asked_for_within_the_device_s_limits(
+    driver: CircuitDriver,
+) -> None:
+    ports = [
+        DirectedPort(side, n) for side in ("in", "out") for n in range(1, 97)
+    ]
     powers = await driver.power([*ports, *ports])
     lit = {str(port) for port, dbm in powers.items() if dbm is not None}
     if driver.capabilities.power_out:
@@ -295,16 +346,26 @@ async def test_many_ports_are_asked_for_within_the_device_s_limits(driver: Circu
     [
         (
             "polatis-restconf",
-            replace(POLATIS, guard=False, list_limit=2, system_alarms="/data/nothing"),
+            replace(
+                POLATIS,
+                guard=False,
+                list_limit=2,
+                system_alarms="/data/nothing",
+            ),
         ),
-        ("calient-rest", replace(CALIENT, bulk_limit=2, deactivate=DEACTIVATE)),
+        (
+            "calient-rest",
+            replace(CALIENT, bulk_limit=2, deactivate=DEACTIVATE),
+        ),
     ],
     indirect=["shared"],
 )
 async def test_a_unit_that_takes_short_lists_and_differs_otherwise(
     device: Running, dialect: HttpDialect
 ) -> None:
-    driver = SESSION_DRIVERS[device.switch.driver](device.switch, PASSWORD, dialect)
+    driver = SESSION_DRIVERS[device.switch.driver](
+        device.switch, PASSWORD, dialect
+    )
     await driver.open()
     pairs = [CrossConnect(n, n) for n in range(10, 15)]
     assert (await driver.connect(pairs)).complete

@@ -23,12 +23,19 @@ from patchlight.controller.circuits.contract import (
     LoginRefused,
 )
 from patchlight.controller.circuits.dialect import Session
-from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, DeviceKeyRefused, log_in
+from patchlight.controller.circuits.protocols.ssh import (
+    FILE_VARIABLE,
+    DeviceKeyRefused,
+    log_in,
+)
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import server_context
-from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
+from patchlight.emulation.optical.protocols.server import (
+    ProtocolServer,
+    server_class,
+)
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -50,7 +57,9 @@ SSH = ("polatis-netconf", "telescent-ssh")
 ENCODED = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
 
 
-async def refused(driver: CircuitDriver, kind: type[PatchlightError]) -> PatchlightError:
+async def refused(
+    driver: CircuitDriver, kind: type[PatchlightError]
+) -> PatchlightError:
     with pytest.raises(kind) as caught:
         await driver.open()
     await driver.close()
@@ -63,7 +72,9 @@ async def test_a_wrong_user_or_password_is_refused_and_told_nowhere(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     name = device.switch.driver
-    error = await refused(driver_of(device.switch, "wrong-secret"), LoginRefused)
+    error = await refused(
+        driver_of(device.switch, "wrong-secret"), LoginRefused
+    )
     assert "password_env" in str(error.hint)
     if name in HTTP:
         assert "did not let admin in: 401: invalid" in error.message
@@ -77,15 +88,20 @@ async def test_a_wrong_user_or_password_is_refused_and_told_nowhere(
     encoded = base64.b64encode(b"admin:wrong-secret").decode()
     for secret in ("wrong-secret", encoded):
         assert secret not in str(error) + caplog.text
-    await refused(driver_of(replace(device.switch, user="nobody")), LoginRefused)
+    await refused(
+        driver_of(replace(device.switch, user="nobody")), LoginRefused
+    )
 
 
 @drivers("calient-tl1", "polatis-netconf")
-async def test_whoever_is_cancelled_while_a_session_closes_is_cancelled(device: Running) -> None:
+async def test_whoever_is_cancelled_while_a_session_closes_is_cancelled(
+    device: Running,
+) -> None:
     async with opened(device.switch) as driver:
         await driver.read_map()
         closing = asyncio.create_task(driver.close())
-        await asyncio.sleep(0)  # it waits for the end of what keeps the session alive
+        # It waits for the end of what keeps the session alive.
+        await asyncio.sleep(0)
         closing.cancel()
         await asyncio.wait([closing])
         assert closing.cancelled()
@@ -110,15 +126,21 @@ async def test_a_right_password_is_told_nowhere(
 
 
 async def test_a_password_of_a_corrected_dialect_is_in_no_log_and_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A unit with a login over SCPI, as a corrected dialect says."""
-    (tmp_path / "polatis-scpi.toml").write_text('login = ":syst:login {user},{password}"\n')
+    (tmp_path / "polatis-scpi.toml").write_text(
+        'login = ":syst:login {user},{password}"\n'
+    )
     monkeypatch.setenv("PATCHLIGHT_DIALECTS", str(tmp_path))
     lab = lab_file(tmp_path, driver="polatis-scpi")
     caplog.set_level(logging.DEBUG)
     with running(tmp_path, lab, "--no-fabric") as device:
-        error = await refused(open_driver(device.switch, "hush-hush"), LoginRefused)
+        error = await refused(
+            open_driver(device.switch, "hush-hush"), LoginRefused
+        )
     assert isinstance(error, LoginRefused)
     assert "Undefined header" in error.message
     assert "hush-hush" not in str(error) + error.words + caplog.text
@@ -130,7 +152,9 @@ async def test_a_password_of_a_corrected_dialect_is_in_no_log_and_no_error(
 
 @pytest.mark.parametrize("name", [*TL1, "polatis-scpi"])
 async def test_what_answers_but_speaks_something_else(name: str) -> None:
-    async def chatter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def chatter(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             while True:
                 writer.write(b"x" * 65536)
@@ -141,31 +165,44 @@ async def test_what_answers_but_speaks_something_else(name: str) -> None:
     words = "end of a line" if name == "polatis-scpi" else "end of a message"
     async with listening(chatter) as address:
         error = await refused(
-            driver_of(CircuitSwitch("ocs1", name, address, 16)), DeviceUnreachable
+            driver_of(CircuitSwitch("ocs1", name, address, 16)),
+            DeviceUnreachable,
         )
     assert f"came without the {words}" in error.message
 
 
 @pytest.mark.parametrize("name", HTTP)
-@pytest.mark.parametrize("noise", ["bytes", "body", "silence", "drip", "redirect", "html"])
-async def test_what_answers_over_tls_but_is_no_switch(noise: str, name: str) -> None:
+@pytest.mark.parametrize(
+    "noise", ["bytes", "body", "silence", "drip", "redirect", "html"]
+)
+async def test_what_answers_over_tls_but_is_no_switch(
+    noise: str, name: str
+) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 
-    async def chatter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def chatter(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             await reader.readuntil(b"\r\n\r\n")
             if noise == "redirect":
-                writer.write(b"HTTP/1.1 302 Found\r\nLocation: https://192.0.2.1/\r\n")
+                writer.write(
+                    b"HTTP/1.1 302 Found\r\nLocation: https://192.0.2.1/\r\n"
+                )
                 writer.write(b"Content-Length: 0\r\n\r\n")
             elif noise == "html":
                 writer.write(head + b"<html>It works!</html>")
             elif noise == "body":
                 writer.write(head)
             while noise in ("bytes", "body", "silence", "drip"):
-                writer.write({"silence": b"", "drip": b"H"}.get(noise, b"x" * 65536))
+                writer.write(
+                    {"silence": b"", "drip": b"H"}.get(noise, b"x" * 65536)
+                )
                 await writer.drain()
                 # A drip comes slowly; the others as fast as they are read.
-                await asyncio.sleep(0.05 if noise in ("silence", "drip") else 0)
+                await asyncio.sleep(
+                    0.05 if noise in ("silence", "drip") else 0
+                )
         except (ConnectionError, asyncio.IncompleteReadError):
             return
         finally:
@@ -176,7 +213,11 @@ async def test_what_answers_over_tls_but_is_no_switch(noise: str, name: str) -> 
         began = time.monotonic()
         # What says something whole is heard out, also if this machine is slow to hear it.
         whole = noise in ("redirect", "html")
-        driver = driver_of(switch) if whole else driver_of(switch, answer_s=0.2, connect_s=0.3)
+        driver = (
+            driver_of(switch)
+            if whole
+            else driver_of(switch, answer_s=0.2, connect_s=0.3)
+        )
         error = await refused(driver, PatchlightError)
         assert isinstance(error, (DeviceUnreachable, DeviceRefused))
         assert ("password" in str(error)) == (noise == "redirect")
@@ -186,7 +227,9 @@ async def test_what_answers_over_tls_but_is_no_switch(noise: str, name: str) -> 
 @pytest.mark.parametrize("name", SSH)
 @pytest.mark.parametrize("noise", ["nothing", "hang-up", "chatter"])
 async def test_what_is_no_ssh_is_unreachable(name: str, noise: str) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if noise == "nothing":
             await reader.read()
         elif noise == "chatter":
@@ -194,7 +237,9 @@ async def test_what_is_no_ssh_is_unreachable(name: str, noise: str) -> None:
         writer.close()
 
     async with listening(serve) as address:
-        driver = driver_of(CircuitSwitch("ocs1", name, address, 16), connect_s=0.5)
+        driver = driver_of(
+            CircuitSwitch("ocs1", name, address, 16), connect_s=0.5
+        )
         began = time.monotonic()
         error = await refused(driver, DeviceUnreachable)
         assert "connecting to ocs1" in error.message
@@ -245,7 +290,9 @@ async def test_strict_trusts_nothing_on_first_use(
     assert "SHA256:" in error.message
     assert "ssh-keyscan" in str(error.hint)
     assert not pins.exists()
-    pins.write_text("this is no pin\n" + "[127.0.0.1]:1 ecdsa-sha2-nistp256 nonsense\n")
+    pins.write_text(
+        "this is no pin\n" + "[127.0.0.1]:1 ecdsa-sha2-nistp256 nonsense\n"
+    )
     await refused(driver_of(device.switch), DeviceKeyRefused)
 
 
@@ -268,7 +315,9 @@ async def test_a_pin_does_not_join_a_last_line_without_its_end(
 RSA = paramiko.RSAKey.generate(2048)
 OTHER_RSA = paramiko.RSAKey.generate(1024)
 ED25519 = (
-    Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    Ed25519PrivateKey.generate()
+    .public_key()
+    .public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 ).decode()
 
 
@@ -277,14 +326,21 @@ def line_of(key: paramiko.PKey) -> str:
 
 
 @pytest.fixture(params=SSH)
-def two_keys(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
+def two_keys(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Running]:
     """A device that has an ECDSA key, which paramiko asks for first, and an RSA key."""
     state = tmp_path / "state/patchlight"
     state.mkdir(parents=True)
     RSA.write_private_key_file(str(state / "emulated_ssh_host_key_rsa"))
     extra = ", password_env: OCS1_PASSWORD"
-    lab = lab_file(tmp_path, driver=request.param, ports=96, initial=("1-7",), extra=extra)
-    variables = {"OCS1_PASSWORD": PASSWORD, "XDG_STATE_HOME": str(tmp_path / "state")}
+    lab = lab_file(
+        tmp_path, driver=request.param, ports=96, initial=("1-7",), extra=extra
+    )
+    variables = {
+        "OCS1_PASSWORD": PASSWORD,
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
     with running(tmp_path, lab, "--no-fabric", **variables) as device:
         yield device
 
@@ -301,7 +357,10 @@ def two_keys(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running
     ],
 )
 async def test_a_key_of_a_pinned_type_is_asked_for_first(
-    two_keys: Running, lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_keys: Running,
+    lines: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pins = tmp_path / "known_hosts"
     monkeypatch.setenv(FILE_VARIABLE, str(pins))
@@ -322,15 +381,31 @@ async def test_a_key_of_a_pinned_type_is_asked_for_first(
 @pytest.mark.parametrize(
     ("line", "said", "hint"),
     [
-        (ED25519, "pinned in {pins} has the type ssh-ed25519: the type", "-t ecdsa"),
+        (
+            ED25519,
+            "pinned in {pins} has the type ssh-ed25519: the type",
+            "-t ecdsa",
+        ),
         (
             "ssh-dss AAAA",
             "pinned in {pins} has the type ssh-dss: the type of its key has changed",
             "-t ecdsa",
         ),
-        (line_of(OTHER_RSA), "not the one pinned in {pins}: this may", "ssh-keygen -R"),
-        (f"{line_of(RSA)}\n@revoked * {line_of(RSA)}", "which is revoked in {pins}", "leaked"),
-        ("ssh-rsa damaged", "not the one pinned in {pins}: this may", "ssh-keygen -R"),
+        (
+            line_of(OTHER_RSA),
+            "not the one pinned in {pins}: this may",
+            "ssh-keygen -R",
+        ),
+        (
+            f"{line_of(RSA)}\n@revoked * {line_of(RSA)}",
+            "which is revoked in {pins}",
+            "leaked",
+        ),
+        (
+            "ssh-rsa damaged",
+            "not the one pinned in {pins}: this may",
+            "ssh-keygen -R",
+        ),
     ],
     # Keys are new in each process, and names of tests must not be.
     ids=["other type", "unsupported type", "other key", "revoked", "damaged"],
@@ -391,19 +466,33 @@ async def test_nothing_is_left_behind(device: Running) -> None:
         await session()
     deadline = time.monotonic() + PATIENCE_S
     while held() > before:
-        assert time.monotonic() < deadline, f"{held()} descriptors, {before} before"
+        assert time.monotonic() < deadline, (
+            f"{held()} descriptors, {before} before"
+        )
         await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["polatis-scpi", "polatis-tl1", "polatis-netconf", "polatis-restconf", "glimmerglass-tl1"],
+    [
+        "polatis-scpi",
+        "polatis-tl1",
+        "polatis-netconf",
+        "polatis-restconf",
+        "glimmerglass-tl1",
+    ],
 )
-async def test_the_ports_of_a_device_that_took_the_place_of_another_are_its_own(name: str) -> None:
-    switch = CircuitSwitch("ocs1", name, "", ports=16, initial=FIRST_MAP, switching_time_s=0.0)
+async def test_the_ports_of_a_device_that_took_the_place_of_another_are_its_own(
+    name: str,
+) -> None:
+    switch = CircuitSwitch(
+        "ocs1", name, "", ports=16, initial=FIRST_MAP, switching_time_s=0.0
+    )
     served: list[ProtocolServer] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if served:
             await served[-1].serve(reader, writer)
         else:
@@ -411,13 +500,16 @@ async def test_the_ports_of_a_device_that_took_the_place_of_another_are_its_own(
 
     async with contextlib.AsyncExitStack() as stack:
         first, second = (
-            EmulatedOcs(replace(switch, ports=ports), {}, NoCrossbar()) for ports in (32, 25)
+            EmulatedOcs(replace(switch, ports=ports), {}, NoCrossbar())
+            for ports in (32, 25)
         )
         for device in (first, second):
             await device.open()
             stack.push_async_callback(device.close)
         served.append(server_class(name)(first))
-        address = await stack.enter_async_context(listening(serve, served[0].tls))
+        address = await stack.enter_async_context(
+            listening(serve, served[0].tls)
+        )
         driver = open_driver(replace(switch, address=address))
         await driver.open()
         stack.push_async_callback(driver.close)

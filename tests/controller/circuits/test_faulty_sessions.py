@@ -24,7 +24,12 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
-from tests.support.ocs_drivers import SESSION_DRIVERS, driver_of, listening, opened
+from tests.support.ocs_drivers import (
+    SESSION_DRIVERS,
+    driver_of,
+    listening,
+    opened,
+)
 
 TIMEOUT_S = 0.15
 # An operation takes some exchanges, each at most two timeouts and a reconnect; and as long again
@@ -41,10 +46,14 @@ class BadConnection:
     bad: bool = True
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         here, there = socket.socketpair()
         theirs, ours = await asyncio.open_connection(sock=here)
-        front = asyncio.create_task(self.front.serve(*await asyncio.open_connection(sock=there)))
+        front = asyncio.create_task(
+            self.front.serve(*await asyncio.open_connection(sock=there))
+        )
         back = asyncio.create_task(self._back(theirs, writer))
         # The event loop holds neither: streams of our own making keep only weak references.
         self.tasks += front, back
@@ -58,7 +67,9 @@ class BadConnection:
             ours.close()
             await asyncio.gather(front, back)
 
-    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _back(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             while data := await reader.read(65536):
                 if self.bad and self.rng.random() < 0.1:
@@ -74,7 +85,8 @@ class BadConnection:
 
     def _spoil(self, data: bytes) -> bytes | None:
         """The bytes as they arrive; ``None`` cuts the connection."""
-        rng, at = self.rng, self.rng.randrange(len(data) + 1)
+        rng = self.rng
+        at = self.rng.randrange(len(data) + 1)
         match rng.randrange(9):
             case 0:
                 return None
@@ -85,42 +97,67 @@ class BadConnection:
             case 3:
                 return data * rng.randrange(2, 5)
             case 4:
-                return data[:at] + rng.randbytes(rng.randrange(1, 40)) + data[at:]
+                return (
+                    data[:at] + rng.randbytes(rng.randrange(1, 40)) + data[at:]
+                )
             case 5:
-                return bytes(b ^ (rng.random() < 0.05) * rng.randrange(256) for b in data)
+                return bytes(
+                    b ^ (rng.random() < 0.05) * rng.randrange(256)
+                    for b in data
+                )
             case 6:
-                return data[:at] + rng.choice([b'"', b"\n", b";", b"(", b"/*", b"\xff", b">"]) * 50
+                return (
+                    data[:at]
+                    + rng.choice(
+                        [b'"', b"\n", b";", b"(", b"/*", b"\xff", b">"]
+                    )
+                    * 50
+                )
             case 7:
                 return b"x" * (BUFFER_LIMIT + 10)
             case _:
-                return data + b'\r\n\n   X 01-01-01 00:00:00\r\nM  1 COMPLD\r\n;0,"No error"\n1\n'
+                return (
+                    data
+                    + b'\r\n\n   X 01-01-01 00:00:00\r\nM  1 COMPLD\r\n;0,"No error"\n1\n'
+                )
 
 
 async def session(driver_name: str, seed: int) -> str:
     """Operations over the bad connection, then over the good one. How it went."""
     rng = random.Random(seed)
-    switch = CircuitSwitch("ocs1", driver_name, "", 16, 0.0, initial=PortMap.of([(1, 7)]))
+    switch = CircuitSwitch(
+        "ocs1", driver_name, "", 16, 0.0, initial=PortMap.of([(1, 7)])
+    )
     device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar())
     await device.open()
     connection = BadConnection(server_class(driver_name)(device), rng)
     async with listening(connection.serve, connection.front.tls) as address:
-        ended = await over_the_bad_connection(connection, replace(switch, address=address))
+        ended = await over_the_bad_connection(
+            connection, replace(switch, address=address)
+        )
         # Only what was learnt on the bad connection may be wrong: a new driver sees what is so.
-        async with opened(replace(switch, address=address), answer_s=10.0) as fresh:
+        async with opened(
+            replace(switch, address=address), answer_s=10.0
+        ) as fresh:
             assert await fresh.read_map() == device.map
     await asyncio.gather(*connection.tasks)
     await device.close()
     return ended
 
 
-async def over_the_bad_connection(connection: BadConnection, switch: CircuitSwitch) -> str:
+async def over_the_bad_connection(
+    connection: BadConnection, switch: CircuitSwitch
+) -> str:
     rng = connection.rng
     driver = driver_of(switch, answer_s=TIMEOUT_S)
     assert isinstance(driver, SessionTable)
     client = driver.client
     ended = "well"
     for _ in range(4):
-        pairs = [CrossConnect(n, rng.randrange(1, 17)) for n in rng.sample(range(1, 17), 1)]
+        pairs = [
+            CrossConnect(n, rng.randrange(1, 17))
+            for n in rng.sample(range(1, 17), 1)
+        ]
         operations = (
             driver.open,
             driver.identify,
@@ -137,23 +174,36 @@ async def over_the_bad_connection(connection: BadConnection, switch: CircuitSwit
         except PatchlightError:
             ended = "badly"
         assert time.monotonic() - began < LONGEST_S
-        assert not isinstance(client, DeviceSession) or client.buffered <= BUFFER_LIMIT
+        assert (
+            not isinstance(client, DeviceSession)
+            or client.buffered <= BUFFER_LIMIT
+        )
     connection.bad = False
     await driver.close()
     return ended
 
 
 # What is garbled here are bytes of TCP or TLS; inside SSH they would meet its own checksums.
-OVER_TCP = [name for name in SESSION_DRIVERS if "SSH" not in OCS_DRIVERS[name].transport]
+OVER_TCP = [
+    name
+    for name in SESSION_DRIVERS
+    if "SSH" not in OCS_DRIVERS[name].transport
+]
 
 
 @pytest.mark.parametrize("driver", OVER_TCP)
-async def test_faulty_sessions_end_in_time_and_in_our_errors(driver: str) -> None:
+async def test_faulty_sessions_end_in_time_and_in_our_errors(
+    driver: str,
+) -> None:
     # Many sessions at once would lack processor time at their deadlines, with TLS even more.
-    sessions, at_once = (24, 8) if "HTTPS" in OCS_DRIVERS[driver].transport else (60, 10)
+    sessions, at_once = (
+        (24, 8) if "HTTPS" in OCS_DRIVERS[driver].transport else (60, 10)
+    )
     ended: list[str] = []
     for start in range(0, sessions, at_once):
         seeds = range(start, start + at_once)
-        ended += await asyncio.gather(*(session(driver, seed) for seed in seeds))
+        ended += await asyncio.gather(
+            *(session(driver, seed) for seed in seeds)
+        )
     # The connection is bad enough to matter, and not so bad that nothing passes.
     assert min(ended.count("well"), ended.count("badly")) > sessions // 20

@@ -11,10 +11,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from patchlight.controller.circuits.dialect import Session
-from patchlight.controller.circuits.drivers.polatis import POLATIS, ScpiClient, channels, units
+from patchlight.controller.circuits.drivers.polatis import (
+    POLATIS,
+    ScpiClient,
+    channels,
+    units,
+)
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.netconf import NetconfFramer
-from patchlight.controller.circuits.protocols.ssh import ShellDialect, ShellFramer
+from patchlight.controller.circuits.protocols.ssh import (
+    ShellDialect,
+    ShellFramer,
+)
 from patchlight.controller.circuits.protocols.tl1_messages import (
     Acknowledgement,
     Autonomous,
@@ -38,7 +46,8 @@ CIRCUITS = (
     b'   "2.8.5>2.3.3:SRCPORT=2.8.5,ALIAS=\\"say \\\\;\\",AS=UMA"\r\n;'
 )
 ALARM = (
-    b'\r\n\n   CALIENT01TS 16-11-07 11:20:15\r\n*C 17 REPT ALM EQPT\r\n   "1.1.1:CR,PWR,SA;"\r\n;'
+    b"\r\n\n   CALIENT01TS 16-11-07 11:20:15\r\n"
+    b'*C 17 REPT ALM EQPT\r\n   "1.1.1:CR,PWR,SA;"\r\n;'
 )
 EVENT = b"\r\n\n   CALIENT01TS 16-11-07 11:20:15\r\nA  18 REPT DBCHG\r\n;"
 DENIAL = (
@@ -50,7 +59,18 @@ NOISE = (
     b"\xff\xfb\x01\xff\xfd\x03\xff\xfa\x18\x00;\xff\xf0Welcome; use > at your own risk\r\nagent> "
     b"ENT-CRS-BULK::1.2.4>5.8.6&1.1.1>1.1.1:2:;\r\n"
 )
-SESSION = [NOISE, LOGIN, b"agent> ", ALARM, CIRCUITS, EVENT, ACKS, b"\0\0", DENIAL, b"\r\nagent> "]
+SESSION = [
+    NOISE,
+    LOGIN,
+    b"agent> ",
+    ALARM,
+    CIRCUITS,
+    EVENT,
+    ACKS,
+    b"\0\0",
+    DENIAL,
+    b"\r\nagent> ",
+]
 LINES = [
     b"Polatis,I-OST-24x24-LU1-DMHNS,002414,6.5.2.18\r\n",
     b"16,16\n",
@@ -80,7 +100,8 @@ def cut(stream: bytes, lengths: list[int]) -> Iterator[bytes]:
     at = turn = 0
     while at < len(stream):
         yield stream[at : at + lengths[turn % len(lengths)]]
-        at, turn = at + lengths[turn % len(lengths)], turn + 1
+        at = at + lengths[turn % len(lengths)]
+        turn = turn + 1
 
 
 def tl1_messages(*chunks: bytes) -> list[Message]:
@@ -94,7 +115,9 @@ def scpi_lines(*chunks: bytes) -> list[str]:
 
 
 def stays_bounded(
-    framer_of: Callable[[int], tcp.Framer[Any]], limit: int, pieces: list[bytes]
+    framer_of: Callable[[int], tcp.Framer[Any]],
+    limit: int,
+    pieces: list[bytes],
 ) -> None:
     """Whatever comes, it raises nothing but our error."""
     framer = framer_of(limit)
@@ -112,27 +135,38 @@ def stays_bounded(
 @given(st.lists(st.sampled_from(SESSION), max_size=12).map(b"".join), CUTS)
 @settings(max_examples=200, deadline=None)
 @example(b"".join(SESSION), [1])
-def test_any_cut_of_tl1_gives_the_same_messages(stream: bytes, lengths: list[int]) -> None:
+def test_any_cut_of_tl1_gives_the_same_messages(
+    stream: bytes, lengths: list[int]
+) -> None:
     assert tl1_messages(*cut(stream, lengths)) == tl1_messages(stream)
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=12).map(b"".join), CUTS)
 @settings(max_examples=200, deadline=None)
 @example(b"".join(LINES), [1])
-def test_any_cut_of_scpi_gives_the_same_lines(stream: bytes, lengths: list[int]) -> None:
+def test_any_cut_of_scpi_gives_the_same_lines(
+    stream: bytes, lengths: list[int]
+) -> None:
     lines = scpi_lines(stream)
     assert scpi_lines(*cut(stream, lengths)) == lines
-    assert not any("\n" in line or line != line.strip() or not line for line in lines)
+    assert not any(
+        "\n" in line or line != line.strip() or not line for line in lines
+    )
 
 
 @given(st.lists(st.integers(FIRST, len(SHELL)), max_size=12))
 def test_a_shell_in_any_pieces_is_the_same(cuts: list[int]) -> None:
-    framer, at, found = ShellFramer(PROMPT), 0, []
+    framer = ShellFramer(PROMPT)
+    at = 0
+    found = []
     for cut in [FIRST, *sorted(cuts), len(SHELL)]:
         found += framer.feed(SHELL[at:cut])
         at = cut
     assert found[0].strip() == "Wilkommen über SSH"
-    assert found[1:] == ["switchstate\nR0#A U0 AL5\nR1#A U2 U3", "connect\nERROR: ü > #"]
+    assert found[1:] == [
+        "switchstate\nR0#A U0 AL5\nR1#A U2 U3",
+        "connect\nERROR: ü > #",
+    ]
 
 
 def netconf_framer(limit: int = tcp.BUFFER_LIMIT) -> NetconfFramer:
@@ -142,21 +176,39 @@ def netconf_framer(limit: int = tcp.BUFFER_LIMIT) -> NetconfFramer:
 
 
 @given(CUTS, st.booleans())
-def test_any_cut_of_netconf_gives_the_same_messages(lengths: list[int], chunked: bool) -> None:
+def test_any_cut_of_netconf_gives_the_same_messages(
+    lengths: list[int], chunked: bool
+) -> None:
     framer = netconf_framer()
     framer.chunked = chunked
     stream = b"<hello>\xc3\xbc</hello>\n]]>]]><rpc-reply/>]]>]]>"
     if chunked:
         stream = b"\n#7\n<hello>\n#9\n\xc3\xbc</hello\n#2\n>\n\n##\n\n#12\n<rpc-reply/>\n##\n"
-    found = [message for piece in cut(stream, lengths) for message in framer.feed(piece)]
+    found = [
+        message
+        for piece in cut(stream, lengths)
+        for message in framer.feed(piece)
+    ]
     assert found == ["<hello>ü</hello>\n", "<rpc-reply/>"]
     assert framer.buffered == 0
 
 
-NETCONF = [b"\n#4\n", b"\n##\n", b"]]>]]>", b"\n#99999999\n", b"\n#0\n", b"<ok/>"]
+NETCONF = [
+    b"\n#4\n",
+    b"\n##\n",
+    b"]]>]]>",
+    b"\n#99999999\n",
+    b"\n#0\n",
+    b"<ok/>",
+]
 
 
-@given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from(NETCONF)), max_size=60))
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=80), st.sampled_from(NETCONF)),
+        max_size=60,
+    )
+)
 @settings(max_examples=200, deadline=None)
 def test_noise_over_netconf_stays_bounded(pieces: list[bytes]) -> None:
     stays_bounded(NetconfFramer, 200, pieces)
@@ -165,8 +217,23 @@ def test_noise_over_netconf_stays_bounded(pieces: list[bytes]) -> None:
 
 PIECES = st.one_of(
     st.binary(max_size=80),
-    st.sampled_from([*SESSION, b'"', b"/*", b"*/", b";", b">", b"<", b"\xff", b"\\", b"\r\n"]),
-    st.sampled_from([b"M  1 COMPLD\r\n", b"IP 1", b"   " * 30, b"A  1 REPT ALM\r\n"]),
+    st.sampled_from(
+        [
+            *SESSION,
+            b'"',
+            b"/*",
+            b"*/",
+            b";",
+            b">",
+            b"<",
+            b"\xff",
+            b"\\",
+            b"\r\n",
+        ]
+    ),
+    st.sampled_from(
+        [b"M  1 COMPLD\r\n", b"IP 1", b"   " * 30, b"A  1 REPT ALM\r\n"]
+    ),
 )
 
 
@@ -176,7 +243,11 @@ def test_noise_over_tl1_stays_bounded(pieces: list[bytes]) -> None:
     stays_bounded(Tl1Framer, 300, pieces)
 
 
-@given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from(LINES)), max_size=60))
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=80), st.sampled_from(LINES)), max_size=60
+    )
+)
 @settings(max_examples=300, deadline=None)
 def test_noise_over_scpi_stays_bounded(pieces: list[bytes]) -> None:
     stays_bounded(tcp.LineFramer, 100, pieces)
@@ -190,12 +261,22 @@ def test_noise_in_a_shell_stays_bounded(pieces: list[bytes]) -> None:
 
 @pytest.mark.parametrize(
     "piece",
-    [b"x", b"<", b" ", b"A 1 ", b'M  1 COMPLD\r\n"', b"M  1 COMPLD\r\n/*", b"M 1 DENY\r\n\n \n"],
+    [
+        b"x",
+        b"<",
+        b" ",
+        b"A 1 ",
+        b'M  1 COMPLD\r\n"',
+        b"M  1 COMPLD\r\n/*",
+        b"M 1 DENY\r\n\n \n",
+    ],
 )
 def test_an_endless_message_ends_in_our_error_at_once(piece: bytes) -> None:
-    framer, began = Tl1Framer(), time.monotonic()
+    framer = Tl1Framer()
+    began = time.monotonic()
     framer.feed(piece)
-    chunk, fed = piece[-1:] * 65536, 0
+    chunk = piece[-1:] * 65536
+    fed = 0
     while fed + len(chunk) + len(piece) <= tcp.BUFFER_LIMIT:
         framer.feed(chunk)
         fed += len(chunk)
@@ -209,23 +290,35 @@ def test_an_endless_message_ends_in_our_error_at_once(piece: bytes) -> None:
 def test_a_large_table_is_framed_by_blocks() -> None:
     """Also where telnet negotiates in it, and where it comes in small pieces."""
     line = b'   "1.1.1>1.1.2:SRCPORT=1.1.1,DSTPORT=1.1.2,CONNNAME=x"\r\n'
-    table = LOGIN.replace(b"/* NOTICE", b"\xff\xfb\x01" + line * 12_000 + b"/* NOTICE")
+    table = LOGIN.replace(
+        b"/* NOTICE", b"\xff\xfb\x01" + line * 12_000 + b"/* NOTICE"
+    )
     shell = b"R0#A U0 AL5\r\n" * 50_000 + b"NTM> "
     prompted = ShellFramer(PROMPT)
     assert prompted.feed(b"NTM> ") == [""]
     reply = b"<pair/>" * 90_000
     netconf = b"\n#%d\n%b\n##\n" % (len(reply), reply)
-    framed = ((NetconfFramer(), reply + b"]]>]]>"), (netconf_framer(), netconf))
+    framed = (
+        (NetconfFramer(), reply + b"]]>]]>"),
+        (netconf_framer(), netconf),
+    )
     for framer, stream in ((Tl1Framer(), table), (prompted, shell), *framed):
         began = time.process_time()
-        found = [m for piece in cut(stream, [1400]) for m in framer.feed(piece)]
+        found = [
+            m for piece in cut(stream, [1400]) for m in framer.feed(piece)
+        ]
         assert len(found) == 1
-        assert time.process_time() - began < 1.0  # once through it, not once for each piece
+        # Once through it, not once for each piece.
+        assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize(
     ("framer", "unit"),
-    [(tcp.LineFramer(), "line"), (ShellFramer(PROMPT), "reply"), (NetconfFramer(), "message")],
+    [
+        (tcp.LineFramer(), "line"),
+        (ShellFramer(PROMPT), "reply"),
+        (NetconfFramer(), "message"),
+    ],
 )
 def test_an_endless_line_or_reply_ends_in_our_error_at_once(
     framer: tcp.Framer[str], unit: str
@@ -244,20 +337,34 @@ def test_an_endless_line_or_reply_ends_in_our_error_at_once(
 
 
 def test_a_session_gives_its_messages() -> None:
-    login, alarm, page, last, event, ip, pf, denial = tl1_messages(b"".join(SESSION))
+    login, alarm, page, last, event, ip, pf, denial = tl1_messages(
+        b"".join(SESSION)
+    )
     assert isinstance(login, Tl1Response)
-    assert (login.ctag, login.code, login.sid) == ("1", "COMPLD", "CALIENT01TS")
+    assert (login.ctag, login.code, login.sid) == (
+        "1",
+        "COMPLD",
+        "CALIENT01TS",
+    )
     assert login.body.quoted == ("zpollock:zpollock,2",)
-    assert login.body.comments[0].startswith("NOTICE This is a private computer system; unauth")
+    assert login.body.comments[0].startswith(
+        "NOTICE This is a private computer system; unauth"
+    )
     assert isinstance(alarm, Autonomous)
-    assert (alarm.alarm_code, alarm.atag, alarm.verb) == ("*C", "17", "REPT ALM EQPT")
+    assert (alarm.alarm_code, alarm.atag, alarm.verb) == (
+        "*C",
+        "17",
+        "REPT ALM EQPT",
+    )
     assert alarm.body.quoted == ("1.1.1:CR,PWR,SA;",)
     assert isinstance(page, Tl1Response)
     assert page.more
     assert "CONNNAME=a;b" in page.body.quoted[0]
     assert isinstance(last, Tl1Response)
     assert not last.more
-    assert last.body.quoted == ('2.8.5>2.3.3:SRCPORT=2.8.5,ALIAS="say \\;",AS=UMA',)
+    assert last.body.quoted == (
+        '2.8.5>2.3.3:SRCPORT=2.8.5,ALIAS="say \\;",AS=UMA',
+    )
     assert isinstance(event, Autonomous)
     assert event.alarm_code == "A"
     assert (ip, pf) == (Acknowledgement("IP", "4"), Acknowledgement("PF", "4"))
@@ -282,13 +389,21 @@ def test_a_telnet_option_is_refused_once_however_often_it_is_offered() -> None:
     assert framer.take_telnet_replies() == b"\xff\xfc\x01"
 
 
-TL1_TEXT = st.text(st.characters(codec="ascii", exclude_characters="\0\r\n"), max_size=60)
+TL1_TEXT = st.text(
+    st.characters(codec="ascii", exclude_characters="\0\r\n"), max_size=60
+)
 
 
-@given(st.lists(TL1_TEXT, max_size=6), st.integers(1, 999_999), st.integers(1, 50))
+@given(
+    st.lists(TL1_TEXT, max_size=6), st.integers(1, 999_999), st.integers(1, 50)
+)
 @settings(max_examples=200, deadline=None)
-def test_quoted_text_comes_through_whole(lines: list[str], ctag: int, length: int) -> None:
-    escaped = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+def test_quoted_text_comes_through_whole(
+    lines: list[str], ctag: int, length: int
+) -> None:
+    escaped = [
+        line.replace("\\", "\\\\").replace('"', '\\"') for line in lines
+    ]
     body = "".join(f'   "{line}"\r\n' for line in escaped)
     stream = f"\r\n\n   SID 24-01-02 03:04:05\r\nM  {ctag} COMPLD\r\n{body};".encode()
     (message,) = tl1_messages(*cut(stream, [length]))
@@ -302,7 +417,9 @@ def test_quoted_parameters_hold_no_bare_delimiter(value: str) -> None:
     try:
         text = quote(value)
     except BadInput:
-        assert any(unicodedata.category(c) == "Cc" or c == "\ufffd" for c in value)
+        assert any(
+            unicodedata.category(c) == "Cc" or c == "\ufffd" for c in value
+        )
         return
     if text != value:
         assert text.startswith('"')
@@ -335,10 +452,13 @@ def test_the_parts_of_a_line() -> None:
 
 def read_by_hand(text: str) -> list[tuple[str, str]] | None:
     """The error queue's answer read letter by letter, as SCPI-1999 has it."""
-    found, at = [], 0
+    found = []
+    at = 0
     while True:
         comma = text.find(',"', at)
-        code, at, words = text[at:comma], comma + 2, ""
+        code = text[at:comma]
+        at = comma + 2
+        words = ""
         if comma < 0 or not code.lstrip("+-").isdigit():
             return None
         while text[at : at + 1] != '"' or text[at : at + 2] == '""':
@@ -363,7 +483,9 @@ def read_by_hand(text: str) -> list[tuple[str, str]] | None:
 @settings(max_examples=500, deadline=None)
 @example(head="0,", tail='"No error"')
 @example(head="-222,", tail='"Data out of range; port ""9""",100,"x"')
-def test_the_error_queue_is_read_as_by_hand(client: ScpiClient, head: str, tail: str) -> None:
+def test_the_error_queue_is_read_as_by_hand(
+    client: ScpiClient, head: str, tail: str
+) -> None:
     assert client._errors(head + tail) == read_by_hand(head + tail)
 
 
@@ -376,7 +498,9 @@ def _bare(text: str) -> str:
 
 @given(text=TEXT)
 @settings(max_examples=300, deadline=None)
-def test_whatever_comes_is_split_or_refused(client: ScpiClient, text: str) -> None:
+def test_whatever_comes_is_split_or_refused(
+    client: ScpiClient, text: str
+) -> None:
     found = list(units(text))
     # Nothing is lost but what stands between the parts.
     assert _bare("".join(found)) == _bare(text)
@@ -389,7 +513,8 @@ def test_whatever_comes_is_split_or_refused(client: ScpiClient, text: str) -> No
 
 @pytest.mark.parametrize("piece", ['"', "(", '""', ";", ")(", '("', '0,"a",'])
 def test_long_lines_take_linear_time(client: ScpiClient, piece: str) -> None:
-    line, began = piece * (200_000 // len(piece)), time.monotonic()
+    line = piece * (200_000 // len(piece))
+    began = time.monotonic()
     for unit in units(line):
         client._errors(unit)
     assert time.monotonic() - began < 5

@@ -9,7 +9,10 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from patchlight.controller.circuits.contract import DeviceUnreachable
-from patchlight.controller.circuits.drivers.calient_rest import CALIENT, CalientRest
+from patchlight.controller.circuits.drivers.calient_rest import (
+    CALIENT,
+    CalientRest,
+)
 from patchlight.controller.circuits.protocols.http import (
     PINS_VARIABLE,
     DeviceNotTrusted,
@@ -28,7 +31,9 @@ SHOWN = fingerprint(certificate().public_bytes(Encoding.DER))
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("ocs")
-    with running(folder, lab_file(folder, driver="calient-rest"), "--no-fabric") as running_:
+    with running(
+        folder, lab_file(folder, driver="calient-rest"), "--no-fabric"
+    ) as running_:
         yield running_
 
 
@@ -59,12 +64,17 @@ async def test_the_first_certificate_is_kept_and_asked_for_from_then_on(
 
 
 @pytest.mark.parametrize("verify", ["first-use", "pinned"])
-async def test_another_certificate_gets_no_password(device: Running, verify: str) -> None:
+async def test_another_certificate_gets_no_password(
+    device: Running, verify: str
+) -> None:
     pins_file().parent.mkdir()
     other = "sha256:" + "0" * 64
-    pins_file().write_text(f"# ours\n10.0.0.5:443 {SHOWN}\n{device.switch.address} {other}\n")
+    pins_file().write_text(
+        f"# ours\n10.0.0.5:443 {SHOWN}\n{device.switch.address} {other}\n"
+    )
     with pytest.raises(
-        DeviceNotTrusted, match=f"has the certificate {SHOWN}, but .* has {other}"
+        DeviceNotTrusted,
+        match=f"has the certificate {SHOWN}, but .* has {other}",
     ) as caught:
         await identify(device, verify)
     assert isinstance(caught.value, DeviceUnreachable)
@@ -83,20 +93,26 @@ async def test_a_pin_that_cannot_be_kept_is_no_trust(device: Running) -> None:
         await identify(device, "first-use")
 
 
-async def test_authorities_do_not_know_an_emulated_device(device: Running) -> None:
+async def test_authorities_do_not_know_an_emulated_device(
+    device: Running,
+) -> None:
     with pytest.raises(DeviceUnreachable, match="certificate verify failed"):
         await identify(device, "ca")
     assert not pins_file().exists()
 
 
-async def test_nothing_is_checked_only_when_that_is_said(device: Running) -> None:
+async def test_nothing_is_checked_only_when_that_is_said(
+    device: Running,
+) -> None:
     assert await identify(device, "off") == "EMU-ocs1"
     assert not pins_file().exists()
     with pytest.raises(BadInput, match="one of first-use, pinned, ca, off"):
         await identify(device, "no")
 
 
-def test_where_the_pins_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_the_pins_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert pins_file() == tmp_path / "deep" / "tls-pins"
     monkeypatch.delenv(PINS_VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -5,7 +5,9 @@ import asyncio
 from patchlight.controller.circuits.drivers.table import JustRead
 
 
-async def test_a_table_is_used_again_for_a_moment_and_not_after_something_was_told() -> None:
+async def test_a_table_is_used_again_for_a_moment_and_not_after_something_was_told() -> (
+    None
+):
     asked = 0
 
     async def ask() -> int:
@@ -13,7 +15,8 @@ async def test_a_table_is_used_again_for_a_moment_and_not_after_something_was_to
         asked += 1
         return asked
 
-    loop, just_read = asyncio.get_running_loop(), JustRead[int]()
+    loop = asyncio.get_running_loop()
+    just_read = JustRead[int]()
     assert just_read.table is None
     began = loop.time()
     assert await just_read.again(ask) == 1
@@ -39,8 +42,11 @@ async def test_a_table_that_took_long_to_come_is_old_when_it_is_here() -> None:
     assert just_read.table is None
 
 
-async def test_a_table_that_was_asked_for_before_something_was_told_is_not_kept() -> None:
-    just_read, told = JustRead[str](), asyncio.Event()
+async def test_a_table_that_was_asked_for_before_something_was_told_is_not_kept() -> (
+    None
+):
+    just_read = JustRead[str]()
+    told = asyncio.Event()
 
     async def ask() -> str:
         await told.wait()

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from patchlight.controller.circuits.contract import DeviceUnreachable, DirectedPort
+from patchlight.controller.circuits.contract import (
+    DeviceUnreachable,
+    DirectedPort,
+)
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.packet_switches.openflow.circuit_switch import (
     OpenFlowConnection,
@@ -63,7 +66,11 @@ async def test_it_says_who_it_is_and_its_refusals_are_openflow_s(
     device: Running, driver: OpenFlowSwitch
 ) -> None:
     said = await driver.identify()
-    assert (said.vendor, said.serial, said.name) == ("Patchlight", "EMU-ocs1", "ocs1")
+    assert (said.vendor, said.serial, said.name) == (
+        "Patchlight",
+        "EMU-ocs1",
+        "ocs1",
+    )
     assert device.fault(refuse_ports=[5], fail_ports=[6])["ok"]
     outcome = await driver.connect(circuits("5>10", "6>11", "8>12", "3>1"))
     words = {str(r.cross_connect): r.words for r in outcome.refused}
@@ -76,7 +83,9 @@ async def test_it_says_who_it_is_and_its_refusals_are_openflow_s(
     assert states[DirectedPort("in", 5)].condition == "locked"
     assert states[DirectedPort("out", 6)].condition == "failed"
     assert states[DirectedPort("in", 8)].condition == "ready"
-    standing = {a.subject: a.words for a in await driver.alarms() if a.standing}
+    standing = {
+        a.subject: a.words for a in await driver.alarms() if a.standing
+    }
     assert standing.keys() == {"in:5", "out:5", "in:6", "out:6"}
     assert device.fault(refuse_ports=[], fail_ports=[])["ok"]
     assert device.fault(refuse_next="busy")["ok"]
@@ -100,7 +109,9 @@ async def test_a_cut_or_stalled_change_is_an_unknown_outcome_and_read_again(
     with pytest.raises(OutcomeUnknown):
         await driver.connect(circuits("3>9"))
     assert (await driver.connect(circuits("4>10"))).complete
-    assert await driver.read_map() == PortMap.of([*FIRST_MAP, circuit("3>9"), circuit("4>10")])
+    assert await driver.read_map() == PortMap.of(
+        [*FIRST_MAP, circuit("3>9"), circuit("4>10")]
+    )
 
 
 async def test_circuits_that_go_by_themselves_and_reboots_show_in_the_map(
@@ -119,12 +130,16 @@ async def test_circuits_that_go_by_themselves_and_reboots_show_in_the_map(
     assert await driver.read_map() == PortMap()
 
 
-async def test_a_speaker_that_dies_takes_no_circuit_with_it(driver: OpenFlowSwitch) -> None:
+async def test_a_speaker_that_dies_takes_no_circuit_with_it(
+    driver: OpenFlowSwitch,
+) -> None:
     speaker = driver.client.speaker
     assert speaker is not None
     assert speaker.pid is not None
     os.kill(speaker.pid, signal.SIGKILL)
-    await eventually(lambda: speaker.restarts == 1, "the speaker to be started again")
+    await eventually(
+        lambda: speaker.restarts == 1, "the speaker to be started again"
+    )
     assert (await driver.connect(circuits("3>9"))).complete
     assert await driver.read_map() == PortMap.of([*FIRST_MAP, circuit("3>9")])
 
@@ -133,15 +148,26 @@ async def test_a_second_switch_with_the_same_datapath_id_takes_nothing_over(
     tmp_path: Path, device: Running, driver: OpenFlowSwitch
 ) -> None:
     """Whoever comes while the switch answers is told nothing, and reported."""
-    lab = lab_file(tmp_path, driver="openflow", initial=("2-8",), extra=", datapath_id: 0x51")
+    lab = lab_file(
+        tmp_path,
+        driver="openflow",
+        initial=("2-8",),
+        extra=", datapath_id: 0x51",
+    )
     with running(tmp_path, lab, "--no-fabric", listen=device.switch.address):
         deadline = time.monotonic() + PATIENCE_S
-        while not any("is ignored" in alarm.words for alarm in await driver.alarms()):
+        while not any(
+            "is ignored" in alarm.words for alarm in await driver.alarms()
+        ):
             assert time.monotonic() < deadline
             assert await driver.read_map() == FIRST_MAP
         assert (await driver.connect(circuits("3>9"))).complete
-        assert await driver.read_map() == PortMap.of([*FIRST_MAP, circuit("3>9")])
-        (alarm,) = [a for a in await driver.alarms() if "is ignored" in a.words]
+        assert await driver.read_map() == PortMap.of(
+            [*FIRST_MAP, circuit("3>9")]
+        )
+        (alarm,) = [
+            a for a in await driver.alarms() if "is ignored" in a.words
+        ]
         assert alarm.severity == "major"
         # The switch itself comes and goes as before.
         assert device.fault(cut="before")["ok"]
@@ -149,9 +175,16 @@ async def test_a_second_switch_with_the_same_datapath_id_takes_nothing_over(
             await driver.disconnect(circuits("3>9"))
 
 
-async def test_a_switch_whose_first_connection_is_dead_comes_back(tmp_path: Path) -> None:
+async def test_a_switch_whose_first_connection_is_dead_comes_back(
+    tmp_path: Path,
+) -> None:
     """The machine was cut off, not the switch: nobody said that the first connection ended."""
-    lab = lab_file(tmp_path, driver="openflow", initial=("1-7",), extra=", datapath_id: 0x51")
+    lab = lab_file(
+        tmp_path,
+        driver="openflow",
+        initial=("1-7",),
+        extra=", datapath_id: 0x51",
+    )
     with running(tmp_path, lab, "--no-fabric") as device:
         driver = OpenFlowSwitch(device.switch, dialect=SOON)
         await driver.open()
@@ -160,8 +193,15 @@ async def test_a_switch_whose_first_connection_is_dead_comes_back(tmp_path: Path
             os.kill(device.process.pid, signal.SIGSTOP)
             again = tmp_path / "again"
             again.mkdir()
-            lab = lab_file(again, driver="openflow", initial=("1-7",), extra=", datapath_id: 0x51")
-            with running(again, lab, "--no-fabric", listen=device.switch.address):
+            lab = lab_file(
+                again,
+                driver="openflow",
+                initial=("1-7",),
+                extra=", datapath_id: 0x51",
+            )
+            with running(
+                again, lab, "--no-fabric", listen=device.switch.address
+            ):
                 deadline = time.monotonic() + PATIENCE_S
                 while True:
                     try:
@@ -174,7 +214,9 @@ async def test_a_switch_whose_first_connection_is_dead_comes_back(tmp_path: Path
             await driver.close()
 
 
-async def test_ports_may_be_numbered_apart(device: Running, driver: OpenFlowSwitch) -> None:
+async def test_ports_may_be_numbered_apart(
+    device: Running, driver: OpenFlowSwitch
+) -> None:
     """Inputs from 1, outputs from 17 on, as some vendors count: 16 ports of the 32."""
     await driver.close()
     switch = replace(device.switch, ports=16)
@@ -194,7 +236,9 @@ async def test_ports_may_be_numbered_apart(device: Running, driver: OpenFlowSwit
     assert await driver.read_map() == PortMap.of([*FIRST_MAP, (3, 19)])
 
 
-async def test_who_does_not_come_is_told_of_with_what_to_do(device: Running) -> None:
+async def test_who_does_not_come_is_told_of_with_what_to_do(
+    device: Running,
+) -> None:
     async def refused(driver: OpenFlowSwitch) -> DeviceUnreachable:
         with pytest.raises(DeviceUnreachable) as caught:
             await driver.open()
@@ -229,7 +273,12 @@ def test_folders_that_killed_processes_left_are_swept_and_others_are_not(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left, held, young, foreign = (
         tmp_path / name
-        for name in ("patchlight-of-left", "patchlight-of-held", "patchlight-of-young", "other")
+        for name in (
+            "patchlight-of-left",
+            "patchlight-of-held",
+            "patchlight-of-young",
+            "other",
+        )
     )
     for folder in (left, held, young, foreign):
         folder.mkdir()

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
-from patchlight.controller.packet_switches.openflow.circuit_switch import OpenFlowSwitch
+from patchlight.controller.packet_switches.openflow.circuit_switch import (
+    OpenFlowSwitch,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
@@ -60,8 +62,13 @@ async def driving(ovs: PrivateOvs) -> AsyncIterator[OpenFlowSwitch]:
             await driver.close()
 
 
-async def test_flows_are_cross_connects_and_carry_packets(ovs: PrivateOvs) -> None:
-    hosts = {n: ovs.add_host("ocs", n, f"10.9.0.{n}/24", f"02:00:00:00:00:0{n}") for n in (1, 2, 3)}
+async def test_flows_are_cross_connects_and_carry_packets(
+    ovs: PrivateOvs,
+) -> None:
+    hosts = {
+        n: ovs.add_host("ocs", n, f"10.9.0.{n}/24", f"02:00:00:00:00:0{n}")
+        for n in (1, 2, 3)
+    }
     # Of somebody else: it takes what comes in by port 3.
     foreign = "cookie=0x7,table=0,priority=5,in_port=3,actions=output:2"
     ovs.ofctl("add-flow", "ocs", foreign)
@@ -100,7 +107,9 @@ async def test_flows_are_cross_connects_and_carry_packets(ovs: PrivateOvs) -> No
 
 
 async def test_entries_of_others_stay(ovs: PrivateOvs) -> None:
-    ovs.ofctl("add-flow", "ocs", "cookie=0x7,priority=100,in_port=1,actions=output:2")
+    ovs.ofctl(
+        "add-flow", "ocs", "cookie=0x7,priority=100,in_port=1,actions=output:2"
+    )
 
     async with driving(ovs) as driver:
         theirs = [CrossConnect(1, 2)]

@@ -1,13 +1,24 @@
 """What is particular to Polatis over RESTCONF: the guard of the map, and the list of alarms."""
 
 from patchlight.controller.circuits.contract import CircuitDriver
-from patchlight.controller.circuits.drivers.polatis_restconf import PolatisRestconf
-from patchlight.emulation.optical.protocols.http_server import HttpRequest, HttpResponse
+from patchlight.controller.circuits.drivers.polatis_restconf import (
+    PolatisRestconf,
+)
+from patchlight.emulation.optical.protocols.http_server import (
+    HttpRequest,
+    HttpResponse,
+)
 from patchlight.emulation.optical.vendors.http import PolatisRestconfServer
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import PortMap
 from tests.support.emulated_devices import Running
-from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, drivers, emulated
+from tests.support.ocs_drivers import (
+    FIRST_MAP,
+    circuit,
+    circuits,
+    drivers,
+    emulated,
+)
 
 
 class SharedFront(PolatisRestconfServer):
@@ -23,7 +34,9 @@ class SharedFront(PolatisRestconfServer):
 
 
 async def test_a_map_that_changed_meanwhile_is_left_alone() -> None:
-    switch = CircuitSwitch("ocs1", "polatis-restconf", "", 32, 0.005, initial=FIRST_MAP)
+    switch = CircuitSwitch(
+        "ocs1", "polatis-restconf", "", 32, 0.005, initial=FIRST_MAP
+    )
     async with emulated(SharedFront, switch) as (switch, _, front):
         driver = PolatisRestconf(switch, "")
         await driver.open()
@@ -49,7 +62,9 @@ async def test_a_map_that_changed_meanwhile_is_left_alone() -> None:
 
 
 @drivers("polatis-restconf")
-async def test_alarms_are_told_as_they_appear(device: Running, driver: CircuitDriver) -> None:
+async def test_alarms_are_told_as_they_appear(
+    device: Running, driver: CircuitDriver
+) -> None:
     before = len(await driver.alarms())
     for _ in range(2):
         device.fault(report="critical: fan 2 stands still")

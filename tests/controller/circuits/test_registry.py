@@ -6,16 +6,34 @@ from typing import Any, cast
 
 import pytest
 
-from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, WavelengthDriver
-from patchlight.controller.circuits.dialect import DIRECTORY_VARIABLE, Dialect, corrected
+from patchlight.controller.circuits.contract import (
+    CircuitDriver,
+    DirectedPort,
+    WavelengthDriver,
+)
+from patchlight.controller.circuits.dialect import (
+    DIRECTORY_VARIABLE,
+    Dialect,
+    corrected,
+)
 from patchlight.controller.circuits.drivers import polatis
 from patchlight.controller.circuits.drivers.base import SessionDriver
-from patchlight.controller.circuits.drivers.calient_tl1 import CALIENT, CalientTl1
+from patchlight.controller.circuits.drivers.calient_tl1 import (
+    CALIENT,
+    CalientTl1,
+)
 from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.circuits.drivers.lumentum import LUMENTUM
 from patchlight.controller.circuits.drivers.waveshaper import WAVESHAPER
-from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
-from patchlight.emulation.optical.protocols.server import emulated_drivers, server_class
+from patchlight.controller.circuits.registry import (
+    driver_names,
+    open_driver,
+    password_of,
+)
+from patchlight.emulation.optical.protocols.server import (
+    emulated_drivers,
+    server_class,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, OcsDriver
@@ -25,7 +43,9 @@ from tests.support.ocs_drivers import SESSION_DRIVERS
 
 
 def switch(driver: str, password_env: str | None = None) -> CircuitSwitch:
-    return CircuitSwitch("ocs1", driver, "127.0.0.1:3082", 8, password_env=password_env)
+    return CircuitSwitch(
+        "ocs1", driver, "127.0.0.1:3082", 8, password_env=password_env
+    )
 
 
 def test_drivers_by_name() -> None:
@@ -40,7 +60,9 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package that adds a driver and its emulated device."""
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n"
+    )
     (info / "entry_points.txt").write_text(
         "[patchlight.ocs_drivers]\ntheirs-x = theirs_x:Driver\nbroken-x = theirs_x:NoDriver\n"
         "[patchlight.emulated_ocs]\ntheirs-x = theirs_x:Device\n"
@@ -66,9 +88,13 @@ def test_another_package_adds_a_driver_and_its_emulated_device() -> None:
         server_class("their-x")
 
 
-@pytest.mark.parametrize("driver", OCS_DRIVERS.values(), ids=lambda driver: driver.name)
+@pytest.mark.parametrize(
+    "driver", OCS_DRIVERS.values(), ids=lambda driver: driver.name
+)
 def test_every_row_names_a_driver_and_a_device(driver: OcsDriver) -> None:
-    described = replace(switch(driver.name), datapath_id=0x51 if driver.dials_in else None)
+    described = replace(
+        switch(driver.name), datapath_id=0x51 if driver.dials_in else None
+    )
     assert isinstance(open_driver(described), CircuitDriver)
     if driver.device:
         server = server_class(driver.name)
@@ -77,7 +103,9 @@ def test_every_row_names_a_driver_and_a_device(driver: OcsDriver) -> None:
             assert driver.port == int(match[0])
 
 
-def test_the_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_password_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert password_of(switch("dry-run")) == ""
     monkeypatch.setenv("OCS_PW", "secret")
     assert password_of(switch("dry-run", "OCS_PW")) == "secret"
@@ -94,7 +122,9 @@ def test_directed_ports_read_and_write() -> None:
             DirectedPort.parse(wrong)
 
 
-def test_a_user_corrects_a_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_corrects_a_dialect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     assert corrected("calient-tl1", CALIENT) is CALIENT
     table = tmp_path / "calient-tl1.toml"
@@ -116,25 +146,34 @@ def test_every_built_in_dialect_can_be_written_down_and_read_back(
 ) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     built_in = DIALECTS[driver]
-    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(built_in).items()]
+    lines = [
+        f"{key} = {json.dumps(value)}"
+        for key, value in asdict(built_in).items()
+    ]
     (tmp_path / f"{driver}.toml").write_text("\n".join(lines))
     assert corrected(driver, built_in) == built_in
     # What cannot be said in a table is told for every one of them.
     for key, value in asdict(built_in).items():
         if isinstance(value, str) and "{ctag}" in value:
             (tmp_path / f"{driver}.toml").write_text(f'{key} = "{{nonsense}}"')
-            with pytest.raises(BadInput, match=f"{key}: unknown fields: nonsense"):
+            with pytest.raises(
+                BadInput, match=f"{key}: unknown fields: nonsense"
+            ):
                 corrected(driver, built_in)
 
 
-def test_whole_numbers_do_for_powers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_numbers_do_for_powers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     table = tmp_path / "polatis-scpi.toml"
     table.write_text("dark_dbm = -45\nask_limit = 100\n")
     dialect = corrected("polatis-scpi", polatis.POLATIS)
     assert (dialect.dark_dbm, dialect.ask_limit) == (-45, 100)
     table.write_text("ask_limit = -1\ndark_dbm = true\n")
-    with pytest.raises(BadInput, match=r"expected more than -1\n.*expected a float"):
+    with pytest.raises(
+        BadInput, match=r"expected more than -1\n.*expected a float"
+    ):
         corrected("polatis-scpi", polatis.POLATIS)
 
 
@@ -163,14 +202,21 @@ def test_every_mistake_of_a_dialect_is_told(
         corrected("calient-tl1", CALIENT)
 
 
-async def test_a_wavelength_switch_is_driven_through_the_same_contract() -> None:
+async def test_a_wavelength_switch_is_driven_through_the_same_contract() -> (
+    None
+):
     wss = WavelengthSwitch(
-        "wss1", 2, 3, initial=SpectrumMap.parse(["1>2@193.100"]), driver="dry-run"
+        "wss1",
+        2,
+        3,
+        initial=SpectrumMap.parse(["1>2@193.100"]),
+        driver="dry-run",
     )
     driver = open_driver(wss)
     assert isinstance(driver, WavelengthDriver)
     assert await driver.read_map() == wss.initial
-    beside, meeting = SpectrumMap.parse(["1>3@193.150"]), SpectrumMap.parse(["2>2@193.100"])
+    beside = SpectrumMap.parse(["1>3@193.150"])
+    meeting = SpectrumMap.parse(["2>2@193.100"])
     outcome = await driver.connect([*beside, *meeting])
     assert outcome.done == tuple(beside)
     assert [str(refusal) for refusal in outcome.refused] == [
@@ -178,7 +224,10 @@ async def test_a_wavelength_switch_is_driven_through_the_same_contract() -> None
     ]
     with pytest.raises(BadInput, match="input 3 is outside 1–2"):
         await driver.connect(SpectrumMap.parse(["3>1@193.100"]))
-    with pytest.raises(BadInput, match=r"off the grid of 50 GHz: expected 193\.100 or 193\.150"):
+    with pytest.raises(
+        BadInput,
+        match=r"off the grid of 50 GHz: expected 193\.100 or 193\.150",
+    ):
         await driver.connect(SpectrumMap.parse(["1>1@193.125"]))
     # Another attenuation is another entry: broken, then made.
     weaker = SpectrumMap.parse(["1>2@193.100-2dB"])
@@ -190,5 +239,7 @@ async def test_a_wavelength_switch_is_driven_through_the_same_contract() -> None
 
 
 def test_a_driver_of_the_other_kind_of_switch_is_said_to_be_that() -> None:
-    with pytest.raises(BadInput, match="'sonic-ocs': it is for circuit switches"):
+    with pytest.raises(
+        BadInput, match="'sonic-ocs': it is for circuit switches"
+    ):
         open_driver(WavelengthSwitch("wss1", 2, 3, driver="sonic-ocs"))

@@ -5,7 +5,11 @@ import time
 
 import pytest
 
-from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, DeviceUnreachable
+from patchlight.controller.circuits.contract import (
+    CircuitDriver,
+    DeviceRefused,
+    DeviceUnreachable,
+)
 from patchlight.controller.circuits.dialect import Session
 from patchlight.controller.circuits.drivers.calient_tl1 import CALIENT
 from patchlight.controller.circuits.protocols.tl1 import Tl1Client
@@ -37,14 +41,18 @@ async def test_a_name_is_never_part_of_a_command(
 ) -> None:
     assert device.fault(names=name)["ok"]
     try:
-        one, several = circuits("3>9"), circuits("4>10", "5>11", "6>12")
+        one = circuits("3>9")
+        several = circuits("4>10", "5>11", "6>12")
         assert (await driver.connect(one)).complete
         assert (await driver.connect(several)).complete
-        assert await driver.read_map() == PortMap.of([*FIRST_MAP, *one, *several])
-        # What stands in the way is seen, however it is called.
-        assert [r.cross_connect for r in (await driver.connect(circuits("3>8"))).refused] == (
-            circuits("3>8")
+        assert await driver.read_map() == PortMap.of(
+            [*FIRST_MAP, *one, *several]
         )
+        # What stands in the way is seen, however it is called.
+        assert [
+            r.cross_connect
+            for r in (await driver.connect(circuits("3>8"))).refused
+        ] == (circuits("3>8"))
         assert (await driver.disconnect(one)).complete
         assert (await driver.disconnect(several)).complete
         assert await driver.read_map() == FIRST_MAP
@@ -71,7 +79,9 @@ async def test_a_line_that_can_be_read_in_two_ways_is_no_map(
 
 
 @drivers("calient-tl1", "glimmerglass-tl1")
-async def test_a_line_without_end_is_not_read(device: Running, driver: CircuitDriver) -> None:
+async def test_a_line_without_end_is_not_read(
+    device: Running, driver: CircuitDriver
+) -> None:
     device.fault(names=",CONNNAME=" * 250)
     try:
         with pytest.raises(DeviceUnreachable, match="longer than"):
@@ -88,7 +98,12 @@ async def test_a_circuit_that_a_stranger_named_goes_alone(
     """The name is the stranger's; the circuits of all others stay, and so does the roll-back."""
     stranger = Tl1Client(Session.of(device.switch, PASSWORD), CALIENT)
     await stranger.open()
-    for name in ("x;DLT-CRS-BULK::1.1.1>1.1.7:7", ";1.1.1>1.1.2;", "1.1.1>1.1.7", "a,b"):
+    for name in (
+        "x;DLT-CRS-BULK::1.1.1>1.1.7:7",
+        ";1.1.1>1.1.2;",
+        "1.1.1>1.1.7",
+        "a,b",
+    ):
         values = {"connname": name, "group": 'my "lab"; RTRV-HDR:::1'}
         new = "ENT-CRS::1.1.3,1.2.1:{ctag}::{group},1WAY,{connname};"
         await stranger.command(new, values, changes=True)
@@ -103,7 +118,9 @@ async def test_a_circuit_that_a_stranger_named_goes_alone(
 
 
 @over_tl1
-async def test_an_answer_to_nothing_is_nobody_s(device: Running, driver: CircuitDriver) -> None:
+async def test_an_answer_to_nothing_is_nobody_s(
+    device: Running, driver: CircuitDriver
+) -> None:
     for _ in range(5):
         device.fault(strays=3)
         assert (await driver.connect(circuits("3>9"))).complete
@@ -114,15 +131,21 @@ async def test_an_answer_to_nothing_is_nobody_s(device: Running, driver: Circuit
 
 
 @drivers("calient-tl1")
-async def test_a_command_that_the_device_cannot_read_is_refused_at_once(device: Running) -> None:
+async def test_a_command_that_the_device_cannot_read_is_refused_at_once(
+    device: Running,
+) -> None:
     client = Tl1Client(Session.of(device.switch, PASSWORD), CALIENT)
     await client.open()
-    with pytest.raises(DeviceRefused, match="Invalid correlation tag") as caught:
+    with pytest.raises(
+        DeviceRefused, match="Invalid correlation tag"
+    ) as caught:
         await client.command("RTRV-HDR:::{ctag}-is-no-tag;")
     assert caught.value.code == "IICT"
     assert (await client.command("RTRV-HDR:::{ctag};")).code == "COMPLD"
     with pytest.raises(BadInput, match="control characters"):
-        await client.command("RTRV-CRS:::{ctag}::{conn};", {"conn": "1.1.1\r\n>1.1.2"})
+        await client.command(
+            "RTRV-CRS:::{ctag}::{conn};", {"conn": "1.1.1\r\n>1.1.2"}
+        )
     await client.close()
 
 
@@ -138,7 +161,13 @@ async def test_what_another_client_changes_meanwhile_is_not_taken_for_ours(
     assert not set(circuits("1>7")) & now
 
 
-@drivers("calient-tl1", "polatis-tl1", "glimmerglass-tl1", "telescent-ssh", "polatis-netconf")
+@drivers(
+    "calient-tl1",
+    "polatis-tl1",
+    "glimmerglass-tl1",
+    "telescent-ssh",
+    "polatis-netconf",
+)
 async def test_a_device_that_reports_without_end_is_hung_up_on(
     device: Running, driver: CircuitDriver
 ) -> None:
@@ -147,11 +176,14 @@ async def test_a_device_that_reports_without_end_is_hung_up_on(
 
     async def flood() -> None:
         for _ in range(150):
-            answer = await asyncio.to_thread(device.fault, report=f"*C EQPT: {'x' * 16_000}")
+            answer = await asyncio.to_thread(
+                device.fault, report=f"*C EQPT: {'x' * 16_000}"
+            )
             assert answer["ok"]
 
     flooding = asyncio.create_task(flood())
-    deadline, said = time.monotonic() + PATIENCE_S, ""
+    deadline = time.monotonic() + PATIENCE_S
+    said = ""
     while "unsolicited data; the next try is in" not in said:
         assert time.monotonic() < deadline, said
         try:

@@ -8,7 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, DirectedPort
+from patchlight.controller.circuits.contract import (
+    CircuitDriver,
+    DeviceRefused,
+    DirectedPort,
+)
 from patchlight.controller.circuits.drivers.polatis import PolatisScpi
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.errors import PatchlightError
@@ -91,7 +95,9 @@ GLIMMERGLASS = {
 
 @asynccontextmanager
 async def replaying(
-    switch: CircuitSwitch, reply: Callable[[str, str], bytes], greeting: bytes = b""
+    switch: CircuitSwitch,
+    reply: Callable[[str, str], bytes],
+    greeting: bytes = b"",
 ) -> AsyncIterator[tuple[CircuitDriver, list[str]]]:
     """A driver whose device echoes each command, as a telnet port does, and replies.
 
@@ -99,12 +105,16 @@ async def replaying(
     """
     commands: list[str] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         writer.write(greeting)
         try:
             while True:
                 command = (await reader.readuntil(b";")).strip()
-                text = re.sub(rb"\xff[\xfb-\xfe].", b"", command).decode().strip()
+                text = (
+                    re.sub(rb"\xff[\xfb-\xfe].", b"", command).decode().strip()
+                )
                 commands.append(text)
                 verb, _, _, ctag, *_ = text.rstrip(";").split(":")
                 writer.write(command + b"\r\n" + reply(verb.upper(), ctag))
@@ -120,7 +130,9 @@ async def replaying(
             await driver.close()
 
 
-def from_captured(captured: dict[str, list[str]]) -> Callable[[str, str], bytes]:
+def from_captured(
+    captured: dict[str, list[str]],
+) -> Callable[[str, str], bytes]:
     def reply(verb: str, ctag: str) -> bytes:
         lines = "".join(f'   "{line}"\r\n' for line in captured.get(verb, []))
         head = f"\r\n\n   ( nil ) 05-01-31 17:44:22\r\nM  {ctag} COMPLD\r\n"
@@ -156,17 +168,26 @@ async def test_polatis() -> None:
     switch = CircuitSwitch("ocs1", "polatis-tl1", "", 16)
     async with replaying(switch, from_captured(POLATIS)) as (driver, commands):
         identity = await driver.identify()
-        assert (identity.vendor, identity.model) == ("Polatis", "N-OST-16x16-LA1-DMHNS")
+        assert (identity.vendor, identity.model) == (
+            "Polatis",
+            "N-OST-16x16-LA1-DMHNS",
+        )
         assert (identity.serial, identity.software) == ("002414", "6.6.1.7")
         assert await driver.read_map() == PortMap.of([(1, 1), (2, 4)])
         states = await driver.port_states()
-        assert {str(port): state.condition for port, state in states.items()} == {
+        assert {
+            str(port): state.condition for port, state in states.items()
+        } == {
             "in:1": "ready",
             "in:2": "locked",
             "out:1": "ready",
             "out:2": "ready",
         }
-        asked = [DirectedPort("in", 1), DirectedPort("out", 1), DirectedPort("out", 2)]
+        asked = [
+            DirectedPort("in", 1),
+            DirectedPort("out", 1),
+            DirectedPort("out", 2),
+        ]
         assert await driver.power(asked) == {asked[0]: -29.5, asked[1]: -31.2}
         # 16 is no output: nothing may be read into such a line.
         await driver.connect([CrossConnect(5, 6)])
@@ -177,16 +198,31 @@ async def test_polatis() -> None:
 
 async def test_glimmerglass() -> None:
     switch = CircuitSwitch("ocs1", "glimmerglass-tl1", "", 64)
-    async with replaying(switch, from_captured(GLIMMERGLASS)) as (driver, commands):
+    async with replaying(switch, from_captured(GLIMMERGLASS)) as (
+        driver,
+        commands,
+    ):
         identity = await driver.identify()
-        assert (identity.model, identity.serial, identity.software) == ("S300", "0123", "3.2.1")
+        assert (identity.model, identity.serial, identity.software) == (
+            "S300",
+            "0123",
+            "3.2.1",
+        )
         # The one without light counts: its mirrors stand, and its ports are taken.
         assert await driver.read_map() == PortMap.of([(2, 15), (46, 47)])
         states = await driver.port_states()
         assert states[DirectedPort("in", 1)].condition == "ready"
         assert states[DirectedPort("out", 1)].condition == "failed"
-        asked = [DirectedPort("in", 46), DirectedPort("out", 47), DirectedPort("in", 1)]
-        assert await driver.power(asked) == {asked[0]: -5.873, asked[1]: -6.762, asked[2]: None}
+        asked = [
+            DirectedPort("in", 46),
+            DirectedPort("out", 47),
+            DirectedPort("in", 1),
+        ]
+        assert await driver.power(asked) == {
+            asked[0]: -5.873,
+            asked[1]: -6.762,
+            asked[2]: None,
+        }
         outcome = await driver.disconnect([CrossConnect(46, 47)])
         assert "map still has it" in outcome.refused[0].words
         await driver.connect([CrossConnect(5, 6), CrossConnect(6, 5)])
@@ -224,7 +260,9 @@ async def scpi_replaying(
     """
     lines: list[str] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         errors: list[str] = []
         writer.write(greeting.encode())
         while line := (await reader.readline()).decode().strip():
@@ -239,7 +277,9 @@ async def scpi_replaying(
         writer.close()
 
     async with listening(serve) as address:
-        driver = PolatisScpi(CircuitSwitch("ocs1", "polatis-scpi", address, 2), "")
+        driver = PolatisScpi(
+            CircuitSwitch("ocs1", "polatis-scpi", address, 2), ""
+        )
         try:
             await driver.open()
             yield driver, lines
@@ -250,16 +290,24 @@ async def scpi_replaying(
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 async def test_polatis_over_scpi(end: str) -> None:
     greeting = "Polatis switch, have a nice day\r\n"
-    async with scpi_replaying(SCPI, end=end, greeting=greeting) as (driver, lines):
+    async with scpi_replaying(SCPI, end=end, greeting=greeting) as (
+        driver,
+        lines,
+    ):
         identity = await driver.identify()
-        assert (identity.vendor, identity.model) == ("Polatis", "I-OST-24x24-LU1-DMHNS")
+        assert (identity.vendor, identity.model) == (
+            "Polatis",
+            "I-OST-24x24-LU1-DMHNS",
+        )
         assert (identity.serial, identity.software) == ("002414", "6.5.2.18")
         assert driver.capabilities.power_in
         assert driver.capabilities.power_out
         # 27 is out:3 on a switch with 24 inputs.
         assert await driver.read_map() == PortMap.of([(1, 3), (2, 2), (3, 6)])
         states = await driver.port_states()
-        assert {str(port): state.condition for port, state in states.items()} == {
+        assert {
+            str(port): state.condition for port, state in states.items()
+        } == {
             "in:1": "locked",
             "in:2": "ready",
             "out:1": "failed",
@@ -268,15 +316,22 @@ async def test_polatis_over_scpi(end: str) -> None:
         asked = [DirectedPort("in", 2), DirectedPort("out", 2)]
         assert await driver.power(asked) == {asked[0]: -29.55, asked[1]: None}
         assert await driver.alarms() == ()
-    assert not any("add" in line or "only" in line or "disc" in line for line in lines)
+    assert not any(
+        "add" in line or "only" in line or "disc" in line for line in lines
+    )
 
 
-async def test_what_is_there_is_not_sent_and_what_is_written_is_read_back() -> None:
+async def test_what_is_there_is_not_sent_and_what_is_written_is_read_back() -> (
+    None
+):
     async with scpi_replaying(SCPI) as (driver, lines):
         assert (await driver.connect([CrossConnect(2, 2)])).complete
     assert not any("add" in line for line in lines)
 
-    async with scpi_replaying({**SCPI, ":oxc:swit:conn:stat?": "(@),(@)"}) as (driver, lines):
+    async with scpi_replaying({**SCPI, ":oxc:swit:conn:stat?": "(@),(@)"}) as (
+        driver,
+        lines,
+    ):
         # The device says "1" and no error, but its map stays empty: that is no success.
         outcome = await driver.connect([CrossConnect(2, 2)])
         assert not outcome.done
@@ -303,19 +358,28 @@ async def test_a_model_without_monitors() -> None:
     ("changed", "words"),
     [
         ({"*IDN?": "Polatis,N-VST-32xCC-LU1-DMHNS,1,6"}, "any to any"),
-        ({":oxc:swit:size?": "1,1"}, "is a switch of 1x1, but the lab file says 2 ports"),
+        (
+            {":oxc:swit:size?": "1,1"},
+            "is a switch of 1x1, but the lab file says 2 ports",
+        ),
     ],
 )
-async def test_a_model_of_another_size(changed: dict[str, str], words: str) -> None:
+async def test_a_model_of_another_size(
+    changed: dict[str, str], words: str
+) -> None:
     with pytest.raises(PatchlightError, match=words):
         async with scpi_replaying(SCPI | changed):
             pass
 
 
 @pytest.mark.parametrize(
-    "answer", ["(@1,2),(@27)", "(@1),(@2)", "(@1,x),(@27,28)", "(@1,1),(@25,26)"]
+    "answer",
+    ["(@1,2),(@27)", "(@1),(@2)", "(@1,x),(@27,28)", "(@1,1),(@25,26)"],
 )
 async def test_a_map_that_cannot_be_is_said(answer: str) -> None:
-    async with scpi_replaying(SCPI | {":oxc:swit:conn:stat?": answer}) as (driver, _):
+    async with scpi_replaying(SCPI | {":oxc:swit:conn:stat?": answer}) as (
+        driver,
+        _,
+    ):
         with pytest.raises(DeviceRefused, match="an invalid value"):
             await driver.read_map()

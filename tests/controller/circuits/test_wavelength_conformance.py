@@ -5,7 +5,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from patchlight.conformance import WAVELENGTH_CHECKS, Check, alarms_arrive, run_checks
+from patchlight.conformance import (
+    WAVELENGTH_CHECKS,
+    Check,
+    alarms_arrive,
+    run_checks,
+)
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.lab.ocs_drivers import WSS_DRIVERS
 from patchlight.testbed.lab.spectrum import Grid
@@ -27,11 +32,18 @@ async def failures_of(name: str) -> Mapping[str, str]:
     driver, inputs, outputs, grid = SHAPES[name]
     row = WSS_DRIVERS[driver]
     if not row.device:
-        rehearsal = WavelengthSwitch("wss1", inputs, outputs, Grid.parse(grid), driver=driver)
+        rehearsal = WavelengthSwitch(
+            "wss1", inputs, outputs, Grid.parse(grid), driver=driver
+        )
         kept = open_driver(rehearsal)
-        return {result.name: result.failure async for result in run_checks(lambda: kept)}
+        return {
+            result.name: result.failure
+            async for result in run_checks(lambda: kept)
+        }
     password = PASSWORD if row.has_users else ""
-    shape = emulated_wss(driver, inputs=inputs, outputs=outputs, grid=grid, password=password)
+    shape = emulated_wss(
+        driver, inputs=inputs, outputs=outputs, grid=grid, password=password
+    )
     async with shape as bench:
 
         async def raise_alarm() -> None:
@@ -47,7 +59,10 @@ async def failures_of(name: str) -> Mapping[str, str]:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SHAPES],
+    params=[
+        pytest.param(name, marks=pytest.mark.xdist_group(name))
+        for name in SHAPES
+    ],
     ids=list(SHAPES),
 )
 def failures(request: pytest.FixtureRequest) -> Mapping[str, str]:
@@ -55,7 +70,9 @@ def failures(request: pytest.FixtureRequest) -> Mapping[str, str]:
     return asyncio.run(failures_of(request.param))
 
 
-@pytest.mark.parametrize("check", WAVELENGTH_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", WAVELENGTH_CHECKS, ids=lambda check: check.__name__
+)
 def test_conformance(check: Check, failures: Mapping[str, str]) -> None:
     assert failures[check.__name__] == ""
 

@@ -5,7 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable
+from patchlight.controller.circuits.contract import (
+    DeviceRefused,
+    DeviceUnreachable,
+)
 from patchlight.controller.circuits.dialect import Timeouts
 from patchlight.emulation.optical.protocols.server import FaultRequests
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
@@ -24,11 +27,15 @@ pytestmark = pytest.mark.parametrize("name", DRIVERS)
 @contextlib.asynccontextmanager
 async def bench(name: str, answer_s: float = 30.0) -> AsyncIterator[Bench]:
     within = Timeouts(answer_s=answer_s)
-    async with emulated_wss(name, *FIRST.texts, inputs=1, outputs=4, timeouts=within) as found:
+    async with emulated_wss(
+        name, *FIRST.texts, inputs=1, outputs=4, timeouts=within
+    ) as found:
         yield found
 
 
-@pytest.mark.parametrize(("when", "after"), [("before", FIRST), ("after", BOTH)])
+@pytest.mark.parametrize(
+    ("when", "after"), [("before", FIRST), ("after", BOTH)]
+)
 async def test_a_connection_that_is_cut_leaves_the_outcome_unknown(
     name: str, when: str, after: SpectrumMap
 ) -> None:
@@ -52,7 +59,9 @@ async def test_a_refusal_is_in_the_devices_words(name: str) -> None:
         assert await b.driver.read_map() == FIRST
 
 
-async def test_what_takes_long_is_waited_for_and_what_takes_too_long_is_unknown(name: str) -> None:
+async def test_what_takes_long_is_waited_for_and_what_takes_too_long_is_unknown(
+    name: str,
+) -> None:
     async with bench(name, answer_s=5.0) as b:
         await b.fault(stall_s=0.1)
         assert (await b.driver.connect(NEW)).complete
@@ -70,7 +79,9 @@ async def test_nonsense_is_no_map(name: str) -> None:
         assert await b.driver.read_map() == FIRST
 
 
-async def test_what_is_lost_and_what_a_restart_leaves_is_read(name: str) -> None:
+async def test_what_is_lost_and_what_a_restart_leaves_is_read(
+    name: str,
+) -> None:
     async with bench(name) as b:
         requests = FaultRequests(b.device, b.server)
         await requests.schedule([OcsFault.of({"lose": "1>1@193.100"})])

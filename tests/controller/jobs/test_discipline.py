@@ -5,9 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.controller.jobs.discipline.contract import UserAccounts, admission
+from patchlight.controller.jobs.discipline.contract import (
+    UserAccounts,
+    admission,
+)
 from patchlight.controller.jobs.discipline.queue import JobQueue
-from patchlight.testbed.lab.rules import Allowance, Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.rules import (
+    Allowance,
+    Discipline,
+    Waiting,
+    WaitReason,
+)
 from tests.support.queued_site import FAIR, FIFO, Cluster, Job
 
 
@@ -24,14 +32,20 @@ def test_priority_comes_before_the_order() -> None:
 
 
 def test_a_user_over_the_quota_holds_up_nobody() -> None:
-    jobs = [Job(0, 3, 10, user="ann"), Job(1, 2, 10, user="ann"), Job(2, 1, 10, user="ann")]
+    jobs = [
+        Job(0, 3, 10, user="ann"),
+        Job(1, 2, 10, user="ann"),
+        Job(2, 1, 10, user="ann"),
+    ]
     jobs.append(Job(3, 4, 10, user="bob"))
     cluster = Cluster(jobs, Discipline(each_user=Allowance(gpus=4)))
     cluster.play(until_s=0)
     assert [job.index for job in cluster.started] == [0, 3]
     why = cluster.why()
     assert why["job1"] == Waiting(
-        WaitReason.QUOTA, "user ann has 3 of 4 GPUs at once, and it wants 2", is_blocked=True
+        WaitReason.QUOTA,
+        "user ann has 3 of 4 GPUs at once, and it wants 2",
+        is_blocked=True,
     )
     # A user's own jobs stay in turn: small ones would keep a large one waiting for ever.
     assert why["job2"] == Waiting(WaitReason.BEHIND, "it depends on job1")
@@ -40,20 +54,28 @@ def test_a_user_over_the_quota_holds_up_nobody() -> None:
 
 
 def test_gpu_hours_are_there_again_in_the_next_window() -> None:
-    jobs = [Job(0, 8, 1800, user="ann"), Job(1, 1, 10, user="ann"), Job(2, 1, 9000, user="bob")]
+    jobs = [
+        Job(0, 8, 1800, user="ann"),
+        Job(1, 1, 10, user="ann"),
+        Job(2, 1, 9000, user="bob"),
+    ]
     allowed = ("ann", Allowance(gpu_hours=4))
     cluster = Cluster(jobs, Discipline(users=(allowed,), quota_window_s=7200))
     cluster.play(until_s=1800)
     why = cluster.why()["job1"]
     assert why.reason is WaitReason.QUOTA
-    assert "has used 4 GPU-hours, the quota: more are available in 1.5 h" in why.words
+    assert (
+        "has used 4 GPU-hours, the quota: more are available in 1.5 h"
+        in why.words
+    )
     cluster.play()
     assert jobs[1].spans[0][0] == 7200
 
 
 def test_who_may_not_even_wait() -> None:
     discipline = Discipline(
-        each_user=Allowance(jobs=2), users=(("ann", Allowance(gpus=4, jobs=1)),)
+        each_user=Allowance(jobs=2),
+        users=(("ann", Allowance(gpus=4, jobs=1)),),
     )
     assert admission(discipline, "bob", 100, 1) is None
     for user, gpus, jobs in (("bob", 1, 2), ("ann", 1, 1), ("ann", 5, 0)):
@@ -63,7 +85,9 @@ def test_who_may_not_even_wait() -> None:
 
 
 def test_fair_share_goes_by_use_over_share_and_forgets() -> None:
-    discipline = Discipline(half_life_s=1000, users=(("bob", Allowance(share=3)),))
+    discipline = Discipline(
+        half_life_s=1000, users=(("bob", Allowance(share=3)),)
+    )
     accounts = UserAccounts(discipline)
     accounts.took("ann", 2, 0.0)
     accounts.took("bob", 3, 0.0)
@@ -80,20 +104,30 @@ def test_fair_share_goes_by_use_over_share_and_forgets() -> None:
 
 def test_fair_share_lets_a_newcomer_in_before_the_heavy_user() -> None:
     heavy = [Job(number, 8, 100, user="ann") for number in range(10)]
-    cluster = Cluster([*heavy, Job(10, 8, 100, 150, user="bob")], Discipline(), FAIR)
+    cluster = Cluster(
+        [*heavy, Job(10, 8, 100, 150, user="bob")], Discipline(), FAIR
+    )
     cluster.play()
     assert [job.index for job in cluster.started][:4] == [0, 1, 10, 2]
 
 
 def test_what_comes_after_others_waits_until_they_are_done() -> None:
-    jobs = [Job(0, 1, 50), Job(1, 1, 10, after=("job0",)), Job(2, 1, 10, after=("lost", "job0"))]
+    jobs = [
+        Job(0, 1, 50),
+        Job(1, 1, 10, after=("job0",)),
+        Job(2, 1, 10, after=("lost", "job0")),
+    ]
     cluster = Cluster([*jobs, Job(3, 1, 10, held=True)], Discipline())
     cluster.failed.add("lost")
     cluster.play(until_s=0)
     assert cluster.why() == {
-        "job1": Waiting(WaitReason.DEPENDENCY, "it depends on job0, which is not done yet"),
+        "job1": Waiting(
+            WaitReason.DEPENDENCY, "it depends on job0, which is not done yet"
+        ),
         "job2": Waiting(
-            WaitReason.DEPENDENCY, "it depends on lost, which will never be done", is_blocked=True
+            WaitReason.DEPENDENCY,
+            "it depends on lost, which will never be done",
+            is_blocked=True,
         ),
         "job3": Waiting(WaitReason.HELD, "it is held back", is_blocked=True),
     }
@@ -107,18 +141,29 @@ def test_what_comes_after_others_waits_until_they_are_done() -> None:
     assert [job.index for job in cluster.started] == [0, 1, 2, 3]
 
 
-def test_what_finds_no_place_on_a_free_cluster_is_passed_and_tried_again_later() -> None:
-    jobs = [Job(0, 8, 10), Job(1, 2, 10, placeable=False), Job(2, 8, 10), Job(3, 99, 10)]
+def test_what_finds_no_place_on_a_free_cluster_is_passed_and_tried_again_later() -> (
+    None
+):
+    jobs = [
+        Job(0, 8, 10),
+        Job(1, 2, 10, placeable=False),
+        Job(2, 8, 10),
+        Job(3, 99, 10),
+    ]
     cluster = Cluster([*jobs, Job(4, 1, 10)], Discipline())
     cluster.play(until_s=5)
     # While something runs, nobody passes it.
-    assert cluster.why()["job2"] == Waiting(WaitReason.BEHIND, "it depends on job1")
+    assert cluster.why()["job2"] == Waiting(
+        WaitReason.BEHIND, "it depends on job1"
+    )
     cluster.play()
     assert [job.index for job in cluster.started] == [0, 2, 4]
     assert cluster.why() == {
         "job1": Waiting(WaitReason.NO_PLACE, "no place", is_blocked=True),
         "job3": Waiting(
-            WaitReason.NO_GPUS, "it wants 99 GPUs, and 8 of them are free", is_blocked=True
+            WaitReason.NO_GPUS,
+            "it wants 99 GPUs, and 8 of them are free",
+            is_blocked=True,
         ),
     }
     jobs[1].placeable = True
@@ -130,7 +175,12 @@ def test_what_finds_no_place_on_a_free_cluster_is_passed_and_tried_again_later()
 
 
 def test_who_is_removed_waits_no_more() -> None:
-    jobs = [Job(0, 8, 10), Job(1, 8, 10), Job(2, 8, 10), Job(3, 1, 10, after=("job9",))]
+    jobs = [
+        Job(0, 8, 10),
+        Job(1, 8, 10),
+        Job(2, 8, 10),
+        Job(3, 1, 10, after=("job9",)),
+    ]
     cluster = Cluster(jobs, Discipline())
     cluster.play(until_s=0)
     cluster.queue.remove(jobs[1])
@@ -151,7 +201,11 @@ def test_without_known_ends_only_what_is_left_over_is_given_away() -> None:
 
 
 def test_nobody_is_preempted_who_may_not_be() -> None:
-    jobs = [Job(0, 4, 1000, preemptible=False), Job(1, 4, 1000), Job(2, 4, 10, 500, priority=1)]
+    jobs = [
+        Job(0, 4, 1000, preemptible=False),
+        Job(1, 4, 1000),
+        Job(2, 4, 10, 500, priority=1),
+    ]
     cluster = Cluster(jobs, Discipline(preempt=True, quantum_s=100))
     cluster.play(until_s=500)
     assert sorted(cluster.running) == [0, 2]
@@ -164,12 +218,16 @@ class Dim(Cluster):
 
     dark = 0
 
-    def can_start(self, entry: Job, placement: list[int], without: Sequence[Job]) -> bool:
+    def can_start(
+        self, entry: Job, placement: list[int], without: Sequence[Job]
+    ) -> bool:
         assert all(each.index in self.running for each in without)
         return len(placement) == 1 or not self.dark & self.gpus_of(placement)
 
     def start(self, entry: Job, placement: list[int]) -> bool:
-        return self.can_start(entry, placement, ()) and super().start(entry, placement)
+        return self.can_start(entry, placement, ()) and super().start(
+            entry, placement
+        )
 
 
 def test_nobody_loses_gpus_that_no_light_joins() -> None:
@@ -178,7 +236,9 @@ def test_nobody_loses_gpus_that_no_light_joins() -> None:
     cluster = Dim(jobs, Discipline(preempt=True, quantum_s=100))
     cluster.dark = 0b0100_0000
     cluster.play(until_s=500)
-    assert sorted(cluster.running) == [0, 3], "on those of jobs 1 and 2, as GPU 6 is dark"
+    assert sorted(cluster.running) == [0, 3], (
+        "on those of jobs 1 and 2, as GPU 6 is dark"
+    )
     assert jobs[3].gpus == 0b0011_1000
     # Where all that it could have are dark, everybody goes on, however often it looks again.
     jobs = [replace(job, gpus=0, had_s=0.0, spans=[]) for job in jobs]
@@ -202,12 +262,18 @@ def test_a_new_queue_knows_of_who_runs_already() -> None:
 
 def test_what_no_gpu_would_mend_is_passed_at_once() -> None:
     class Strict(Cluster):
-        def place(self, entry: Job, occupied: int | None = None) -> list[int] | Waiting:
+        def place(
+            self, entry: Job, occupied: int | None = None
+        ) -> list[int] | Waiting:
             if entry.index == 1:
-                return Waiting(WaitReason.UNREACHABLE, "no number of GPUs is in time")
+                return Waiting(
+                    WaitReason.UNREACHABLE, "no number of GPUs is in time"
+                )
             return super().place(entry, occupied)
 
-    cluster = Strict([Job(0, 4, 10), Job(1, 1, 10), Job(2, 4, 10)], Discipline())
+    cluster = Strict(
+        [Job(0, 4, 10), Job(1, 1, 10), Job(2, 4, 10)], Discipline()
+    )
     cluster.play(until_s=0)
     assert sorted(cluster.running) == [0, 2]
     assert cluster.why()["job1"].is_blocked

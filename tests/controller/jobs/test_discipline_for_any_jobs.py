@@ -17,7 +17,11 @@ NAMES = ("", "ann", "bob", "eve")
 def jobs_drawn(draw: st.DrawFn) -> list[Job]:
     drawn = []
     for number in range(draw(st.integers(1, 25))):
-        before = draw(st.sets(st.integers(0, number - 1), max_size=2)) if number else set()
+        before = (
+            draw(st.sets(st.integers(0, number - 1), max_size=2))
+            if number
+            else set()
+        )
         job = Job(
             number,
             draw(st.integers(1, GPUS)),
@@ -26,7 +30,9 @@ def jobs_drawn(draw: st.DrawFn) -> list[Job]:
             draw(st.sampled_from(NAMES)),
             draw(st.integers(-1, 1)),
             draw(st.booleans()),
-            after=tuple(f"job{n}" for n in sorted(before)) if draw(st.booleans()) else (),
+            after=tuple(f"job{n}" for n in sorted(before))
+            if draw(st.booleans())
+            else (),
         )
         drawn.append(job)
     return drawn
@@ -40,7 +46,9 @@ DISCIPLINES = st.builds(
     quantum_s=st.sampled_from([1.0, 20.0, 200.0]),
     half_life_s=st.sampled_from([1.0, 100.0, 1e6]),
     each_user=st.builds(
-        Allowance, gpus=st.none() | st.integers(GPUS, 2 * GPUS), share=st.sampled_from([None, 2.0])
+        Allowance,
+        gpus=st.none() | st.integers(GPUS, 2 * GPUS),
+        share=st.sampled_from([None, 2.0]),
     ),
     users=st.just(()) | st.just((("ann", Allowance(share=3.0, gpus=GPUS)),)),
 )
@@ -53,7 +61,11 @@ class Watched(Cluster):
     def after_pass(self) -> None:
         running = self.running.values()
         taken = sum(job.gpus.bit_count() for job in running)
-        assert taken == self.occupancy.occupied.bit_count() == GPUS - self.occupancy.free
+        assert (
+            taken
+            == self.occupancy.occupied.bit_count()
+            == GPUS - self.occupancy.free
+        )
         for user in NAMES:
             most = self.discipline.allowance(user).gpus
             held = sum(job.workers for job in running if job.user == user)
@@ -63,7 +75,9 @@ class Watched(Cluster):
         waiting = {
             job.name
             for job in self.jobs
-            if job.arrived_s <= self.now_s and job.name not in self.done and not job.gpus
+            if job.arrived_s <= self.now_s
+            and job.name not in self.done
+            and not job.gpus
         }
         assert set(self.why()) == waiting
 
@@ -82,7 +96,9 @@ def test_everybody_gets_gpus_of_their_own_in_turn_and_is_done(
         cluster.play()
         assert cluster.done == {job.name for job in jobs}
     # The same jobs, the same lives.
-    assert [job.spans for job in runs[0].jobs] == [job.spans for job in runs[1].jobs]
+    assert [job.spans for job in runs[0].jobs] == [
+        job.spans for job in runs[1].jobs
+    ]
 
 
 class Promising(Cluster):
@@ -94,17 +110,21 @@ class Promising(Cluster):
         head = self.queue.first()
         if head is None or head.index in self.latest_s:
             return
-        free, when_s = self.occupancy.free, self.now_s
+        free = self.occupancy.free
+        when_s = self.now_s
         for ends_s, gpus, _ in self.ends():
             if free >= head.workers:
                 break
-            when_s, free = ends_s, free + gpus.bit_count()
+            when_s = ends_s
+            free = free + gpus.bit_count()
         self.latest_s[head.index] = when_s
 
 
 @given(jobs_drawn(), st.integers(1, 30))
 @settings(max_examples=60, deadline=None)
-def test_backfilling_never_puts_off_the_next_one(jobs: list[Job], depth: int) -> None:
+def test_backfilling_never_puts_off_the_next_one(
+    jobs: list[Job], depth: int
+) -> None:
     alike = [replace(job, priority=0, after=(), spans=[]) for job in jobs]
     cluster = Promising(alike, Discipline(backfill=True, backfill_depth=depth))
     cluster.latest_s = {}
@@ -115,18 +135,28 @@ def test_backfilling_never_puts_off_the_next_one(jobs: list[Job], depth: int) ->
 
 @given(jobs_drawn())
 @settings(max_examples=60, deadline=None)
-def test_fair_share_starts_nobody_before_a_user_who_had_less(jobs: list[Job]) -> None:
+def test_fair_share_starts_nobody_before_a_user_who_had_less(
+    jobs: list[Job],
+) -> None:
     class Fair(Cluster):
         def start(self, entry: Job, placement: list[int]) -> bool:
             came = [each for each in self.jobs if each.arrived_s <= self.now_s]
-            users = {each.user for each in came if each.name not in self.done and not each.gpus}
+            users = {
+                each.user
+                for each in came
+                if each.name not in self.done and not each.gpus
+            }
             assert self.accounts is not None
             shares = self.accounts.shares(self.now_s)
-            assert shares.get(entry.user, 0.0) == min(shares.get(user, 0.0) for user in users)
+            assert shares.get(entry.user, 0.0) == min(
+                shares.get(user, 0.0) for user in users
+            )
             return super().start(entry, placement)
 
     cluster = Fair(
-        [replace(job, priority=0, after=(), spans=[]) for job in jobs], Discipline(), FAIR
+        [replace(job, priority=0, after=(), spans=[]) for job in jobs],
+        Discipline(),
+        FAIR,
     )
     cluster.play()
     assert len(cluster.done) == len(jobs)

@@ -19,8 +19,11 @@ from patchlight.testbed.lab.rules import Discipline, PolicyChoice
 from tests.support.job_cluster import LAB, Cluster, job, play, submit_running
 
 EVERY = os.environ.get("PATCHLIGHT_EVERY_STEP") == "1"
-MOMENTS_S = [n / 100 for n in (range(100) if EVERY else (0, 1, 5, 12, 25, 40, 60))]
-KEEP, ELASTIC = PolicyChoice(), PolicyChoice(partition="minimum", elasticity="give-and-take")
+MOMENTS_S = [
+    n / 100 for n in (range(100) if EVERY else (0, 1, 5, 12, 25, 40, 60))
+]
+KEEP = PolicyChoice()
+ELASTIC = PolicyChoice(partition="minimum", elasticity="give-and-take")
 
 Case = Callable[[Cluster, float], Coroutine[Any, Any, None]]
 
@@ -146,7 +149,9 @@ async def stop_during_a_resize(cluster: Cluster, after_s: float) -> None:
     await nothing_is_left(cluster, other, job_id)
 
 
-async def stop_under_the_next_controller(cluster: Cluster, after_s: float) -> None:
+async def stop_under_the_next_controller(
+    cluster: Cluster, after_s: float
+) -> None:
     (job_id,) = cluster.submit(job("one", "gpu0", "gpu1"))
     await asyncio.sleep(after_s)
     await cluster.kill_and_restart()
@@ -169,14 +174,20 @@ async def cancel_a_change_that_waits(cluster: Cluster, after_s: float) -> None:
     other = PortMap.parse(["15-16"])
     begin = cluster.transactions.begin
     first = await begin(lambda _: {"ocs1": other}, "first")
-    beginning = asyncio.create_task(begin(lambda _: {"ocs1": PortMap.of([])}, "second"))
+    beginning = asyncio.create_task(
+        begin(lambda _: {"ocs1": PortMap.of([])}, "second")
+    )
     await asyncio.sleep(after_s / 100)
     if (second := cluster.transactions.under_way(first.id + 1)) is not None:
         cluster.transactions.cancel(first.id + 1, "somebody", "")
     record = await beginning
     await cluster.until(lambda: not cluster.transactions.busy)
-    await cluster.until(lambda: cluster.transactions.under_way(record.id) is None)
-    assert record.state in (("committed", "intent") if second is None else ("refused",))
+    await cluster.until(
+        lambda: cluster.transactions.under_way(record.id) is None
+    )
+    assert record.state in (
+        ("committed", "intent") if second is None else ("refused",)
+    )
     assert not cluster.store.unfinished_reconfigurations(
         lambda row: row, lambda number, known: known
     )
@@ -205,5 +216,7 @@ def test_a_job_ends_as_ordered_at_each_moment(case: Case) -> None:
             await case(cluster, after_s)
 
     preempts = Discipline(preempt=True, quantum_s=0.001)
-    lab = LAB.with_changes(queue=preempts) if "preempt" in case.__name__ else LAB
+    lab = (
+        LAB.with_changes(queue=preempts) if "preempt" in case.__name__ else LAB
+    )
     play(lab, ELASTIC if "resize" in case.__name__ else KEEP, story)

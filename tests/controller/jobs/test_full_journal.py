@@ -22,7 +22,9 @@ def full_journal(cluster: Cluster) -> Iterator[None]:
     for size in (1000, 1):
         with contextlib.suppress(PatchlightError):
             while True:
-                store.write(ADD_EVENT, 0.0, "filler", json.dumps({"text": "x" * size}))
+                store.write(
+                    ADD_EVENT, 0.0, "filler", json.dumps({"text": "x" * size})
+                )
     try:
         yield
     finally:
@@ -34,19 +36,25 @@ async def test_a_job_that_ends_while_the_journal_is_full_is_done_when_there_is_r
     cluster: Cluster,
 ) -> None:
     cluster.trains = False
-    done, fails = await submit_running(cluster, job("done", "gpu0"), job("fails", "gpu1"))
+    done, fails = await submit_running(
+        cluster, job("done", "gpu0"), job("fails", "gpu1")
+    )
     with full_journal(cluster):
         cluster.workers[f"{done}-0"].skip_to(50)
         await asyncio.sleep(3)
         cluster.end(done)
         cluster.end(fails, "failed", "out of memory")
         await asyncio.sleep(5)
-        assert {cluster.table[each].state for each in (done, fails)} == {JobState.RUNNING}
+        assert {cluster.table[each].state for each in (done, fails)} == {
+            JobState.RUNNING
+        }
     await cluster.until_state(done, JobState.DONE)
     await cluster.until_state(fails, JobState.FAILED)
     reports, _ = cluster.table.ledger.iterations(done)
     assert [report["index"] for report in reports] == list(range(50))
-    await cluster.until(lambda: not cluster.table.running and not cluster.workers)
+    await cluster.until(
+        lambda: not cluster.table.running and not cluster.workers
+    )
     await submit_running(cluster, job("next", workers=6))
 
 
@@ -68,7 +76,9 @@ async def test_a_job_that_was_to_start_while_the_journal_is_full_starts_when_the
 
 
 @simulated()
-async def test_a_job_is_stopped_while_its_end_cannot_be_written_down(cluster: Cluster) -> None:
+async def test_a_job_is_stopped_while_its_end_cannot_be_written_down(
+    cluster: Cluster,
+) -> None:
     (stopped,) = await submit_running(cluster, job("stopped", "gpu0"))
     with full_journal(cluster):
         cluster.end(stopped, "failed", "out of memory")
@@ -97,12 +107,17 @@ async def test_a_stop_ends_the_workers_while_the_journal_is_full(
         await cluster.until(lambda: not cluster.workers)
         assert cluster.table[stopped].state is JobState.RUNNING
     await stop
-    assert cluster.table[stopped].state in (JobState.STOPPED, JobState.DONE if ends else None)
+    assert cluster.table[stopped].state in (
+        JobState.STOPPED,
+        JobState.DONE if ends else None,
+    )
     await submit_running(cluster, job("next", "gpu0"))
 
 
 @simulated()
-async def test_a_job_that_was_done_before_its_stop_is_done(cluster: Cluster) -> None:
+async def test_a_job_that_was_done_before_its_stop_is_done(
+    cluster: Cluster,
+) -> None:
     (done,) = await submit_running(cluster, job("done", "gpu0"))
     with full_journal(cluster):
         cluster.end(done)
@@ -126,7 +141,9 @@ async def test_a_job_that_is_begun_again_while_it_is_prepared_does_not_wait_for_
 
 
 @simulated()
-async def test_a_waiting_job_that_cannot_be_stopped_now_waits_on(cluster: Cluster) -> None:
+async def test_a_waiting_job_that_cannot_be_stopped_now_waits_on(
+    cluster: Cluster,
+) -> None:
     (first,) = await submit_running(cluster, job("first", workers=6))
     (waits,) = cluster.submit(job("waits", workers=6))
     await cluster.until(lambda: cluster.scheduler.job(waits).message)

@@ -8,7 +8,13 @@ from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
-from tests.support.job_cluster import Cluster, finish, job, simulated, submit_running
+from tests.support.job_cluster import (
+    Cluster,
+    finish,
+    job,
+    simulated,
+    submit_running,
+)
 
 POLICIES = """
 class Raises:
@@ -47,8 +53,12 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @simulated()
-async def test_an_order_policy_says_which_gang_is_next(cluster: Cluster, policies: Path) -> None:
-    await cluster.scheduler.policies.use(PolicyChoice(order=f"{policies}:ShortNamesFirst"))
+async def test_an_order_policy_says_which_gang_is_next(
+    cluster: Cluster, policies: Path
+) -> None:
+    await cluster.scheduler.policies.use(
+        PolicyChoice(order=f"{policies}:ShortNamesFirst")
+    )
     (first,) = await submit_running(cluster, job("first", "gpu0"))
     (long,) = cluster.submit(job("with-a-long-name", "gpu0"))
     (short,) = cluster.submit(job("s", "gpu0"))
@@ -58,8 +68,12 @@ async def test_an_order_policy_says_which_gang_is_next(cluster: Cluster, policie
 
 
 @simulated()
-async def test_a_partition_policy_says_how_many_workers(cluster: Cluster, policies: Path) -> None:
-    await cluster.scheduler.policies.use(PolicyChoice(partition=f"{policies}:Two"))
+async def test_a_partition_policy_says_how_many_workers(
+    cluster: Cluster, policies: Path
+) -> None:
+    await cluster.scheduler.policies.use(
+        PolicyChoice(partition=f"{policies}:Two")
+    )
     (job_id,) = await submit_running(cluster, job("auto"))
     assert len(cluster.table[job_id].hosts) == 2
     (refused,) = cluster.submit(job("nobody"))
@@ -67,34 +81,56 @@ async def test_a_partition_policy_says_how_many_workers(cluster: Cluster, polici
     assert "mine.py:Two refuses it" in cluster.table[refused].message
     (later,) = cluster.submit(job("later"))
     words = "the partition policy lets it wait on the 4 free GPUs"
-    await cluster.until(lambda: words in cluster.scheduler.message(cluster.table[later]))
+    await cluster.until(
+        lambda: words in cluster.scheduler.message(cluster.table[later])
+    )
     await finish(cluster, job_id)
     await cluster.until_state(later, JobState.RUNNING)
 
 
-@simulated(PolicyChoice(partition="maximum"), discipline=Discipline(each_user=Allowance(gpus=5)))
-async def test_a_partition_policy_gives_no_more_than_the_user_may_have(cluster: Cluster) -> None:
+@simulated(
+    PolicyChoice(partition="maximum"),
+    discipline=Discipline(each_user=Allowance(gpus=5)),
+)
+async def test_a_partition_policy_gives_no_more_than_the_user_may_have(
+    cluster: Cluster,
+) -> None:
     gang = [job("first"), job("second", degrees=(2, 4))]
     first, second = await submit_running(cluster, *gang)
     # What the second one needs at least is left to it.
-    assert [len(cluster.table[each].hosts) for each in (first, second)] == [3, 2]
+    assert [len(cluster.table[each].hosts) for each in (first, second)] == [
+        3,
+        2,
+    ]
 
 
-@simulated(PolicyChoice(partition="minimum"), Discipline(each_user=Allowance(gpus=5)))
-async def test_jobs_whose_least_workers_are_too_many_are_not_taken(cluster: Cluster) -> None:
-    with pytest.raises(BadInput, match="job wide: 8 workers requested, but the lab has 6"):
+@simulated(
+    PolicyChoice(partition="minimum"), Discipline(each_user=Allowance(gpus=5))
+)
+async def test_jobs_whose_least_workers_are_too_many_are_not_taken(
+    cluster: Cluster,
+) -> None:
+    with pytest.raises(
+        BadInput, match="job wide: 8 workers requested, but the lab has 6"
+    ):
         cluster.submit(job("wide", degrees=(8, 16)))
     with pytest.raises(BadInput, match="7 workers requested, but"):
         cluster.submit(job("five", workers=5), job("one"), job("other"))
-    with pytest.raises(Refused, match="it wants 6 GPUs, and the user may have 5 at once"):
+    with pytest.raises(
+        Refused, match="it wants 6 GPUs, and the user may have 5 at once"
+    ):
         cluster.submit(job("four", workers=4), job("two", degrees=(2, 4)))
     assert cluster.table.page() == []
 
 
 @simulated()
-async def test_where_a_policy_fails_the_default_decides(cluster: Cluster, policies: Path) -> None:
+async def test_where_a_policy_fails_the_default_decides(
+    cluster: Cluster, policies: Path
+) -> None:
     choice = PolicyChoice(
-        placement=f"{policies}:Raises", order=f"{policies}:Unsure", topology=f"{policies}:Breaks"
+        placement=f"{policies}:Raises",
+        order=f"{policies}:Unsure",
+        topology=f"{policies}:Breaks",
     )
     await cluster.scheduler.policies.use(choice)
     before = cluster.ocs.map
@@ -110,8 +146,14 @@ async def test_where_a_policy_fails_the_default_decides(cluster: Cluster, polici
     assert "RuntimeError: no idea" in faults
     assert "it answered 'perhaps'" in faults
     assert "RuntimeError: no light" in faults
-    counts = {kind: count for (kind, _), count in cluster.scheduler.policies.faults.items()}
+    counts = {
+        kind: count
+        for (kind, _), count in cluster.scheduler.policies.faults.items()
+    }
     assert counts["placement"] == 2
     assert counts["topology"] == 2
     # Which is next was asked of both, and where each runs, and with which circuits.
-    assert [cluster.table[name].policy_faults for name in first + second] == [3, 3]
+    assert [cluster.table[name].policy_faults for name in first + second] == [
+        3,
+        3,
+    ]

@@ -11,10 +11,21 @@ from patchlight.controller.policies.options.observation import Observation
 from patchlight.controller.policies.options.policies import LearnedPlacement
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.registry import load_policy
-from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
+from patchlight.emulation.simulator.cluster import (
+    LabCluster,
+    Policies,
+    QueueJob,
+    simulate,
+)
 from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
 from patchlight.testbed.lab.rules import PolicyChoice
-from tests.support.job_cluster import LAB, Cluster, job, simulated, submit_running
+from tests.support.job_cluster import (
+    LAB,
+    Cluster,
+    job,
+    simulated,
+    submit_running,
+)
 from tests.support.option_models import cheapest_model, write_option_model
 
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
@@ -22,7 +33,13 @@ pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 
 # The trace: longer than the test takes, one after the other.
 SPECS = (
-    job("first", workers=2, iterations=50_000, gradient_bytes=40_000_000, graph="vgg16"),
+    job(
+        "first",
+        workers=2,
+        iterations=50_000,
+        gradient_bytes=40_000_000,
+        graph="vgg16",
+    ),
     job("second", workers=1, iterations=50_000),
     job("third", workers=2, iterations=50_000, gradient_bytes=40_000_000),
 )
@@ -34,14 +51,19 @@ class Watched:
     """A placement policy beside which somebody notes what it sees."""
 
     def __init__(self, policy: LearnedPlacement) -> None:
-        self._policy, self.saw = policy, list[Observation]()
+        self._policy = policy
+        self.saw = list[Observation]()
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+    def place(
+        self, cluster: ClusterView, job: JobView, workers: int
+    ) -> Sequence[int] | None:
         outlook = self._policy.outlook(cluster)
         options = self._policy.options(outlook, job, workers)
         if options:
             seen = self._policy.observe(outlook, job, options)
-            self.saw.append({name: array.copy() for name, array in seen.items()})
+            self.saw.append(
+                {name: array.copy() for name, array in seen.items()}
+            )
         return self._policy.place(cluster, job, workers)
 
 
@@ -68,7 +90,9 @@ async def test_a_model_sees_in_a_lab_what_it_sees_in_the_simulator(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     path = write_option_model(tmp_path)
-    await cluster.scheduler.policies.use(PolicyChoice(placement=str(path), deadline_s=20.0))
+    await cluster.scheduler.policies.use(
+        PolicyChoice(placement=str(path), deadline_s=20.0)
+    )
     decisions = []
     for spec in SPECS:
         (job_id,) = await submit_running(cluster, spec)
@@ -86,7 +110,10 @@ async def test_a_model_sees_in_a_lab_what_it_sees_in_the_simulator(
     ):
         seen["state"][0, list(OF_TIME)] = expected["state"][0, list(OF_TIME)]
         for name, array in expected.items():
-            assert seen[name] == pytest.approx(array, rel=1e-3, abs=1e-4), (number, name)
+            assert seen[name] == pytest.approx(array, rel=1e-3, abs=1e-4), (
+                number,
+                name,
+            )
 
 
 @simulated()
@@ -94,8 +121,12 @@ async def test_scores_that_are_no_numbers_are_a_fault_and_the_default_decides(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     # Too much for a number where two built-in policies agree; when it is loaded, none does.
-    path = write_option_model(tmp_path, content=cheapest_model(features=(16, 17), factor=3e38))
-    await cluster.scheduler.policies.use(PolicyChoice(placement=str(path), deadline_s=20.0))
+    path = write_option_model(
+        tmp_path, content=cheapest_model(features=(16, 17), factor=3e38)
+    )
+    await cluster.scheduler.policies.use(
+        PolicyChoice(placement=str(path), deadline_s=20.0)
+    )
     await submit_running(cluster, SPECS[0])
     (fault,) = cluster.faults()
     assert "returned invalid scores" in fault
@@ -106,13 +137,23 @@ async def test_a_model_says_how_many_workers_a_job_of_a_lab_goes_on_with(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     path = write_option_model(tmp_path, ("elasticity",))
-    await cluster.scheduler.policies.use(PolicyChoice(elasticity=str(path), deadline_s=20.0))
+    await cluster.scheduler.policies.use(
+        PolicyChoice(elasticity=str(path), deadline_s=20.0)
+    )
     compute_s = {"Tesla M40": 0.4, "Titan V": 0.4}
-    spec = job("auto", degrees=(2, 3), iterations=1000, gradient_bytes=4000, compute_s=compute_s)
+    spec = job(
+        "auto",
+        degrees=(2, 3),
+        iterations=1000,
+        gradient_bytes=4000,
+        compute_s=compute_s,
+    )
     (job_id,) = await submit_running(cluster, spec)
     await cluster.until(lambda: len(cluster.table[job_id].hosts) == 3)
     (decision,) = (
-        each for each in cluster.table.ledger.decisions(job_id) if each["kind"] == "elasticity"
+        each
+        for each in cluster.table.ledger.decisions(job_id)
+        if each["kind"] == "elasticity"
     )
     assert not cluster.faults()
     assert decision["answer"] == {job_id: 3}

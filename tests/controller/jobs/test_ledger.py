@@ -15,7 +15,9 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 
 
-def status(job_id: str, state: JobState = JobState.QUEUED, by: str = "") -> JobStatus:
+def status(
+    job_id: str, state: JobState = JobState.QUEUED, by: str = ""
+) -> JobStatus:
     name = job_id.rpartition("-")[0]
     return JobStatus(job_id, JobSpec(name, 1, 4, {"A100": 0.1}), state, by=by)
 
@@ -26,7 +28,12 @@ def ledger(tmp_path: Path) -> JobLedger:
 
 
 def report(index: int, rank: int = 0, attempt: int = 0) -> dict[str, Any]:
-    return {"index": index, "rank": rank, "attempt": attempt, "finished_at": float(index)}
+    return {
+        "index": index,
+        "rank": rank,
+        "attempt": attempt,
+        "finished_at": float(index),
+    }
 
 
 def ids(statuses: list[JobStatus]) -> list[str]:
@@ -36,15 +43,21 @@ def ids(statuses: list[JobStatus]) -> list[str]:
 def test_a_job_that_was_saved_is_there_after_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "controller.db"
     asked = replace(status("b-1"), gang="g", avoid=("gpu0",), attempt=2)
-    JobLedger(Store(path)).save([asked, status("a-1")], [(1.0, "job-queued", {"job": "b-1"})])
+    JobLedger(Store(path)).save(
+        [asked, status("a-1")], [(1.0, "job-queued", {"job": "b-1"})]
+    )
     again = Store(path)  # the other was not closed
     assert JobLedger(again).find("b-1") == asked
     assert ids(JobLedger(again).unfinished()) == ["b-1", "a-1"]
     assert [event["kind"] for event in again.events()] == ["job-queued"]
 
 
-def test_jobs_come_in_pages_and_by_state_user_and_name(ledger: JobLedger) -> None:
-    ledger.save([status(f"job-{n}", by="ann" if n % 2 else "ben") for n in range(6)])
+def test_jobs_come_in_pages_and_by_state_user_and_name(
+    ledger: JobLedger,
+) -> None:
+    ledger.save(
+        [status(f"job-{n}", by="ann" if n % 2 else "ben") for n in range(6)]
+    )
     ledger.save([status("job-2", JobState.DONE, "ben"), status("other-1")])
     assert ids(ledger.page(2)) == ["job-5", "other-1"]
     assert ids(ledger.page(3, "")) == ["job-0", "job-1", "job-2"]
@@ -60,9 +73,17 @@ def test_jobs_come_in_pages_and_by_state_user_and_name(ledger: JobLedger) -> Non
 def test_jobs_of_a_period_waited_or_ran_in_it(ledger: JobLedger) -> None:
     def job(name: str, submitted: float, finished: float | None) -> JobStatus:
         state = JobState.QUEUED if finished is None else JobState.DONE
-        return replace(status(name, state), submitted_at=submitted, finished_at=finished)
+        return replace(
+            status(name, state), submitted_at=submitted, finished_at=finished
+        )
 
-    ledger.save([job("old-1", 1.0, 5.0), job("long-1", 2.0, 30.0), job("waits-1", 8.0, None)])
+    ledger.save(
+        [
+            job("old-1", 1.0, 5.0),
+            job("long-1", 2.0, 30.0),
+            job("waits-1", 8.0, None),
+        ]
+    )
     ledger.save([job("late-1", 40.0, 41.0)])
     assert ids(ledger.page(9, period=(10.0, 20.0))) == ["long-1", "waits-1"]
     assert ids(ledger.page(9, period=(5.0, 5.0))) == ["old-1", "long-1"]
@@ -70,7 +91,9 @@ def test_jobs_of_a_period_waited_or_ran_in_it(ledger: JobLedger) -> None:
     assert ids(ledger.page(9, period=(10.0, 50.0), name="late")) == ["late-1"]
 
 
-def test_a_job_is_meant_by_its_name_or_the_start_of_its_id(ledger: JobLedger) -> None:
+def test_a_job_is_meant_by_its_name_or_the_start_of_its_id(
+    ledger: JobLedger,
+) -> None:
     ledger.save([status("train-a1"), status("train-a2"), status("trainer-b1")])
     assert ids(ledger.meant("train")) == ["train-a2", "train-a1"]
     assert ids(ledger.meant("train-a1")) == ["train-a1"]
@@ -78,7 +101,9 @@ def test_a_job_is_meant_by_its_name_or_the_start_of_its_id(ledger: JobLedger) ->
     assert ledger.meant("t%") == ledger.meant("x") == []
 
 
-def test_reports_are_read_on_from_where_one_was_and_counted_by_rank(ledger: JobLedger) -> None:
+def test_reports_are_read_on_from_where_one_was_and_counted_by_rank(
+    ledger: JobLedger,
+) -> None:
     ledger.add_iterations("a", [report(0)])
     first, seen = ledger.iterations("a")
     ledger.add_iterations("other", [report(9)])
@@ -91,10 +116,15 @@ def test_reports_are_read_on_from_where_one_was_and_counted_by_rank(ledger: JobL
     assert ledger.reports_by_rank("other", 0) == {0: 1}
 
 
-def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(tmp_path: Path) -> None:
+def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(
+    tmp_path: Path,
+) -> None:
     store = Store(tmp_path / "controller.db")
     ledger = JobLedger(store)
-    ended = [replace(status(f"j-{n}", JobState.DONE), finished_at=float(n)) for n in range(5)]
+    ended = [
+        replace(status(f"j-{n}", JobState.DONE), finished_at=float(n))
+        for n in range(5)
+    ]
     ledger.save([*ended, status("waits-1")])
     for n in range(5):
         ledger.add_iterations(f"j-{n}", [report(0)])
@@ -114,7 +144,12 @@ def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(tmp_path: Path) -
 
 
 def test_jobs_are_forgotten_a_little_at_a_time(ledger: JobLedger) -> None:
-    ledger.save([replace(status(f"j-{n}", JobState.DONE), finished_at=1.0) for n in range(5)])
+    ledger.save(
+        [
+            replace(status(f"j-{n}", JobState.DONE), finished_at=1.0)
+            for n in range(5)
+        ]
+    )
     ledger.add_iterations("j-1", [report(n) for n in range(5000)])
     pieces = []
     more = True
@@ -125,8 +160,13 @@ def test_jobs_are_forgotten_a_little_at_a_time(ledger: JobLedger) -> None:
     assert ledger.page(9) == []
 
 
-def test_a_job_that_others_wait_for_is_not_forgotten(ledger: JobLedger) -> None:
-    first = [replace(status(f"{n}-1", JobState.DONE), finished_at=1.0) for n in ("a", "b", "c")]
+def test_a_job_that_others_wait_for_is_not_forgotten(
+    ledger: JobLedger,
+) -> None:
+    first = [
+        replace(status(f"{n}-1", JobState.DONE), finished_at=1.0)
+        for n in ("a", "b", "c")
+    ]
     waits = status("w-1")
     waits = replace(waits, spec=replace(waits.spec, after=("b-1",)))
     ledger.save([*first, waits, status("runs-1", JobState.RUNNING)])
@@ -136,13 +176,17 @@ def test_a_job_that_others_wait_for_is_not_forgotten(ledger: JobLedger) -> None:
     assert ids(ledger.page(9)) == ["w-1", "runs-1"]
 
 
-def test_a_job_of_another_version_and_one_with_half_a_character_are_read(tmp_path: Path) -> None:
+def test_a_job_of_another_version_and_one_with_half_a_character_are_read(
+    tmp_path: Path,
+) -> None:
     store = Store(tmp_path / "controller.db")
     odd = replace(status("a-1"), message="half \ud800", gpu_s=1.5)
     ledger = JobLedger(store)
     ledger.save([odd, status("b-1"), status("c-1")])
     newer = {**status("b-1").as_record, "of_a_newer_version": [1]}
-    store.write("UPDATE jobs SET record = ? WHERE id = 'b-1'", json.dumps(newer))
+    store.write(
+        "UPDATE jobs SET record = ? WHERE id = 'b-1'", json.dumps(newer)
+    )
     store.write("UPDATE jobs SET record = '{}' WHERE id = 'c-1'")
     first, second, lost = ledger.page(9)
     assert [first, second] == [odd, status("b-1")]
@@ -153,11 +197,18 @@ def test_a_job_of_another_version_and_one_with_half_a_character_are_read(tmp_pat
 def test_a_jobs_history_is_its_own(ledger: JobLedger) -> None:
     for n in range(3):
         words = {"job": f"j-{n}", "message": "why"}
-        ledger.save([status(f"j-{n}")], [(n + 1.0, "job-queued", words), (9.0, "fault", words)])
-    assert ledger.history("j-1") == [{"at": 2.0, "state": "queued", "message": "why"}]
+        ledger.save(
+            [status(f"j-{n}")],
+            [(n + 1.0, "job-queued", words), (9.0, "fault", words)],
+        )
+    assert ledger.history("j-1") == [
+        {"at": 2.0, "state": "queued", "message": "why"}
+    ]
 
 
-def test_the_table_keeps_in_memory_only_what_has_not_ended(ledger: JobLedger) -> None:
+def test_the_table_keeps_in_memory_only_what_has_not_ended(
+    ledger: JobLedger,
+) -> None:
     table = JobTable(ledger)
     table.add([status(f"j-{n}") for n in range(3)])
     table.move("j-0", JobState.RUNNING)
@@ -178,8 +229,12 @@ def test_a_list_of_ended_jobs_is_read_once_and_shows_what_became_of_them(
         table.move(f"j-{n}", JobState.DONE, "over")
     listed = table.page(3)
     texts = [table.text(each) for each in listed]
-    assert [a is b for a, b in zip(table.page(3), listed, strict=True)] == [True] * 3
-    assert [a is b for a, b in zip(map(table.text, listed), texts, strict=True)] == [True] * 3
+    assert [a is b for a, b in zip(table.page(3), listed, strict=True)] == [
+        True
+    ] * 3
+    assert [
+        a is b for a, b in zip(map(table.text, listed), texts, strict=True)
+    ] == [True] * 3
     # One more than are kept.
     assert ids(table.page(4)) == ["j-0", "j-1", "j-2", "j-3"]
     assert ids(table.page(4)) == ["j-0", "j-1", "j-2", "j-3"]

@@ -10,10 +10,17 @@ from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.jobs.job_table import durations_s
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.rules import PolicyChoice
-from tests.support.job_cluster import COMPUTE, Cluster, finish, simulated, submit_running
+from tests.support.job_cluster import (
+    COMPUTE,
+    Cluster,
+    finish,
+    simulated,
+    submit_running,
+)
 
 FOLLOWS = PolicyChoice(defragment=True, defragment_every_s=3600.0)
-SPREAD, OTHER = ("gpu0", "gpu2", "gpu4", "gpu5"), ("gpu1", "gpu3")
+SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")
+OTHER = ("gpu1", "gpu3")
 
 
 def large(name: str, hosts: Sequence[str]) -> JobSpec:
@@ -32,17 +39,23 @@ def words(cluster: Cluster) -> str:
 
 @simulated(FOLLOWS)
 async def test_light_follows_when_a_job_has_ended(cluster: Cluster) -> None:
-    spread, other = await submit_running(cluster, large("spread", SPREAD), small("b", OTHER))
+    spread, other = await submit_running(
+        cluster, large("spread", SPREAD), small("b", OTHER)
+    )
     assert len(cluster.switches_of(SPREAD)) == 2
     await finish(cluster, other)
     await cluster.until(lambda: cluster.events("defragmented"))
     assert len(cluster.switches_of(SPREAD)) == 1
-    assert "hold" in {call for call, _ in cluster.calls}  # at an iteration's end
+    # At an iteration's end.
+    assert "hold" in {call for call, _ in cluster.calls}
     (event,) = cluster.events("defragmented")
     assert (event["state"], event["jobs"]) == ("committed", [spread])
     await cluster.until(lambda: "committed" in words(cluster))
     (decision,) = cluster.table.ledger.decisions(spread)
-    assert (decision["kind"], decision["answer"]) == ("defragment", event["maps"])
+    assert (decision["kind"], decision["answer"]) == (
+        "defragment",
+        event["maps"],
+    )
     assert decision["reconfiguration"] == event["reconfiguration"]
 
 
@@ -55,8 +68,12 @@ async def test_light_follows_on_a_timer(cluster: Cluster) -> None:
 
 
 @simulated(PolicyChoice(defragment_every_s=0.05))
-async def test_light_stays_unless_somebody_has_it_follow(cluster: Cluster) -> None:
-    _, other = await submit_running(cluster, large("spread", SPREAD), small("b", OTHER))
+async def test_light_stays_unless_somebody_has_it_follow(
+    cluster: Cluster,
+) -> None:
+    _, other = await submit_running(
+        cluster, large("spread", SPREAD), small("b", OTHER)
+    )
     await finish(cluster, other)
     assert not cluster.scheduler.rewiring.status()["defragment"]
     assert not cluster.events("defragmented")
@@ -66,8 +83,12 @@ async def test_light_stays_unless_somebody_has_it_follow(cluster: Cluster) -> No
     assert words(cluster) == "circuits stay until somebody changes them"
 
 
-@simulated(PolicyChoice(defragment=True, defragment_every_s=0.05, minimum_gain_s=1e6))
-async def test_light_follows_only_where_the_gain_is_large_enough(cluster: Cluster) -> None:
+@simulated(
+    PolicyChoice(defragment=True, defragment_every_s=0.05, minimum_gain_s=1e6)
+)
+async def test_light_follows_only_where_the_gain_is_large_enough(
+    cluster: Cluster,
+) -> None:
     await submit_running(cluster, large("spread", SPREAD))
     await cluster.until(lambda: words(cluster) == "no rewiring gains enough")
     await cluster.scheduler.policies.use(PolicyChoice(minimum_gain_s=1.0))
@@ -75,14 +96,19 @@ async def test_light_follows_only_where_the_gain_is_large_enough(cluster: Cluste
 
 
 @simulated(FOLLOWS)
-async def test_light_stays_against_locks_and_the_stop_button(cluster: Cluster) -> None:
+async def test_light_stays_against_locks_and_the_stop_button(
+    cluster: Cluster,
+) -> None:
     await submit_running(cluster, large("spread", SPREAD))
-    before, preflight = cluster.ocs.map, cluster.circuits.preflight
+    before = cluster.ocs.map
+    preflight = cluster.circuits.preflight
     preflight.stop.press("ann", "works at the rack")
     cluster.scheduler.rewiring.look_soon()
     await cluster.until(lambda: "works at the rack" in words(cluster))
     preflight.stop.clear("ann", "done")
-    preflight.locks.lock("ocs1", range(1, 7), "locked", "ann", "measures there")
+    preflight.locks.lock(
+        "ocs1", range(1, 7), "locked", "ann", "measures there"
+    )
     cluster.scheduler.rewiring.look_soon()
     await cluster.until(lambda: words(cluster) == "no rewiring gains enough")
     assert cluster.ocs.map == before
@@ -94,7 +120,9 @@ async def test_light_stays_against_locks_and_the_stop_button(cluster: Cluster) -
 @simulated(FOLLOWS)
 async def test_a_change_under_way_is_waited_for(cluster: Cluster) -> None:
     await submit_running(cluster, large("spread", SPREAD))
-    operators = asyncio.create_task(cluster.transactions.change(lambda maps: {}, "by ann"))
+    operators = asyncio.create_task(
+        cluster.transactions.change(lambda maps: {}, "by ann")
+    )
     await cluster.until(lambda: cluster.transactions.busy)
     cluster.scheduler.rewiring.look_soon()
     await operators
@@ -120,7 +148,12 @@ async def test_what_earlier_changes_took_is_a_cost(cluster: Cluster) -> None:
     changes: dict[str, Any] = {"ocs1": {"breaks": [], "makes": []}}
     row = {"why": "", "state": "committed", "changes": changes}
     for spent_s in (20.0, 30.0, 1000.0):
-        stages = {"read": 500.0, "drain": 100.0, "make": 0.025, "verify": spent_s}
+        stages = {
+            "read": 500.0,
+            "drain": 100.0,
+            "make": 0.025,
+            "verify": spent_s,
+        }
         record = {**row, "finished_at": 0.0, "stages_s": stages}
         number = cluster.store.prepared_intent(0, record)()
         cluster.store.update_reconfiguration(number, "committed", record)
@@ -131,10 +164,17 @@ async def test_what_earlier_changes_took_is_a_cost(cluster: Cluster) -> None:
 
 
 @simulated()
-async def test_changes_of_a_switch_that_the_lab_has_no_more_end_nothing(cluster: Cluster) -> None:
+async def test_changes_of_a_switch_that_the_lab_has_no_more_end_nothing(
+    cluster: Cluster,
+) -> None:
     await submit_running(cluster, large("spread", SPREAD))
     changes = {"gone": {"breaks": ["1>2@193.100"], "makes": []}}
-    record = {"why": "", "changes": changes, "finished_at": 0.0, "stages_s": {}}
+    record = {
+        "why": "",
+        "changes": changes,
+        "finished_at": 0.0,
+        "stages_s": {},
+    }
     number = cluster.store.prepared_intent(0, record)()
     cluster.store.update_reconfiguration(number, "committed", record)
     assert await cluster.scheduler.rewiring.proposal() is not None
@@ -146,22 +186,32 @@ async def test_a_device_that_is_away_ends_nothing(cluster: Cluster) -> None:
     await submit_running(cluster, large("spread", SPREAD))
     cluster.ocs.kill()
     await cluster.scheduler.policies.use(choice)
-    await cluster.until(lambda: cluster.scheduler.rewiring.status()["looked_at"])
+    await cluster.until(
+        lambda: cluster.scheduler.rewiring.status()["looked_at"]
+    )
     assert not cluster.events("defragmented")
     cluster.ocs.start()
     await cluster.until(lambda: cluster.events("defragmented"))
 
 
 @simulated()
-async def test_what_was_predicted_and_measured_is_kept(cluster: Cluster) -> None:
+async def test_what_was_predicted_and_measured_is_kept(
+    cluster: Cluster,
+) -> None:
     (job_id,) = await submit_running(cluster, large("spread", SPREAD))
     await cluster.until_done(job_id, 5)
-    measured_s = cluster.scheduler.gains.shown(cluster.table[job_id])["measured_iteration_s"]
+    measured_s = cluster.scheduler.gains.shown(cluster.table[job_id])[
+        "measured_iteration_s"
+    ]
     assert 0.1 < measured_s < 1
-    before_s = cluster.scheduler.forecasts.running()[job_id]["predicted_iteration_s"]
+    before_s = cluster.scheduler.forecasts.running()[job_id][
+        "predicted_iteration_s"
+    ]
     change = await cluster.scheduler.rewiring.defragment()
     assert change is not None
-    after_s = cluster.scheduler.forecasts.running()[job_id]["predicted_iteration_s"]
+    after_s = cluster.scheduler.forecasts.running()[job_id][
+        "predicted_iteration_s"
+    ]
     assert after_s < before_s
     (found,) = cluster.scheduler.gains.of(cluster.table[job_id])
     expected = {
@@ -179,7 +229,10 @@ async def test_what_was_predicted_and_measured_is_kept(cluster: Cluster) -> None
     done = cluster.table[job_id].iterations_done
     await cluster.until_done(job_id, done + 10)
     (found,) = cluster.scheduler.gains.of(cluster.table[job_id])
-    assert found == {**expected, "measured_after_s": pytest.approx(measured_s, rel=0.2)}
+    assert found == {
+        **expected,
+        "measured_after_s": pytest.approx(measured_s, rel=0.2),
+    }
     await finish(cluster, job_id)
     await cluster.until(lambda: cluster.events("light-measured"))
     (event,) = cluster.events("light-measured")
@@ -188,8 +241,12 @@ async def test_what_was_predicted_and_measured_is_kept(cluster: Cluster) -> None
 
 
 @simulated()
-async def test_a_regroup_on_request_is_measured_as_well(cluster: Cluster) -> None:
-    (job_id,) = await submit_running(cluster, large("spread", SPREAD), topology="keep")
+async def test_a_regroup_on_request_is_measured_as_well(
+    cluster: Cluster,
+) -> None:
+    (job_id,) = await submit_running(
+        cluster, large("spread", SPREAD), topology="keep"
+    )
     change = await cluster.scheduler.rewiring.regroup([job_id])
     (move,) = cluster.scheduler.gains.of(cluster.table[job_id])
     assert (move["policy"], move["reconfiguration"]) == ("regroup", change.id)
@@ -203,10 +260,17 @@ async def test_a_regroup_on_request_is_measured_as_well(cluster: Cluster) -> Non
 async def test_a_regroup_that_nobody_waits_for_is_kept_with_its_jobs_at_its_end(
     cluster: Cluster,
 ) -> None:
-    (job_id,) = await submit_running(cluster, large("spread", SPREAD), topology="keep")
+    (job_id,) = await submit_running(
+        cluster, large("spread", SPREAD), topology="keep"
+    )
     eva = ChangeOptions(by="eva")
-    begun = await cluster.scheduler.rewiring.regroup([job_id], eva, detach=True)
-    assert (begun.state, cluster.transactions.under_way(begun.id)) == ("intent", begun)
+    begun = await cluster.scheduler.rewiring.regroup(
+        [job_id], eva, detach=True
+    )
+    assert (begun.state, cluster.transactions.under_way(begun.id)) == (
+        "intent",
+        begun,
+    )
     await cluster.until(lambda: not cluster.transactions.under_way(begun.id))
     row = cluster.store.reconfiguration(begun.id)
     assert row is not None
@@ -216,8 +280,18 @@ async def test_a_regroup_that_nobody_waits_for_is_kept_with_its_jobs_at_its_end(
 
 
 def test_iterations_last_from_the_last_rank_to_the_last_rank() -> None:
-    ends = {0: (1.0, 1.5), 1: (2.0, 3.0), 2: (4.0, 4.0), 4: (8.0, 9.0), 5: (9.5, 10.0)}
-    reports = [{"index": index, "finished_at": at} for index, each in ends.items() for at in each]
+    ends = {
+        0: (1.0, 1.5),
+        1: (2.0, 3.0),
+        2: (4.0, 4.0),
+        4: (8.0, 9.0),
+        5: (9.5, 10.0),
+    }
+    reports = [
+        {"index": index, "finished_at": at}
+        for index, each in ends.items()
+        for at in each
+    ]
     assert durations_s(reports, 2) == [1.5, 1.0, 1.0]
     assert durations_s(reports, 2, since=2.0) == [1.0, 1.0]
     assert durations_s(reports, 2, until=4.0) == [1.5, 1.0]

@@ -16,7 +16,14 @@ from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
-from tests.support.job_cluster import LAB, Cluster, finish, job, simulated, submit_running
+from tests.support.job_cluster import (
+    LAB,
+    Cluster,
+    finish,
+    job,
+    simulated,
+    submit_running,
+)
 
 
 async def says(cluster: Cluster, job_id: str, words: str) -> None:
@@ -28,7 +35,11 @@ async def test_who_waits_says_for_what(cluster: Cluster) -> None:
     await submit_running(cluster, job("five", workers=5))
     (three,) = cluster.submit(job("three", workers=3))
     (last,) = cluster.submit(job("last", workers=1))
-    await says(cluster, three, "it wants 3 GPUs of Tesla M40, Titan V, and 1 of them are free")
+    await says(
+        cluster,
+        three,
+        "it wants 3 GPUs of Tesla M40, Titan V, and 1 of them are free",
+    )
     await says(cluster, last, f"it depends on {three}")
     (named,) = cluster.submit(job("named", "gpu0"))
     await says(cluster, named, "it depends on")
@@ -38,22 +49,25 @@ async def test_who_waits_says_for_what(cluster: Cluster) -> None:
 async def test_no_job_gets_the_id_of_another(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = iter(uuid.UUID(int=number << 104) for number in (1, 2, 3, 2, 3, 3, 4))
+    drawn = iter(
+        uuid.UUID(int=number << 104) for number in (1, 2, 3, 2, 3, 3, 4)
+    )
     monkeypatch.setattr("uuid.uuid4", drawn.__next__)
     (first,) = cluster.submit(job("train", workers=6))
     again = cluster.submit(job("train", workers=3), job("train", workers=3))
     monkeypatch.undo()
     assert len({first, *again}) == 3
-    assert cluster.table[first].submitted_at <= cluster.table[again[0]].submitted_at
+    assert (
+        cluster.table[first].submitted_at
+        <= cluster.table[again[0]].submitted_at
+    )
 
 
 @simulated()
 async def test_a_higher_priority_comes_sooner(cluster: Cluster) -> None:
     (busy,) = await submit_running(cluster, job("busy", workers=6))
-    low, high = (
-        cluster.submit(job("low", workers=6)),
-        cluster.submit(job("high", workers=6, priority=5)),
-    )
+    low = cluster.submit(job("low", workers=6))
+    high = cluster.submit(job("high", workers=6, priority=5))
     await finish(cluster, busy)
     await cluster.until_state(high[0], JobState.RUNNING)
     assert cluster.table[low[0]].state is JobState.QUEUED
@@ -68,7 +82,11 @@ async def test_of_jobs_stopped_while_the_lab_is_drained_nothing_stays_in_memory(
         (job_id,) = cluster.submit(job(f"never-{number}", workers=1))
         await cluster.scheduler.stop(job_id)
     gc.collect()
-    kept = [each.gang.ids for each in gc.get_objects() if isinstance(each, GangEntry)]
+    kept = [
+        each.gang.ids
+        for each in gc.get_objects()
+        if isinstance(each, GangEntry)
+    ]
     assert not [ids for ids in kept if ids[0].startswith("never")]
 
 
@@ -123,12 +141,17 @@ async def test_a_more_urgent_job_takes_the_gpus_of_another_which_goes_on_later(
 
 
 @simulated()
-async def test_a_preview_says_where_jobs_would_go_and_changes_nothing(cluster: Cluster) -> None:
+async def test_a_preview_says_where_jobs_would_go_and_changes_nothing(
+    cluster: Cluster,
+) -> None:
     await submit_running(cluster, job("busy", "gpu0", "gpu1", "gpu2", "gpu3"))
     spread = job("spread", "gpu4", "gpu5")
     preview = cluster.scheduler.preview
     (row,) = await preview([spread], "keep")
-    assert (row["hosts"], row["waits_for"]) == (["server3.gpu4", "server4.gpu5"], "")
+    assert (row["hosts"], row["waits_for"]) == (
+        ["server3.gpu4", "server4.gpu5"],
+        "",
+    )
     (row,) = await preview([job("three", workers=3)])
     assert row["waits_for"].endswith("and 2 of them are free")
     (row,) = await preview([spread], "regroup")
@@ -137,13 +160,18 @@ async def test_a_preview_says_where_jobs_would_go_and_changes_nothing(cluster: C
 
 
 @simulated()
-async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> None:
+async def test_decisions_are_kept_with_all_that_was_seen(
+    cluster: Cluster,
+) -> None:
     await submit_running(cluster, job("busy", workers=2))
     (job_id,) = await submit_running(
         cluster, job("two", workers=2, graph="alexnet"), topology="regroup"
     )
     decisions = cluster.table.ledger.decisions(job_id)
-    assert [decision["kind"] for decision in decisions] == ["placement", "topology"]
+    assert [decision["kind"] for decision in decisions] == [
+        "placement",
+        "topology",
+    ]
     for decision in decisions:
         assert decision["digest"] == digest(decision["saw"])
         assert decision["seconds"] < 10
@@ -152,17 +180,26 @@ async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> No
         again = getattr(policy, METHODS[decision["kind"]])(*saw)
         assert plain(again) == decision["answer"]
     assert decisions[0]["saw"]["job"]["graph"] == "alexnet"
-    assert decisions[1]["reconfiguration"] == cluster.store.reconfigurations()[-1]["id"]
+    assert (
+        decisions[1]["reconfiguration"]
+        == cluster.store.reconfigurations()[-1]["id"]
+    )
 
 
 @simulated()
-async def test_policies_change_while_the_controller_runs(cluster: Cluster) -> None:
+async def test_policies_change_while_the_controller_runs(
+    cluster: Cluster,
+) -> None:
     await submit_running(cluster, job("before", workers=1))
-    await cluster.scheduler.policies.use(PolicyChoice(placement="random", order="srpt"))
+    await cluster.scheduler.policies.use(
+        PolicyChoice(placement="random", order="srpt")
+    )
     (then,) = await submit_running(cluster, job("then", workers=1))
     assert cluster.table.ledger.decisions(then)[0]["policy"] == "random"
     with pytest.raises(BadInput, match=r"unknown policy .nonsense."):
-        await cluster.scheduler.policies.use(PolicyChoice(placement="nonsense"))
+        await cluster.scheduler.policies.use(
+            PolicyChoice(placement="nonsense")
+        )
     assert cluster.scheduler.policies.choice.placement == "random"
     await cluster.kill_and_restart()
     assert cluster.scheduler.policies.choice.order == "srpt"
@@ -176,13 +213,20 @@ SAYS = PolicyChoice(order="srpt", topology="regroup", defragment=True)
 
 
 @simulated(PolicyChoice(order="las"), lab=LAB.with_changes(policies=SAYS))
-async def test_the_lab_file_says_what_nobody_else_does(cluster: Cluster) -> None:
+async def test_the_lab_file_says_what_nobody_else_does(
+    cluster: Cluster,
+) -> None:
     def decide() -> list[Any]:
         words = cluster.scheduler.policies.words
-        return [words[name] for name in ("placement", "order", "topology", "defragment")]
+        return [
+            words[name]
+            for name in ("placement", "order", "topology", "defragment")
+        ]
 
     assert decide() == ["consolidated", "las", "regroup", True]
-    await cluster.scheduler.policies.use(PolicyChoice(topology="keep", defragment=False))
+    await cluster.scheduler.policies.use(
+        PolicyChoice(topology="keep", defragment=False)
+    )
     assert decide() == ["consolidated", "las", "keep", False]
     await cluster.kill_and_restart()
     assert decide() == ["consolidated", "las", "keep", False]
@@ -197,12 +241,18 @@ async def test_the_lab_file_says_what_nobody_else_does(cluster: Cluster) -> None
 
 
 @simulated()
-async def test_a_job_may_ask_for_a_built_in_policy_only(cluster: Cluster, tmp_path: Path) -> None:
-    (job_id,) = await submit_running(cluster, job("own", workers=1, placement="rack-aware"))
+async def test_a_job_may_ask_for_a_built_in_policy_only(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (job_id,) = await submit_running(
+        cluster, job("own", workers=1, placement="rack-aware")
+    )
     assert cluster.table.ledger.decisions(job_id)[0]["policy"] == "rack-aware"
     mine = tmp_path / "mine.py"
     mine.write_text("raise SystemExit('this ran next to the controller")
-    with pytest.raises(BadInput, match="neither built in nor the lab's policy"):
+    with pytest.raises(
+        BadInput, match="neither built in nor the lab's policy"
+    ):
         cluster.submit(job("evil", workers=1, placement=f"{mine}:Mine"))
     with pytest.raises(BadInput, match="unknown built-in graph"):
         cluster.submit(job("graph", workers=1, graph="/etc/shadow"))

@@ -10,9 +10,18 @@ from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.wire.worker_api import TorchTask
-from tests.support.job_cluster import LAB, Cluster, finish, job, simulated, submit_running
+from tests.support.job_cluster import (
+    LAB,
+    Cluster,
+    finish,
+    job,
+    simulated,
+    submit_running,
+)
 
-MODEL = JobSpec("real", 100, trainer="torch", model="tiny-transformer", batch=9, seed=3)
+MODEL = JobSpec(
+    "real", 100, trainer="torch", model="tiny-transformer", batch=9, seed=3
+)
 GRADIENT_BYTES = builtin_graph("tiny-transformer").parameter_bytes
 
 
@@ -34,7 +43,12 @@ async def test_how_long_a_model_computes_is_measured_and_its_gradient_known(
     (job_id,) = await submit_running(cluster, replace(MODEL, hosts=hosts))
     (task, other) = tasks(cluster, job_id)
     assert task == other
-    assert (task.model, task.batch, task.seed, task.compute_s) == (MODEL.model, 9, 3, 0.0)
+    assert (task.model, task.batch, task.seed, task.compute_s) == (
+        MODEL.model,
+        9,
+        3,
+        0.0,
+    )
     # The lab's links are a thousand times as slow, and the gradient is not any smaller.
     assert cluster.table[job_id].spec.gradient_bytes == 1000 * GRADIENT_BYTES
     assert training_of(cluster.table[job_id]) is None
@@ -68,14 +82,21 @@ async def test_workers_share_a_mini_batch_where_a_policy_says_how_many_there_are
 
 
 @simulated(PolicyChoice(partition="minimum", elasticity="give-and-take"))
-async def test_without_a_checkpoint_a_model_keeps_its_workers(cluster: Cluster) -> None:
+async def test_without_a_checkpoint_a_model_keeps_its_workers(
+    cluster: Cluster,
+) -> None:
     compute_s = {"Tesla M40": 0.2, "Titan V": 0.2}
     spec = replace(MODEL, workers=0, degrees=(2, 4), compute_s=compute_s)
     (job_id,) = await submit_running(cluster, spec)
-    assert cluster.scheduler.why_rigid(job_id) == "it has no checkpoint folder to resume from"
+    assert (
+        cluster.scheduler.why_rigid(job_id)
+        == "it has no checkpoint folder to resume from"
+    )
 
 
 @simulated()
 async def test_a_model_that_there_is_not_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(BadInput, match="unknown model 'resnet51': did you mean 'resnet5"):
+    with pytest.raises(
+        BadInput, match="unknown model 'resnet51': did you mean 'resnet5"
+    ):
         cluster.submit(replace(MODEL, model="resnet51", workers=2))

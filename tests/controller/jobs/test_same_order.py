@@ -22,7 +22,10 @@ from patchlight.emulation.simulator.cluster import (
     Simulation,
 )
 from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
-from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob, State
+from patchlight.emulation.simulator.cluster.simulated_job import (
+    SimulatedJob,
+    State,
+)
 from patchlight.emulation.simulator.cluster.sweep import QueueScheduler
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
@@ -40,10 +43,17 @@ DISCIPLINES: dict[str, tuple[str, dict[str, Any]]] = {
     "backfill": ("fifo", {"backfill": True}),
     "fair-share": (
         "fair-share",
-        {"half_life_s": 900.0, "users": (("ann", Allowance(share=2.0)),), "backfill": True},
+        {
+            "half_life_s": 900.0,
+            "users": (("ann", Allowance(share=2.0)),),
+            "backfill": True,
+        },
     ),
     "priorities": ("fifo", {"preempt": True, "quantum_s": 150.0}),
-    "shortest": ("srpt", {"preempt": True, "quantum_s": 150.0, "backfill": True}),
+    "shortest": (
+        "srpt",
+        {"preempt": True, "quantum_s": 150.0, "backfill": True},
+    ),
     "least-attained": ("las", {"preempt": True, "quantum_s": 150.0}),
     "quotas": ("fifo", {"each_user": Allowance(gpus=4)}),
 }
@@ -69,7 +79,8 @@ def drawn(discipline: str) -> Trace:
     """Jobs that come faster than six GPUs can run them."""
     draw = random.Random(f"{discipline} {SEED}")
     order, rules = DISCIPLINES[discipline]
-    arrivals, at_s = [], 0.0
+    arrivals = []
+    at_s = 0.0
     for number in range(JOBS):
         at_s += draw.expovariate(1 / 90)
         spec = JobSpec(
@@ -77,16 +88,26 @@ def drawn(discipline: str) -> Trace:
             iterations=draw.randint(10_000, 60_000),
             gradient_bytes=draw.choice([4_000, 2_000_000, 20_000_000]),
             compute_s={"Tesla M40": 0.01, "Titan V": 0.004},
-            workers=draw.choice([1, 1, 2, 2, 3, 4, 6] if discipline != "quotas" else [1, 2, 3, 4]),
-            priority=draw.choice([0, 0, 1]) if discipline == "priorities" else 0,
+            workers=draw.choice(
+                [1, 1, 2, 2, 3, 4, 6]
+                if discipline != "quotas"
+                else [1, 2, 3, 4]
+            ),
+            priority=draw.choice([0, 0, 1])
+            if discipline == "priorities"
+            else 0,
         )
         arrivals.append((at_s, draw.choice(["ann", "ben"]), spec))
-    return Trace(arrivals, order, rules, draw.choice(["first-fit", "consolidated"]))
+    return Trace(
+        arrivals, order, rules, draw.choice(["first-fit", "consolidated"])
+    )
 
 
 def as_simulated(trace: Trace) -> tuple[Simulation, QueueScheduler]:
     jobs: list[QueueJob] = [
-        job for at_s, user, spec in trace.arrivals for job in jobs_of_specs(LAB, [spec], user, at_s)
+        job
+        for at_s, user, spec in trace.arrivals
+        for job in jobs_of_specs(LAB, [spec], user, at_s)
     ]
     settings = Settings(**trace.rules, restart_s=0.0)
     simulation = Simulation(LabCluster(LAB), jobs, settings)
@@ -108,9 +129,15 @@ class Beside:
         """Come to the same moment: iterations are done, jobs end and come."""
         cluster = self._cluster
         await self._work(simulation)
-        await cluster.scheduler.hold_queue("not all of this moment has happened yet")
+        await cluster.scheduler.hold_queue(
+            "not all of this moment has happened yet"
+        )
         self._clock.now_s = EPOCH_S + simulation.now_s
-        over = {self._ids[job.name] for job in simulation.jobs if job.state is State.DONE}
+        over = {
+            self._ids[job.name]
+            for job in simulation.jobs
+            if job.state is State.DONE
+        }
         for job_id in over & cluster.table.running.keys():
             cluster.end(job_id)
         await cluster.until(lambda: not over & cluster.table.running.keys())
@@ -132,10 +159,14 @@ class Beside:
             done[job_id] = iterations_done(job, simulation.now_s)
             if done[job_id] > cluster.table[job_id].iterations_done:
                 for worker in cluster.workers_of(job_id):
-                    worker.done_iterations = done[job_id] - 1  # one report tells of all
+                    # One report tells of all.
+                    worker.done_iterations = done[job_id] - 1
                     worker.skip_to(done[job_id])
         await cluster.until(
-            lambda: all(cluster.table[each].iterations_done >= n for each, n in done.items())
+            lambda: all(
+                cluster.table[each].iterations_done >= n
+                for each, n in done.items()
+            )
         )
 
     async def decided(self, expected: set[str]) -> None:
@@ -155,7 +186,9 @@ class Beside:
         if any(status.state is not JobState.RUNNING for status in placed):
             return set()
         states = Counter(worker.state for worker in cluster.workers.values())
-        all_run = states == {"running": sum(len(status.hosts) for status in placed)}
+        all_run = states == {
+            "running": sum(len(status.hosts) for status in placed)
+        }
         return {status.spec.name for status in placed} if all_run else set()
 
 
@@ -179,7 +212,9 @@ def follow(trace: Trace, clock: Clock) -> int:
             if simulation.waiting:
                 scheduler.decide()
             waited += len(simulation.waiting)
-            await lab.decided({job.name for job in simulation.running.values()})
+            await lab.decided(
+                {job.name for job in simulation.running.values()}
+            )
         assert not cluster.faults()
 
     choice = PolicyChoice(placement=trace.placement, order=trace.order)

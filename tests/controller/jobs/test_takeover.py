@@ -7,7 +7,13 @@ import pytest
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.rules import Allowance, Discipline
 from tests.simulation.servers import Worker
-from tests.support.job_cluster import Cluster, finish, job, simulated, submit_running
+from tests.support.job_cluster import (
+    Cluster,
+    finish,
+    job,
+    simulated,
+    submit_running,
+)
 
 
 def calls(cluster: Cluster, call: str) -> list[str]:
@@ -15,8 +21,12 @@ def calls(cluster: Cluster, call: str) -> list[str]:
 
 
 @simulated()
-async def test_jobs_go_on_and_are_followed_by_the_next_controller(cluster: Cluster) -> None:
-    ran, ends = await submit_running(cluster, job("ran", "gpu0", "gpu1"), job("ends", "gpu2"))
+async def test_jobs_go_on_and_are_followed_by_the_next_controller(
+    cluster: Cluster,
+) -> None:
+    ran, ends = await submit_running(
+        cluster, job("ran", "gpu0", "gpu1"), job("ends", "gpu2")
+    )
     (waits,) = cluster.submit(job("waits", "gpu0"))
     await cluster.until_done(ran, 1)
     created = calls(cluster, "create")
@@ -36,7 +46,9 @@ async def test_jobs_go_on_and_are_followed_by_the_next_controller(cluster: Clust
     assert indices == list(range(len(indices)))
 
 
-@pytest.mark.parametrize("moment", ["launched", "ready", "start", "running", "held"])
+@pytest.mark.parametrize(
+    "moment", ["launched", "ready", "start", "running", "held"]
+)
 @simulated()
 async def test_a_job_goes_on_whatever_its_controller_did_as_it_died(
     cluster: Cluster, moment: str
@@ -49,7 +61,9 @@ async def test_a_job_goes_on_whatever_its_controller_did_as_it_died(
     (job_id,) = cluster.submit(job("job", "gpu0", "gpu2", iterations=50))
     if moment == "held":
         await cluster.until_trains(job_id)
-        change = asyncio.create_task(cluster.scheduler.rewiring.regroup([job_id]))
+        change = asyncio.create_task(
+            cluster.scheduler.rewiring.regroup([job_id])
+        )
     await cluster.until(lambda: not cluster.controller.alive)
     if moment == "held":
         change.cancel()
@@ -61,7 +75,9 @@ async def test_a_job_goes_on_whatever_its_controller_did_as_it_died(
 
 
 @simulated()
-async def test_gangs_that_wait_stay_together_and_in_their_order(cluster: Cluster) -> None:
+async def test_gangs_that_wait_stay_together_and_in_their_order(
+    cluster: Cluster,
+) -> None:
     (busy,) = await submit_running(cluster, job("busy", "gpu0"))
     both = cluster.submit(job("a", "gpu0"), job("b", "gpu1"))
     (last,) = cluster.submit(job("last", "gpu0"))
@@ -83,7 +99,9 @@ async def test_a_worker_that_is_nobodys_is_ended_and_nobody_waits_for_it_but_its
     await cluster.start()
     (waits,) = cluster.submit(job("waits", "gpu1"))
     words = f"worker {stray}-0 is still ending"
-    await cluster.until(lambda: cluster.scheduler.message(cluster.table[waits]) == words)
+    await cluster.until(
+        lambda: cluster.scheduler.message(cluster.table[waits]) == words
+    )
     await submit_running(cluster, job("other", "gpu2"))
     assert calls(cluster, "delete") == [f"{stray}-0"]
     cluster.gates["delete"].set()
@@ -93,8 +111,12 @@ async def test_a_worker_that_is_nobodys_is_ended_and_nobody_waits_for_it_but_its
 
 
 @simulated()
-async def test_a_failed_job_begins_again_elsewhere_where_it_was(cluster: Cluster) -> None:
-    (tries,) = await submit_running(cluster, job("tries", workers=2, retries=1))
+async def test_a_failed_job_begins_again_elsewhere_where_it_was(
+    cluster: Cluster,
+) -> None:
+    (tries,) = await submit_running(
+        cluster, job("tries", workers=2, retries=1)
+    )
     before = cluster.table[tries].hosts
     await cluster.until_done(tries, 3)
     cluster.workers[f"{tries}-1"].end("failed", "GPU fell off")
@@ -128,8 +150,12 @@ async def test_a_job_that_is_stopped_while_it_gives_back_does_not_begin_again(
 
 
 @simulated(discipline=Discipline(users=(("ann", Allowance(gpus=2)),)))
-async def test_what_a_failed_job_had_counts_for_its_user_no_more(cluster: Cluster) -> None:
-    (tries,) = cluster.scheduler.submit([job("tries", workers=2, retries=1)], by="ann")
+async def test_what_a_failed_job_had_counts_for_its_user_no_more(
+    cluster: Cluster,
+) -> None:
+    (tries,) = cluster.scheduler.submit(
+        [job("tries", workers=2, retries=1)], by="ann"
+    )
     await cluster.until_trains(tries.id)
     cluster.gates["delete"] = asyncio.Event()
     cluster.end(tries.id, "failed", "GPU fell off")
@@ -141,7 +167,9 @@ async def test_what_a_failed_job_had_counts_for_its_user_no_more(cluster: Cluste
 
 
 @simulated()
-async def test_a_drained_controller_starts_nothing_until_it_resumes(cluster: Cluster) -> None:
+async def test_a_drained_controller_starts_nothing_until_it_resumes(
+    cluster: Cluster,
+) -> None:
     (ran,) = await submit_running(cluster, job("ran", "gpu0"))
     (waits,) = cluster.submit(job("waits", "gpu0"))
     assert await cluster.scheduler.drain("maintenance") == [ran]
@@ -156,7 +184,9 @@ async def test_a_drained_controller_starts_nothing_until_it_resumes(cluster: Clu
 
 
 @simulated()
-async def test_a_running_job_can_begin_again_and_an_ended_one_anew(cluster: Cluster) -> None:
+async def test_a_running_job_can_begin_again_and_an_ended_one_anew(
+    cluster: Cluster,
+) -> None:
     (ran,) = await submit_running(cluster, job("ran", "gpu0"))
     assert (await cluster.scheduler.restart(ran)).attempt == 1
     await cluster.until_trains(ran)
@@ -167,7 +197,9 @@ async def test_a_running_job_can_begin_again_and_an_ended_one_anew(cluster: Clus
 
 
 @simulated()
-async def test_a_job_whose_agent_stays_silent_begins_again_elsewhere(cluster: Cluster) -> None:
+async def test_a_job_whose_agent_stays_silent_begins_again_elsewhere(
+    cluster: Cluster,
+) -> None:
     (lost,) = await submit_running(cluster, job("lost", workers=1, retries=1))
     (host,) = cluster.table[lost].hosts
     server = cluster.lab.host(host).server.name
@@ -180,8 +212,12 @@ async def test_a_job_whose_agent_stays_silent_begins_again_elsewhere(cluster: Cl
 
 
 @simulated()
-async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(cluster: Cluster) -> None:
-    (job_id,) = await submit_running(cluster, job("blame", workers=3, retries=1))
+async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(
+    cluster: Cluster,
+) -> None:
+    (job_id,) = await submit_running(
+        cluster, job("blame", workers=3, retries=1)
+    )
     hosts = cluster.table[job_id].hosts
     # Its own agent says so later than those of the ranks that lost it.
     cluster.gates[f"worker {job_id}-2"] = asyncio.Event()
@@ -192,7 +228,10 @@ async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(cluste
     await cluster.until(lambda: cluster.table[job_id].attempt == 1)
     assert cluster.table[job_id].avoid == (hosts[2],)
     said = [each["message"] for each in cluster.table.ledger.history(job_id)]
-    assert any("worker 2 on " in each and "failed: its GPU is gone" in each for each in said)
+    assert any(
+        "worker 2 on " in each and "failed: its GPU is gone" in each
+        for each in said
+    )
 
 
 @simulated()
@@ -200,12 +239,16 @@ async def test_a_job_that_fails_after_its_last_iteration_trains_that_once_more(
     cluster: Cluster,
 ) -> None:
     cluster.trains = False
-    (late,) = await submit_running(cluster, job("late", workers=2, retries=1, iterations=50))
+    (late,) = await submit_running(
+        cluster, job("late", workers=2, retries=1, iterations=50)
+    )
     cluster.trains = True
     for worker in cluster.workers_of(late):
         worker.skip_to(50)
     ledger = cluster.table.ledger
-    await cluster.until(lambda: sum(ledger.reports_by_rank(late, 0).values()) == 100)
+    await cluster.until(
+        lambda: sum(ledger.reports_by_rank(late, 0).values()) == 100
+    )
     cluster.workers[f"{late}-1"].end("failed", "its NIC is gone")
     await cluster.until(lambda: cluster.table[late].attempt == 1)
     assert cluster.table[late].first_iteration == 49

@@ -20,7 +20,14 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from tests.support.job_cluster import LAB, Cluster, finish, job, simulated, submit_running
+from tests.support.job_cluster import (
+    LAB,
+    Cluster,
+    finish,
+    job,
+    simulated,
+    submit_running,
+)
 
 
 def lab(scale: float) -> Lab:
@@ -35,9 +42,12 @@ def test_gradients_are_whole_floats_and_never_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "window"), [(1, None), (10, None), (100, 83_886), (1000, 16_384), (1e6, 16_384)]
+    ("scale", "window"),
+    [(1, None), (10, None), (100, 83_886), (1000, 16_384), (1e6, 16_384)],
 )
-def test_windows_are_left_to_the_kernel_or_small(scale: float, window: int | None) -> None:
+def test_windows_are_left_to_the_kernel_or_small(
+    scale: float, window: int | None
+) -> None:
     assert scaled_window_bytes(lab(scale)) == window
 
 
@@ -89,8 +99,11 @@ def states(cluster: Cluster, job_id: str) -> set[str]:
 
 
 @simulated()
-async def test_only_the_jobs_on_the_ports_that_move_pause(cluster: Cluster) -> None:
-    moved, stays = await running_job(cluster, "gpu0", "gpu2"), await running_job(cluster, "gpu1")
+async def test_only_the_jobs_on_the_ports_that_move_pause(
+    cluster: Cluster,
+) -> None:
+    moved = await running_job(cluster, "gpu0", "gpu2")
+    stays = await running_job(cluster, "gpu1")
     cluster.calls.clear()
     ports = nic_of(cluster, "gpu2") | nic_of(cluster, "gpu4")
     assert cluster.traffic.jobs_using(ports) == [moved]
@@ -117,7 +130,9 @@ async def test_a_job_that_is_being_started_uses_its_ports_and_is_not_paused(
 
 
 @simulated()
-async def test_who_does_not_pause_in_time_is_named_and_let_go(cluster: Cluster) -> None:
+async def test_who_does_not_pause_in_time_is_named_and_let_go(
+    cluster: Cluster,
+) -> None:
     spec = job("slow", "gpu0", compute_s={"Tesla M40": 600.0})
     (job_id,) = await submit_running(cluster, spec)
     (note,) = await cluster.traffic.drain(nic_of(cluster, "gpu0"))
@@ -127,12 +142,19 @@ async def test_who_does_not_pause_in_time_is_named_and_let_go(cluster: Cluster) 
 
 
 @simulated()
-async def test_all_ranks_pause_before_an_iteration_that_none_has_begun(cluster: Cluster) -> None:
+async def test_all_ranks_pause_before_an_iteration_that_none_has_begun(
+    cluster: Cluster,
+) -> None:
     job_id = await running_job(cluster, "gpu0", "gpu2")
     await cluster.until_done(job_id, 3)
     await cluster.traffic.drain(nic_of(cluster, "gpu0"))
     first, second = cluster.workers_of(job_id)
-    assert first.hold_at == second.hold_at == first.done_iterations == second.done_iterations
+    assert (
+        first.hold_at
+        == second.hold_at
+        == first.done_iterations
+        == second.done_iterations
+    )
 
 
 async def set_light(cluster: Cluster, host: str, *, on: bool) -> None:
@@ -141,7 +163,9 @@ async def set_light(cluster: Cluster, host: str, *, on: bool) -> None:
     port = int(cluster.lab.fibre_ends[cluster.lab.host(host).endpoint][0].port)
 
     def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
-        kept = PortMap.of(c for c in maps["ocs1"] if port not in (c.inp, c.out))
+        kept = PortMap.of(
+            c for c in maps["ocs1"] if port not in (c.inp, c.out)
+        )
         own = PortMap.of(c for c in first if port in (c.inp, c.out))
         return {"ocs1": kept.joined(own) if on else kept}
 
@@ -150,13 +174,18 @@ async def set_light(cluster: Cluster, host: str, *, on: bool) -> None:
 
 
 @simulated()
-async def test_a_job_without_light_pauses_says_so_and_goes_on_with_it(cluster: Cluster) -> None:
+async def test_a_job_without_light_pauses_says_so_and_goes_on_with_it(
+    cluster: Cluster,
+) -> None:
     job_id = await running_job(cluster, "gpu0", "gpu2")
     alone = await running_job(cluster, "gpu4")
     started_at = cluster.table[job_id].started_at
     await set_light(cluster, "gpu2", on=False)
     assert cluster.table[job_id].state is JobState.PAUSED
-    assert cluster.table[job_id].message == "server2.gpu2: no circuit at ocs1 port 3"
+    assert (
+        cluster.table[job_id].message
+        == "server2.gpu2: no circuit at ocs1 port 3"
+    )
     assert states(cluster, job_id) == {"held"}
     # Other changes of its ports, and a worker that needs nobody, change nothing.
     await set_light(cluster, "gpu0", on=False)
@@ -175,7 +204,9 @@ async def test_a_job_without_light_pauses_says_so_and_goes_on_with_it(cluster: C
 
 
 @simulated()
-async def test_light_that_a_stranger_takes_pauses_a_job_as_well(cluster: Cluster) -> None:
+async def test_light_that_a_stranger_takes_pauses_a_job_as_well(
+    cluster: Cluster,
+) -> None:
     job_id = await running_job(cluster, "gpu0", "gpu2")
     device = cluster.ocs.emulated
     assert isinstance(device, EmulatedOcs)
@@ -192,8 +223,12 @@ async def test_light_that_a_stranger_takes_pauses_a_job_as_well(cluster: Cluster
 
 
 @simulated()
-async def test_a_job_fails_when_the_light_stays_away_for_too_long(cluster: Cluster) -> None:
-    (job_id,) = await submit_running(cluster, job("job", "gpu0", "gpu2", dark_limit_s=20.0))
+async def test_a_job_fails_when_the_light_stays_away_for_too_long(
+    cluster: Cluster,
+) -> None:
+    (job_id,) = await submit_running(
+        cluster, job("job", "gpu0", "gpu2", dark_limit_s=20.0)
+    )
     await set_light(cluster, "gpu2", on=False)
     await cluster.until_state(job_id, JobState.FAILED)
     assert cluster.table[job_id].message == (
@@ -226,7 +261,9 @@ async def test_a_nic_without_carrier_pauses_its_job_which_goes_on_with_it_or_els
 
 
 @simulated()
-async def test_a_job_on_hosts_without_a_link_waits_for_it_and_says_why(cluster: Cluster) -> None:
+async def test_a_job_on_hosts_without_a_link_waits_for_it_and_says_why(
+    cluster: Cluster,
+) -> None:
     await set_light(cluster, "gpu0", on=False)
     (job_id,) = cluster.submit(job("job", "gpu0", "gpu2"))
     words = "server1.gpu0: no circuit at ocs1 port 1"
@@ -242,15 +279,22 @@ async def test_a_job_on_hosts_without_a_link_waits_for_it_and_says_why(cluster: 
 
 
 @simulated()
-async def test_a_job_whose_circuits_go_while_it_starts_waits_again(cluster: Cluster) -> None:
+async def test_a_job_whose_circuits_go_while_it_starts_waits_again(
+    cluster: Cluster,
+) -> None:
     cluster.get_ready = False
     (job_id,) = cluster.submit(job("job", "gpu0", "gpu2"))
     await cluster.until(lambda: len(cluster.workers_of(job_id)) == 2)
     await set_light(cluster, "gpu2", on=False)
-    assert cluster.scheduler.job(job_id).message == "server2.gpu2: no circuit at ocs1 port 3"
+    assert (
+        cluster.scheduler.job(job_id).message
+        == "server2.gpu2: no circuit at ocs1 port 3"
+    )
     cluster.end(job_id, "failed")
     await cluster.until(lambda: cluster.table[job_id].attempt == 1)
-    await cluster.until(lambda: "no circuit" in cluster.scheduler.job(job_id).message)
+    await cluster.until(
+        lambda: "no circuit" in cluster.scheduler.job(job_id).message
+    )
     assert cluster.table[job_id].state in (JobState.QUEUED, JobState.BLOCKED)
     assert cluster.table[job_id].failures == 0
     cluster.get_ready = True
@@ -259,16 +303,23 @@ async def test_a_job_whose_circuits_go_while_it_starts_waits_again(cluster: Clus
 
 
 @simulated()
-async def test_only_the_jobs_on_the_ports_that_move_announce_themselves(cluster: Cluster) -> None:
-    moved, stays = await running_job(cluster, "gpu0", "gpu2"), await running_job(cluster, "gpu1")
+async def test_only_the_jobs_on_the_ports_that_move_announce_themselves(
+    cluster: Cluster,
+) -> None:
+    moved = await running_job(cluster, "gpu0", "gpu2")
+    stays = await running_job(cluster, "gpu1")
     reach = Reach(LAB, trace_links(LAB, LAB.initial_maps))
 
     def announced() -> set[str]:
         return {name for call, name in cluster.calls if call == "announce"}
 
-    assert await cluster.traffic.announce(nic_of(cluster, "gpu2"), reach) == Unreached()
+    assert (
+        await cluster.traffic.announce(nic_of(cluster, "gpu2"), reach)
+        == Unreached()
+    )
     assert announced() == {f"{moved}-0", f"{moved}-1"}
-    await cluster.traffic.announce(None, reach)  # a link between switches moved
+    # A link between switches moved.
+    await cluster.traffic.announce(None, reach)
     assert announced() == {f"{moved}-0", f"{moved}-1", f"{stays}-0"}
 
 
@@ -279,10 +330,17 @@ async def test_workers_that_do_not_hear_each_other_are_named_if_a_path_joins_the
     job_id = await running_job(cluster, "gpu0", "gpu2")
     cluster.plant.dark.add("server2.gpu2")
     reach = Reach(LAB, trace_links(LAB, LAB.initial_maps))
-    (silent,) = (await cluster.traffic.announce(nic_of(cluster, "gpu0"), reach)).silent
-    assert silent.startswith(f"job {job_id}: server1.gpu0 does not hear server2.gpu2")
+    (silent,) = (
+        await cluster.traffic.announce(nic_of(cluster, "gpu0"), reach)
+    ).silent
+    assert silent.startswith(
+        f"job {job_id}: server1.gpu0 does not hear server2.gpu2"
+    )
     dark = Reach(LAB, trace_links(LAB, {"ocs1": PortMap()}))
-    assert await cluster.traffic.announce(nic_of(cluster, "gpu0"), dark) == Unreached()
+    assert (
+        await cluster.traffic.announce(nic_of(cluster, "gpu0"), dark)
+        == Unreached()
+    )
     cluster.refusals["announce"] = "unknown request"
     found = await cluster.traffic.announce(nic_of(cluster, "gpu0"), reach)
     assert (len(found.silent), len(found.unknown)) == (0, 1)
@@ -290,11 +348,17 @@ async def test_workers_that_do_not_hear_each_other_are_named_if_a_path_joins_the
 
 
 @simulated()
-async def test_after_a_failed_pause_nothing_is_held_any_more(cluster: Cluster) -> None:
-    first, _ = await submit_running(cluster, job("first", "gpu0"), job("second", "gpu1"))
+async def test_after_a_failed_pause_nothing_is_held_any_more(
+    cluster: Cluster,
+) -> None:
+    first, _ = await submit_running(
+        cluster, job("first", "gpu0"), job("second", "gpu1")
+    )
     cluster.refusals[f"worker {first}-0"] = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
-        await cluster.traffic.drain(frozenset(LAB.host(name).endpoint for name in ("gpu0", "gpu1")))
+        await cluster.traffic.drain(
+            frozenset(LAB.host(name).endpoint for name in ("gpu0", "gpu1"))
+        )
     held = [call for call in cluster.calls if call[0] == "hold"]
     await asyncio.sleep(5)
     assert [call for call in cluster.calls if call[0] == "hold"] == held

@@ -4,17 +4,29 @@ import pytest
 
 from patchlight.controller.metrics.exposition import JobTraces, sending_to
 from patchlight.testbed.errors import BadInput
-from tests.support.job_cluster import Cluster, finish, job, simulated, submit_running
+from tests.support.job_cluster import (
+    Cluster,
+    finish,
+    job,
+    simulated,
+    submit_running,
+)
 
-pytest.importorskip("opentelemetry.sdk", reason="the extra telemetry is not installed")
+pytest.importorskip(
+    "opentelemetry.sdk", reason="the extra telemetry is not installed"
+)
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
+    InMemorySpanExporter,
+)
 
 
 @simulated()
-async def test_a_job_is_followed_to_its_first_iteration(cluster: Cluster) -> None:
+async def test_a_job_is_followed_to_its_first_iteration(
+    cluster: Cluster,
+) -> None:
     exporter = InMemorySpanExporter()
     traces = JobTraces("lab", cluster.table, SimpleSpanProcessor(exporter))
     (job_id,) = await submit_running(cluster, job("a", workers=2))
@@ -22,15 +34,22 @@ async def test_a_job_is_followed_to_its_first_iteration(cluster: Cluster) -> Non
     spans = {span.name: span for span in exporter.get_finished_spans()}
     await finish(cluster, job_id)
     traces.close()
-    assert len([s for s in exporter.get_finished_spans() if s.name == "job"]) == 1
+    assert (
+        len([s for s in exporter.get_finished_spans() if s.name == "job"]) == 1
+    )
     root = spans["job"]
     assert root.attributes is not None
-    assert (root.attributes["job.id"], root.attributes["job.name"]) == (job_id, "a")
+    assert (root.attributes["job.id"], root.attributes["job.name"]) == (
+        job_id,
+        "a",
+    )
     assert {"wait", "decide", "start", "first iteration"} <= spans.keys()
-    assert {span.context.trace_id for span in spans.values() if span.context} == {
-        root.context and root.context.trace_id
-    }
-    wait, start, first = (spans[name] for name in ("wait", "start", "first iteration"))
+    assert {
+        span.context.trace_id for span in spans.values() if span.context
+    } == {root.context and root.context.trace_id}
+    wait, start, first = (
+        spans[name] for name in ("wait", "start", "first iteration")
+    )
     assert (_end(start), _end(root)) == (first.start_time, _end(first))
     assert root.start_time is not None
     assert wait.start_time is not None

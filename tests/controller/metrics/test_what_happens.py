@@ -19,9 +19,16 @@ from patchlight.controller.metrics.exposition import (
     JobProgress,
     listen_for_metrics,
 )
-from patchlight.controller.metrics.lab_state import OpticalPower, counter, gauge, openflow_metrics
+from patchlight.controller.metrics.lab_state import (
+    OpticalPower,
+    counter,
+    gauge,
+    openflow_metrics,
+)
 from patchlight.controller.packet_switches.openflow.client import Speaker
-from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    SpeakerOptions,
+)
 from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
@@ -35,7 +42,10 @@ Key = tuple[str, tuple[str, ...]]
 def values(families: Iterable[Metric]) -> dict[Key, float]:
     """Values by the name of the sample and what its labels say."""
     return {
-        (sample.name.removeprefix("patchlight_"), tuple(sample.labels.values())): sample.value
+        (
+            sample.name.removeprefix("patchlight_"),
+            tuple(sample.labels.values()),
+        ): sample.value
         for family in families
         for sample in family.samples
     }
@@ -43,7 +53,9 @@ def values(families: Iterable[Metric]) -> dict[Key, float]:
 
 def looked_up(power: OpticalPower) -> dict[Key, float]:
     """The same of what Prometheus would read."""
-    text = "".join(family.as_text(openmetrics=False) for family in power.collect())
+    text = "".join(
+        family.as_text(openmetrics=False) for family in power.collect()
+    )
     return values(text_string_to_metric_families(text))
 
 
@@ -56,8 +68,11 @@ class Clock:
 
 
 @simulated()
-async def test_workers_are_counted_until_a_while_after_their_job(cluster: Cluster) -> None:
-    registry, clock = CollectorRegistry(), Clock()
+async def test_workers_are_counted_until_a_while_after_their_job(
+    cluster: Cluster,
+) -> None:
+    registry = CollectorRegistry()
+    clock = Clock()
     progress = JobProgress(registry, cluster.table.running, 10.0, clock)
     cluster.table.on_reports.append(progress.reported)
     (job_id,) = cluster.submit(job("a", workers=2, iterations=2))
@@ -68,15 +83,21 @@ async def test_workers_are_counted_until_a_while_after_their_job(cluster: Cluste
     assert shown[of_rank_1] == 2
     assert shown["job_iteration_seconds_count", (job_id,)] == 4
     sent_bytes = cluster.table[job_id].spec.gradient_bytes
-    assert shown["worker_sent_bytes_total", (job_id, "0", hosts[0])] == 2 * sent_bytes * 10
-    assert shown["worker_compute_seconds_total", (job_id, "0", hosts[0])] == pytest.approx(0.2)
+    assert (
+        shown["worker_sent_bytes_total", (job_id, "0", hosts[0])]
+        == 2 * sent_bytes * 10
+    )
+    assert shown[
+        "worker_compute_seconds_total", (job_id, "0", hosts[0])
+    ] == pytest.approx(0.2)
     assert shown["job_iteration_seconds_sum", (job_id,)] == pytest.approx(0.8)
     reports, _ = cluster.table.ledger.iterations(job_id)
     last = shown["job_last_iteration_timestamp_seconds", (job_id,)]
     assert last == max(report["finished_at"] for report in reports)
     await cluster.until(lambda: job_id not in cluster.table.running)
     progress.prune()
-    assert of_rank_1 in values(registry.collect())  # its last values can still be scraped
+    # Its last values can still be scraped.
+    assert of_rank_1 in values(registry.collect())
     clock.now_s = KEPT_S + 1
     progress.prune()
     assert values(registry.collect()) == {}
@@ -92,10 +113,15 @@ async def test_decisions_of_policies_are_timed(cluster: Cluster) -> None:
         for (name, labels), value in values(registry.collect()).items()
         if name == "policy_decision_seconds_count"
     }
-    assert ("placement", cluster.scheduler.policies.words["placement"]) in counts
+    assert (
+        "placement",
+        cluster.scheduler.policies.words["placement"],
+    ) in counts
 
 
-async def test_changes_are_timed_by_stage_with_their_number(bench: ChangeBench) -> None:
+async def test_changes_are_timed_by_stage_with_their_number(
+    bench: ChangeBench,
+) -> None:
     registry = CollectorRegistry()
     bench.transactions.on_end.append(EventMetrics(registry).change_ended)
     change = await bench.regroup()
@@ -104,11 +130,17 @@ async def test_changes_are_timed_by_stage_with_their_number(bench: ChangeBench) 
         assert shown["reconfiguration_stage_seconds_count", (stage,)] == 1
         assert shown["reconfiguration_stage_seconds_sum", (stage,)] == seconds
     assert shown["reconfiguration_seconds_count", ("committed",)] == 1
-    exemplars = [s.exemplar for f in registry.collect() for s in f.samples if s.exemplar]
-    assert {exemplar.labels["reconfiguration"] for exemplar in exemplars} == {str(change.id)}
+    exemplars = [
+        s.exemplar for f in registry.collect() for s in f.samples if s.exemplar
+    ]
+    assert {exemplar.labels["reconfiguration"] for exemplar in exemplars} == {
+        str(change.id)
+    }
 
 
-async def test_power_that_is_lost_shows_at_the_next_measurement(bench: ChangeBench) -> None:
+async def test_power_that_is_lost_shows_at_the_next_measurement(
+    bench: ChangeBench,
+) -> None:
     power = OpticalPower(bench.service, Notifier())
     assert looked_up(power) == {}
     change = await bench.regroup()
@@ -130,23 +162,36 @@ async def test_power_that_is_lost_shows_at_the_next_measurement(bench: ChangeBen
     assert looked_up(power) == {}
 
 
-def test_what_the_speaker_told_is_there_by_switch_and_gone_with_it(tmp_path: Path) -> None:
+def test_what_the_speaker_told_is_there_by_switch_and_gone_with_it(
+    tmp_path: Path,
+) -> None:
     lab = load_lab("ofc2022")
     speaker = Speaker(SpeakerOptions(tmp_path / "speaker.sock", (1, 2)))
     switches = PacketSwitches(lab, speaker)
 
     def shown() -> dict[Key, float]:
         families = openflow_metrics(speaker, switches, 0)
-        text = "".join(family.as_text(openmetrics=False) for family in families)
+        text = "".join(
+            family.as_text(openmetrics=False) for family in families
+        )
         return values(text_string_to_metric_families(text))
 
     one, two = lab.packet_switches
-    counts = {"connections": 1, "sent": 7, "received": 8, "errors": 2, "echo_s": None, "waiting": 3}
+    counts = {
+        "connections": 1,
+        "sent": 7,
+        "received": 8,
+        "errors": 2,
+        "echo_s": None,
+        "waiting": 3,
+    }
     told = [
         {**counts, "datapath_id": one.datapath_id, "echo_s": 0.002},
         {**counts, "datapath_id": two.datapath_id},
     ]
-    switches.on_event({"event": "traffic", "switches": told, "refused": {"tls": 4}}, 0.0)
+    switches.on_event(
+        {"event": "traffic", "switches": told, "refused": {"tls": 4}}, 0.0
+    )
     there = shown()
     assert there["packet_switch_sent_messages_total", (two.name,)] == 7
     assert there["packet_switch_received_messages_total", (two.name,)] == 8
@@ -157,15 +202,26 @@ def test_what_the_speaker_told_is_there_by_switch_and_gone_with_it(tmp_path: Pat
     assert there["speaker_refused_connections_total", ("tls",)] == 4
     assert there["speaker_refused_connections_total", ("second",)] == 0
     switches.on_event({"event": "speaker-down", "error": "it ended"}, 0.0)
-    assert not any(name.startswith("packet_switch_sent") for name, _ in shown())
+    assert not any(
+        name.startswith("packet_switch_sent") for name, _ in shown()
+    )
 
 
 def test_whatever_a_label_says_is_read_back() -> None:
     said = 'a "name"\\n of\nmany \\ lines'
     for openmetrics in (False, True):
-        families = (gauge("one", "One.", 1.0), counter("many", "Many.", {said: 2}, "name"))
-        text = "".join(family.as_text(openmetrics=openmetrics) for family in families)
-        read = openmetrics_families if openmetrics else text_string_to_metric_families
+        families = (
+            gauge("one", "One.", 1.0),
+            counter("many", "Many.", {said: 2}, "name"),
+        )
+        text = "".join(
+            family.as_text(openmetrics=openmetrics) for family in families
+        )
+        read = (
+            openmetrics_families
+            if openmetrics
+            else text_string_to_metric_families
+        )
         found = values(read(text + ("# EOF\n" if openmetrics else "")))
         assert found == {("one", ()): 1.0, ("many_total", (said,)): 2.0}
 

@@ -17,7 +17,12 @@ from patchlight.controller.packet_switches.contract import Station, Wish
 from patchlight.controller.packet_switches.keeping import KeptSwitch
 from patchlight.controller.packet_switches.registry import open_packet_driver
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
-from tests.support.switch_lab import SwitchUnderTest, drawn, stations_at, switch_lab
+from tests.support.switch_lab import (
+    SwitchUnderTest,
+    drawn,
+    stations_at,
+    switch_lab,
+)
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -27,7 +32,14 @@ pytestmark = [
     pytest.mark.xdist_group("switches with an sshd"),
 ]
 PORTS = frozenset({1, 2, 3})
-FAULTS = ("full table", "reload", "lost session", "foreign entry", "wrong answer", "refused entry")
+FAULTS = (
+    "full table",
+    "reload",
+    "lost session",
+    "foreign entry",
+    "wrong answer",
+    "refused entry",
+)
 EACH = int(os.environ.get("PATCHLIGHT_SWITCH_FAULTS", len(FAULTS)))
 
 
@@ -41,7 +53,9 @@ class Watched:
     """A kept switch, and what its kernel really has."""
 
     def __init__(self, under_test: SwitchUnderTest, kept: KeptSwitch) -> None:
-        self.under_test, self.kept, self.wish = under_test, kept, Wish()
+        self.under_test = under_test
+        self.kept = kept
+        self.wish = Wish()
 
     def wanted(self) -> dict[str, str]:
         names = self.under_test.switch.interface_names
@@ -54,8 +68,13 @@ class Watched:
         """Whether every station without its entry is told to lack it, or the switch is away."""
         if not self.kept.reachable:
             return True
-        have, told = self.under_test.table(), {lack.station.mac for lack in self.kept.lacks}
-        wrong = {mac for mac, interface in self.wanted().items() if have.get(mac) != interface}
+        have = self.under_test.table()
+        told = {lack.station.mac for lack in self.kept.lacks}
+        wrong = {
+            mac
+            for mac, interface in self.wanted().items()
+            if have.get(mac) != interface
+        }
         return wrong <= told
 
     async def follow(self, wish: Wish) -> None:
@@ -63,17 +82,23 @@ class Watched:
         await self.kept.follow(wish)
 
 
-async def one_fault(watched: Watched, fault: str, random: random.Random) -> None:
+async def one_fault(
+    watched: Watched, fault: str, random: random.Random
+) -> None:
     """Something goes wrong while the switch changes; then it is put right."""
     under_test = watched.under_test
     wish = stations_at(random, PORTS)
     station: Station = random.choice(list(wish.places))
     # An entry like the one that Patchlight has set until now would count as its own.
-    port = min(PORTS - {wish.places[station], watched.wish.places.get(station, 0)})
+    port = min(
+        PORTS - {wish.places[station], watched.wish.places.get(station, 0)}
+    )
     if fault == "refused entry" and not under_test.is_sonic:
         fault = "full table"
     if fault == "full table":
-        await asyncio.to_thread(under_test.full_table, random.randrange(len(wish.places)))
+        await asyncio.to_thread(
+            under_test.full_table, random.randrange(len(wish.places))
+        )
     elif fault == "refused entry":
         await asyncio.to_thread(under_test.refuse, station.mac)
     elif fault == "foreign entry":
@@ -82,14 +107,23 @@ async def one_fault(watched: Watched, fault: str, random: random.Random) -> None
         await asyncio.to_thread(under_test.answer_nonsense)
     following = asyncio.create_task(watched.follow(wish))
     if fault in ("reload", "lost session"):
-        await asyncio.sleep(random.random() / 2)  # the fault comes at any moment
-        again = under_test.reload if fault == "reload" else under_test.lose_sessions
+        # The fault comes at any moment.
+        await asyncio.sleep(random.random() / 2)
+        again = (
+            under_test.reload
+            if fault == "reload"
+            else under_test.lose_sessions
+        )
         await asyncio.to_thread(again)
     await following
-    await eventually(lambda: watched.is_right() or watched.says_so(), f"{fault}: told")
+    await eventually(
+        lambda: watched.is_right() or watched.says_so(), f"{fault}: told"
+    )
     if fault in ("full table", "refused entry", "foreign entry"):
         # It is still there: so it must be told for good, not by chance.
-        await eventually(lambda: watched.kept.lacks and watched.says_so(), f"{fault}: told")
+        await eventually(
+            lambda: watched.kept.lacks and watched.says_so(), f"{fault}: told"
+        )
     if fault == "foreign entry":
         assert watched.kept.foreign
         await asyncio.to_thread(under_test.undo, station.mac, port)
@@ -97,10 +131,14 @@ async def one_fault(watched: Watched, fault: str, random: random.Random) -> None
     kept = watched.kept
     try:
         await eventually(
-            lambda: watched.is_right() and not kept.lacks and kept.reachable, f"{fault}: put right"
+            lambda: watched.is_right() and not kept.lacks and kept.reachable,
+            f"{fault}: put right",
         )
     finally:
-        print(f"{fault}: {kept.trouble or 'reachable'}, {kept.lacks}, {kept.foreign}", flush=True)
+        print(
+            f"{fault}: {kept.trouble or 'reachable'}, {kept.lacks}, {kept.foreign}",
+            flush=True,
+        )
 
 
 @pytest.mark.parametrize("name", ["bridge1", "sonic1"])
@@ -118,7 +156,10 @@ async def test_no_fault_is_silent(
         await watched.follow(stations_at(drawing, PORTS))
         for number in range(EACH):
             await one_fault(watched, FAULTS[number % len(FAULTS)], drawing)
-            print(f"{name}: {number + 1} faults of {EACH}, none silent", flush=True)
+            print(
+                f"{name}: {number + 1} faults of {EACH}, none silent",
+                flush=True,
+            )
     finally:
         under_test.heal()
         with contextlib.suppress(Exception):

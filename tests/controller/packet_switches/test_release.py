@@ -5,10 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable
-from patchlight.controller.packet_switches.contract import Applied, Station, Wish
+from patchlight.controller.circuits.contract import (
+    DeviceRefused,
+    DeviceUnreachable,
+)
+from patchlight.controller.packet_switches.contract import (
+    Applied,
+    Station,
+    Wish,
+)
 from patchlight.controller.packet_switches.openflow.client import Speaker
-from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    SpeakerOptions,
+)
 from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.wiring import trace_links
@@ -18,7 +27,9 @@ from tests.support.packet_switch_driver import TABLES, Example
 OFC = load_lab("ofc2022")
 LAB = OFC.with_changes(
     packet_switches=tuple(
-        replace(s, driver="example", datapath_id=None, address=f"memory:{s.name}")
+        replace(
+            s, driver="example", datapath_id=None, address=f"memory:{s.name}"
+        )
         for s in OFC.packet_switches
     )
 )
@@ -39,13 +50,17 @@ class Silent(Example):
         raise DeviceUnreachable("tor2: no answer")
 
 
-async def switches(tmp_path: Path, second: type[Example] = Example) -> PacketSwitches:
+async def switches(
+    tmp_path: Path, second: type[Example] = Example
+) -> PacketSwitches:
     """Both switches forward."""
     first, other = LAB.packet_switches
     drivers = [Example(first, ""), second(other, "")]
     for driver in drivers:
         await driver.open()
-    made = PacketSwitches(LAB, Speaker(SpeakerOptions(tmp_path / "sock", ())), drivers=drivers)
+    made = PacketSwitches(
+        LAB, Speaker(SpeakerOptions(tmp_path / "sock", ())), drivers=drivers
+    )
     await made.follow(LINKS)
     return made
 
@@ -69,19 +84,27 @@ async def test_afterwards_nothing_is_set_again(tmp_path: Path) -> None:
     await made.close()
 
 
-async def test_if_one_keeps_its_entries_all_forward_as_before(tmp_path: Path) -> None:
+async def test_if_one_keeps_its_entries_all_forward_as_before(
+    tmp_path: Path,
+) -> None:
     made = await switches(tmp_path, Stubborn)
     before = entries()
-    with pytest.raises(PatchlightError, match=r"as before: tor2: the entries are still there"):
+    with pytest.raises(
+        PatchlightError, match=r"as before: tor2: the entries are still there"
+    ):
         await made.release()
     assert entries() == before
     await made.close()
 
 
-async def test_if_one_does_not_answer_nothing_is_removed(tmp_path: Path) -> None:
+async def test_if_one_does_not_answer_nothing_is_removed(
+    tmp_path: Path,
+) -> None:
     made = await switches(tmp_path, Silent)
     before = entries()
-    with pytest.raises(PatchlightError, match=r"nothing was removed: no answer from tor2"):
+    with pytest.raises(
+        PatchlightError, match=r"nothing was removed: no answer from tor2"
+    ):
         await made.release()
     assert entries() == before != {}
     await made.close()

@@ -9,7 +9,12 @@ import pytest
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.cheapest import defragment
-from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, RingOfJob
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    Frozen,
+    JobView,
+    RingOfJob,
+)
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
 from patchlight.controller.prediction.framing import tcp
@@ -31,7 +36,8 @@ from patchlight.testbed.labfile.reader import load_lab
 # Bits on links for each bit of a ring.
 WIRE = sum(tcp(1500))
 LOAD = Load(100, 0.5, 4e9 / WIRE)
-FIRST, SECOND = RingOfJob("first", (0, 2), LOAD), RingOfJob("second", (4, 5), LOAD)
+FIRST = RingOfJob("first", (0, 2), LOAD)
+SECOND = RingOfJob("second", (4, 5), LOAD)
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +45,27 @@ def lab() -> Lab:
     return load_lab("ofc2022")
 
 
-def view_of(lab: Lab, *jobs: RingOfJob, maps: Mapping[str, PortMap] | None = None) -> ClusterView:
+def view_of(
+    lab: Lab, *jobs: RingOfJob, maps: Mapping[str, PortMap] | None = None
+) -> ClusterView:
     wired = WiredLab(lab, lab.initial_maps if maps is None else maps)
     running = {job.name: wired.hosts(job.ring) for job in jobs}
     return wired.view(0.0, running)._replace(rings=jobs)
 
 
-def test_spread_jobs_come_under_one_switch_and_every_gain_and_cost_is_told(lab: Lab) -> None:
+def test_spread_jobs_come_under_one_switch_and_every_gain_and_cost_is_told(
+    lab: Lab,
+) -> None:
     found = defragment(view_of(lab, FIRST, SECOND))
     assert found is not None
     assert set(found.jobs) == {"first", "second"}
     # From 1.3 s an iteration to 0.6 s, less the iteration and the dark time that it costs.
-    assert found.gains_s == pytest.approx(dict.fromkeys(("first", "second"), 70 - 1.325))
-    assert found.costs_s == pytest.approx(dict.fromkeys(("first", "second"), 1.325))
+    assert found.gains_s == pytest.approx(
+        dict.fromkeys(("first", "second"), 70 - 1.325)
+    )
+    assert found.costs_s == pytest.approx(
+        dict.fromkeys(("first", "second"), 1.325)
+    )
     assert found.gain_s == pytest.approx(2 * 68.675)
     assert (found.dark_s, found.cross_connects) == (0.025, 4)
     wired = WiredLab(lab, {**lab.initial_maps, **found.maps}).shape.gpus
@@ -61,11 +75,15 @@ def test_spread_jobs_come_under_one_switch_and_every_gain_and_cost_is_told(lab: 
 
 
 def test_too_little_gain_is_left_alone(lab: Lab) -> None:
-    short = [job._replace(load=LOAD._replace(units=5)) for job in (FIRST, SECOND)]
+    short = [
+        job._replace(load=LOAD._replace(units=5)) for job in (FIRST, SECOND)
+    ]
     assert defragment(view_of(lab, *short)) is None  # 2 × (5 × 0.7 − 1.325) s
     assert defragment(view_of(lab, *short), minimum_gain_s=4.0) is not None
     (ocs,) = lab.circuit_switches
-    slow = lab.with_changes(circuit_switches=(replace(ocs, switching_time_s=200.0),))
+    slow = lab.with_changes(
+        circuit_switches=(replace(ocs, switching_time_s=200.0),)
+    )
     assert defragment(view_of(slow, FIRST, SECOND)) is None
     assert defragment(view_of(lab)) is None
 
@@ -73,8 +91,12 @@ def test_too_little_gain_is_left_alone(lab: Lab) -> None:
 def test_what_a_change_takes_beside_its_dark_time_is_a_cost(lab: Lab) -> None:
     found = defragment(view_of(lab, FIRST, SECOND), overhead_s=5.0)
     assert found is not None
-    assert found.gains_s == pytest.approx(dict.fromkeys(("first", "second"), 70 - 6.325))
-    assert found.costs_s == pytest.approx(dict.fromkeys(("first", "second"), 6.325))
+    assert found.gains_s == pytest.approx(
+        dict.fromkeys(("first", "second"), 70 - 6.325)
+    )
+    assert found.costs_s == pytest.approx(
+        dict.fromkeys(("first", "second"), 6.325)
+    )
     assert defragment(view_of(lab, FIRST, SECOND), overhead_s=200.0) is None
 
 
@@ -83,8 +105,12 @@ def test_who_is_not_known_or_locked_keeps_its_light(lab: Lab) -> None:
     found = defragment(view_of(lab, FIRST, foreign))
     assert found is not None
     assert found.jobs == ("first",)
-    assert not {5, 6} & {c.inp for c in lab.initial_maps["ocs1"].diff(found.maps["ocs1"]).breaks}
-    locked = view_of(lab, FIRST)._replace(barred=Frozen({"ocs1": frozenset({1, 3})}))
+    assert not {5, 6} & {
+        c.inp for c in lab.initial_maps["ocs1"].diff(found.maps["ocs1"]).breaks
+    }
+    locked = view_of(lab, FIRST)._replace(
+        barred=Frozen({"ocs1": frozenset({1, 3})})
+    )
     assert defragment(locked) is None
     waiting = view_of(lab, FIRST._replace(waits=True))
     assert defragment(waiting) is None
@@ -100,7 +126,9 @@ def test_a_job_without_an_end_counts_for_an_hour(lab: Lab) -> None:
 class Spread:
     """As the experiment does: over both ToRs."""
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int]:
+    def place(
+        self, cluster: ClusterView, job: JobView, workers: int
+    ) -> Sequence[int]:
         return [0, 2] if job.name == "long" else [4, 5]
 
 
@@ -113,7 +141,9 @@ def test_light_follows_jobs_at_ends_and_on_a_timer(lab: Lab) -> None:
     plain = simulate(LabCluster(lab), jobs, policies).records
     ends_s = {}
     for every_s in (math.inf, 20.0):
-        result = simulate(LabCluster(lab), jobs, policies, Settings(defragment_s=every_s))
+        result = simulate(
+            LabCluster(lab), jobs, policies, Settings(defragment_s=every_s)
+        )
         ends_s[every_s] = [record.ended_s for record in result.records]
         assert result.reconfigurations >= 1
     # The first is regrouped as it starts, the second only where somebody looks after it began.
@@ -123,12 +153,20 @@ def test_light_follows_jobs_at_ends_and_on_a_timer(lab: Lab) -> None:
         Settings(defragment_s=0.0)
 
 
-def test_a_queue_on_static_circuits_is_served_a_quarter_faster(lab: Lab) -> None:
-    drawn = SyntheticJobs(count=120, load=0.9, communication=0.4, sizes={2: 1, 3: 1, 4: 1})
+def test_a_queue_on_static_circuits_is_served_a_quarter_faster(
+    lab: Lab,
+) -> None:
+    drawn = SyntheticJobs(
+        count=120, load=0.9, communication=0.4, sizes={2: 1, 3: 1, 4: 1}
+    )
     jobs = drawn.draw(np.random.default_rng(0), 6)
     policies = Policies(Fifo(), Consolidated())
     means = [
-        summary_of(simulate(LabCluster(lab), jobs, policies, Settings(defragment_s=every_s)))
+        summary_of(
+            simulate(
+                LabCluster(lab), jobs, policies, Settings(defragment_s=every_s)
+            )
+        )
         for every_s in (None, 600.0)
     ]
     assert means[1]["jct_s"]["mean"] < 0.75 * means[0]["jct_s"]["mean"]

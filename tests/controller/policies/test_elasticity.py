@@ -16,7 +16,9 @@ from patchlight.controller.policies.contract import (
 from patchlight.controller.policies.degrees import GiveAndTake, Rigid
 
 SHAPE = ClusterShape(
-    tuple(GpuSite(f"s{n}.g", n, 0, "M40" if n < 6 else "Titan") for n in range(8)),
+    tuple(
+        GpuSite(f"s{n}.g", n, 0, "M40" if n < 6 else "Titan") for n in range(8)
+    ),
     tuple(f"s{n}" for n in range(8)),
     ("r0",),
 )
@@ -32,11 +34,15 @@ def view(*running: tuple[str, int, float], now_s: float = 0.0) -> ClusterView:
     return ClusterView(now_s, SHAPE, occupied, running=tuple(sorted(jobs)))
 
 
-def elastic(name: str, degree: int, left: float, cost_s: float = 10.0) -> ElasticJob:
+def elastic(
+    name: str, degree: int, left: float, cost_s: float = 10.0
+) -> ElasticJob:
     return ElasticJob(name, degree, HALVES, left, cost_s)
 
 
-def answer(cluster: ClusterView, jobs: Sequence[ElasticJob], *queue: QueuedJob) -> dict[str, int]:
+def answer(
+    cluster: ClusterView, jobs: Sequence[ElasticJob], *queue: QueuedJob
+) -> dict[str, int]:
     assert Rigid().resize(cluster, jobs, queue) == {}
     return dict(GiveAndTake().resize(cluster, jobs, queue))
 
@@ -55,9 +61,16 @@ def test_a_job_grows_into_idle_gpus_where_that_pays() -> None:
 def test_the_idle_gpus_go_where_each_gains_most() -> None:
     cluster = view(("a", 0b11, 400.0), ("b", 0b1100, 800.0))
     # Of four that are free, b takes two and could not go on to 8 with the other two.
-    assert answer(cluster, [elastic("a", 2, 200), elastic("b", 2, 400)]) == {"a": 4, "b": 4}
-    tight = view(("a", 0b11, 400.0), ("b", 0b1100, 800.0), ("c", 0b110000, 50.0))
-    assert answer(tight, [elastic("a", 2, 200), elastic("b", 2, 400)]) == {"b": 4}
+    assert answer(cluster, [elastic("a", 2, 200), elastic("b", 2, 400)]) == {
+        "a": 4,
+        "b": 4,
+    }
+    tight = view(
+        ("a", 0b11, 400.0), ("b", 0b1100, 800.0), ("c", 0b110000, 50.0)
+    )
+    assert answer(tight, [elastic("a", 2, 200), elastic("b", 2, 400)]) == {
+        "b": 4
+    }
 
 
 def test_a_job_shrinks_for_one_that_could_start_then() -> None:
@@ -72,7 +85,9 @@ def test_a_job_shrinks_for_one_that_could_start_then() -> None:
     # Nobody can free eight, but four for the next.
     large = QueuedJob("b", 8, lasts_s=50.0)
     assert answer(cluster, jobs, large) == {}
-    assert answer(cluster, jobs, large, QueuedJob("c", 4, lasts_s=50.0)) == {"a": 4}
+    assert answer(cluster, jobs, large, QueuedJob("c", 4, lasts_s=50.0)) == {
+        "a": 4
+    }
 
 
 def test_no_job_shrinks_for_one_that_has_room_or_needs_other_gpus() -> None:
@@ -89,6 +104,9 @@ def test_no_job_shrinks_for_one_that_has_room_or_needs_other_gpus() -> None:
 @pytest.mark.parametrize("wanted", [1, 2, 3])
 def test_who_loses_least_shrinks(wanted: int) -> None:
     cluster = view(("a", 0b1111, 1000.0), ("b", 0b11110000, 1000.0))
-    jobs = [elastic("a", 4, 1000, cost_s=20.0), elastic("b", 4, 1000, cost_s=10.0)]
+    jobs = [
+        elastic("a", 4, 1000, cost_s=20.0),
+        elastic("b", 4, 1000, cost_s=10.0),
+    ]
     waits = QueuedJob("c", wanted, lasts_s=10.0)
     assert answer(cluster, jobs, waits) == {"b": 4 - max(2, wanted)}

@@ -25,26 +25,34 @@ from patchlight.controller.policies.sets import joined, lowest, members, pack
 Parts = Sequence[int]
 
 
-def best_fit(view: ClusterView, free: int, servers: Parts, racks: Parts, workers: int) -> list[int]:
+def best_fit(
+    view: ClusterView, free: int, servers: Parts, racks: Parts, workers: int
+) -> list[int]:
     return pack([free & server for server in servers], workers)
 
 
-def with_dark(free: int, racks: Parts, found: list[int], workers: int) -> list[int]:
+def with_dark(
+    free: int, racks: Parts, found: list[int], workers: int
+) -> list[int]:
     return found + lowest(
-        free & ~joined(g for r in racks for g in members(r)), workers - len(found)
+        free & ~joined(g for r in racks for g in members(r)),
+        workers - len(found),
     )
 
 
 def consolidated(
     view: ClusterView, free: int, servers: Parts, racks: Parts, workers: int
 ) -> list[int]:
-    return with_dark(free, racks, pack([free & rack for rack in racks], workers), workers)
+    return with_dark(
+        free, racks, pack([free & rack for rack in racks], workers), workers
+    )
 
 
 def rack_aware(
     view: ClusterView, free: int, servers: Parts, racks: Parts, workers: int
 ) -> list[int]:
-    parts, turns = [free & rack for rack in racks], list[int]()
+    parts = [free & rack for rack in racks]
+    turns = list[int]()
     for gpu in pack(parts, workers):
         if not (turns and turns[-1] >> gpu & 1):
             turns.append(next(part for part in parts if part >> gpu & 1))
@@ -58,9 +66,15 @@ def rack_aware(
 def fragmentation_aware(
     view: ClusterView, free: int, servers: Parts, racks: Parts, workers: int
 ) -> list[int]:
-    counted = [(part.bit_count(), part) for server in servers if (part := free & server)]
+    counted = [
+        (part.bit_count(), part)
+        for server in servers
+        if (part := free & server)
+    ]
     most = max(server.bit_count() for server in servers)
-    fragment = _fragments([each.workers for each in view.recent] or [workers], most)
+    fragment = _fragments(
+        [each.workers for each in view.recent] or [workers], most
+    )
     counted.sort(key=lambda each: -each[0])
     found: list[int] = []
     while counted and counted[0][0] < workers - len(found):
@@ -69,7 +83,13 @@ def fragmentation_aware(
     if not left:
         return found
     fitting = [each for each in counted if each[0] >= left]
-    best = min(fitting, key=lambda each: (fragment[each[0] - left] - fragment[each[0]], each[0]))
+    best = min(
+        fitting,
+        key=lambda each: (
+            fragment[each[0] - left] - fragment[each[0]],
+            each[0],
+        ),
+    )
     return found + lowest(best[1], left)
 
 
@@ -104,30 +124,49 @@ def test_they_decide_as_if_they_looked_at_all(
         )
     )
     names = tuple(map(str, range(6))), tuple(map(str, range(4)))
-    shape, chosen = ClusterShape(tuple(sites), *names), policy()
+    shape = ClusterShape(tuple(sites), *names)
+    chosen = policy()
     for _ in range(6):
         occupied = data.draw(st.integers(0, shape.everything))
         wanted = data.draw(st.integers(1, len(sites)))
-        models = frozenset(data.draw(st.lists(st.sampled_from(["A", "B"]), max_size=1)))
-        recent = [JobView("r", workers) for workers in data.draw(st.lists(st.integers(1, 8)))]
+        models = frozenset(
+            data.draw(st.lists(st.sampled_from(["A", "B"]), max_size=1))
+        )
+        recent = [
+            JobView("r", workers)
+            for workers in data.draw(st.lists(st.integers(1, 8)))
+        ]
         view = ClusterView(0.0, shape, occupied, recent=recent)
         job = JobView("job", wanted, gpu_models=models)
         free = view.free_for(job)
         expected = None
         if free.bit_count() >= wanted:
-            expected = linear(view, free, shape.server_gpus, shape.rack_gpus, wanted)
+            expected = linear(
+                view, free, shape.server_gpus, shape.rack_gpus, wanted
+            )
         assert chosen.place(view, job, wanted) == expected
         if data.draw(st.booleans()):
             moved = data.draw(
-                st.dictionaries(st.integers(0, len(sites) - 1), st.integers(-1, 3), max_size=3)
+                st.dictionaries(
+                    st.integers(0, len(sites) - 1),
+                    st.integers(-1, 3),
+                    max_size=3,
+                )
             )
             shape = shape.relit(moved)
             anew = ClusterShape(shape.gpus, *names)
-            assert (shape.rack_gpus, shape.server_gpus) == (anew.rack_gpus, anew.server_gpus)
-            assert all(shape.gpus[gpu].rack == rack for gpu, rack in moved.items())
+            assert (shape.rack_gpus, shape.server_gpus) == (
+                anew.rack_gpus,
+                anew.server_gpus,
+            )
+            assert all(
+                shape.gpus[gpu].rack == rack for gpu, rack in moved.items()
+            )
 
 
-def test_only_what_changed_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_changed_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from patchlight.controller.policies import sets
 
     shape = ClusterShape(
@@ -144,9 +183,12 @@ def test_only_what_changed_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
         return found
 
     monkeypatch.setattr(sets, "members", counted)
-    policy, occupied = BestFit(), 0
+    policy = BestFit()
+    occupied = 0
     for _ in range(5):
-        ring = policy.place(ClusterView(0.0, shape, occupied), JobView("job"), 6)
+        ring = policy.place(
+            ClusterView(0.0, shape, occupied), JobView("job"), 6
+        )
         assert ring is not None
         occupied |= joined(ring)
     assert looked == [8 * 1024, 6, 6, 6, 6]

@@ -39,7 +39,9 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from tests.support.waiting import PATIENCE_S
 
-SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
+SHAPE = ClusterShape(
+    tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",)
+)
 VIEW = ClusterView(0.0, SHAPE, occupied=0b0001)
 JOB = JobView("job", 2, arrived_s=3.0)
 LAB = read_lab(builtin_lab("ofc2022"))
@@ -55,7 +57,9 @@ class Mine:
         return lambda *arguments: self.act()
 
 
-LIT = VIEW._replace(lab=LAB, circuits=LAB.initial_maps, barred={"ocs1": frozenset({1})})
+LIT = VIEW._replace(
+    lab=LAB, circuits=LAB.initial_maps, barred={"ocs1": frozenset({1})}
+)
 ELASTIC = [
     ElasticJob("one", 1, {1: 4.0, 2: 2.0, 4: 1.0}),
     ElasticJob("two", 2, {1: 4.0, 2: 2.0, 4: 1.0}),
@@ -69,7 +73,9 @@ GUARDS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
 }
 
 
-def asked(kind: PolicyKind, act: Callable[[], Any], **options: Any) -> tuple[Any, list[Fault]]:
+def asked(
+    kind: PolicyKind, act: Callable[[], Any], **options: Any
+) -> tuple[Any, list[Fault]]:
     faults: list[Fault] = []
     guard, default, arguments = GUARDS[kind]
     guarded = guard(Mine(act), default, "mine", faults.append, **options)
@@ -90,16 +96,17 @@ BOTH = pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize(
     ("kind", "answer"),
     [
-        *(
-            ("partition", 2),
-            ("partition", 0),
-            ("partition", None),
-            ("order", -5.0),
-            ("order", 7),
-            ("topology", {}),
-        ),
-        *(("placement", [3, 1]), ("placement", None), ("placement", (1, 2))),
-        *(("elasticity", {"one": 2, "two": 4}), ("elasticity", {"two": 1})),
+        ("partition", 2),
+        ("partition", 0),
+        ("partition", None),
+        ("order", -5.0),
+        ("order", 7),
+        ("topology", {}),
+        ("placement", [3, 1]),
+        ("placement", None),
+        ("placement", (1, 2)),
+        ("elasticity", {"one": 2, "two": 4}),
+        ("elasticity", {"two": 1}),
     ],
 )
 def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
@@ -112,7 +119,11 @@ def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "answer", "words"),
     [
-        ("partition", 3, "answered 3: expected one of the legal degrees 0, 1, 2, 4"),
+        (
+            "partition",
+            3,
+            "answered 3: expected one of the legal degrees 0, 1, 2, 4",
+        ),
         ("partition", True, "answered True"),
         ("partition", 2.0, "answered 2.0"),
         ("partition", PlacedDegree(2, 0b11), "a block that is not free"),
@@ -131,10 +142,26 @@ def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
         ("topology", {"ocs1": PortMap.of([(2, 9999)])}, "outside 1"),
         ("topology", {"ocs1": PortMap()}, "ports: 1"),
         ("topology", 5, "expected a PortMap by OCS"),
-        ("elasticity", {"three": 2}, "a degree for 'three': the jobs are one, two"),
-        ("elasticity", {"one": 3}, "answered 3 for one: expected one of the legal degrees 1, 2, 4"),
-        ("elasticity", {"one": "2"}, "answered '2': expected one of the legal degrees"),
-        ("elasticity", {"one": 4, "two": 4}, "grows jobs by 5 GPUs in total, but only 3 are free"),
+        (
+            "elasticity",
+            {"three": 2},
+            "a degree for 'three': the jobs are one, two",
+        ),
+        (
+            "elasticity",
+            {"one": 3},
+            "answered 3 for one: expected one of the legal degrees 1, 2, 4",
+        ),
+        (
+            "elasticity",
+            {"one": "2"},
+            "answered '2': expected one of the legal degrees",
+        ),
+        (
+            "elasticity",
+            {"one": 4, "two": 4},
+            "grows jobs by 5 GPUs in total, but only 3 are free",
+        ),
         ("elasticity", [2], "expected a degree by job"),
     ],
 )
@@ -151,8 +178,12 @@ def test_nonsense_is_reported_and_the_default_decides(
 
 @BOTH
 @pytest.mark.parametrize("kind", list(DEFAULT))
-@pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3), RecursionError()])
-def test_what_is_raised_is_reported(kind: PolicyKind, error: BaseException, alone: bool) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("no idea"), SystemExit(3), RecursionError()]
+)
+def test_what_is_raised_is_reported(
+    kind: PolicyKind, error: BaseException, alone: bool
+) -> None:
     def fail() -> Any:
         raise error
 
@@ -163,9 +194,12 @@ def test_what_is_raised_is_reported(kind: PolicyKind, error: BaseException, alon
 
 
 def test_a_policy_that_hangs_is_left_alone_until_it_comes_back() -> None:
-    come_back, faults = threading.Event(), list[Fault]()
+    come_back = threading.Event()
+    faults = list[Fault]()
     mine: Any = Mine(lambda: come_back.wait(30) and 2)
-    guard = GuardedPartition(mine, Maximum(), "mine", faults.append, 0.1, alone=True)
+    guard = GuardedPartition(
+        mine, Maximum(), "mine", faults.append, 0.1, alone=True
+    )
     began = time.monotonic()
     assert guard.degree(VIEW, JOB, (0, 1, 2)) == 2
     assert guard.degree(VIEW, JOB, (0, 1)) == 1
@@ -220,7 +254,9 @@ def test_nothing_that_is_raised_gets_out(alone: bool) -> None:
 
 @BOTH
 def test_an_answer_without_end_is_not_waited_for(alone: bool) -> None:
-    answer, (fault,) = asked("placement", lambda: itertools.count(1), alone=alone)
+    answer, (fault,) = asked(
+        "placement", lambda: itertools.count(1), alone=alone
+    )
     assert answer == [1, 2]
     assert "more than 2 GPUs" in fault.reason
 

@@ -27,7 +27,11 @@ from patchlight.controller.policies.observation import (
     recent_features,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
+from patchlight.testbed.graphs import (
+    ComputationGraph,
+    Operation,
+    builtin_graph,
+)
 
 LAYOUT = ObservationLayout((2, 2, 1), (1, 2, 4))
 GRAPH = builtin_graph("alexnet")
@@ -41,7 +45,9 @@ def shape(ramp: tuple[int, int, int] | None = (2, 2, 1)) -> ClusterShape:
 
 def job(**changes: object) -> JobView:
     expected_s = {1: 8000.0, 2: 4000.0, 4: 2000.0}
-    plain = JobView("j", 0, GRAPH, 0.0, 8000.0, 0.6, limit_s=4800.0, expected_s=expected_s)
+    plain = JobView(
+        "j", 0, GRAPH, 0.0, 8000.0, 0.6, limit_s=4800.0, expected_s=expected_s
+    )
     return plain._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -62,16 +68,29 @@ def test_an_option_shows_for_how_long_each_server_would_be_busy() -> None:
         [2.5, 0, 0, 0],  # degree 4 is not legal
     ]
     assert seen["mask"].tolist() == [1, 0, 1, 0]
-    assert seen["options"][2].tolist() == [0.5, 4.0, pytest.approx(4 / 4.8), 0.5]
+    assert seen["options"][2].tolist() == [
+        0.5,
+        4.0,
+        pytest.approx(4 / 4.8),
+        0.5,
+    ]
     assert seen["job"].tolist() == pytest.approx([0.6, 8.0, 4.8, 0.75])
     assert {name: array.shape for name, array in seen.items()} == LAYOUT.shapes
     assert all(array.dtype == np.float32 for array in seen.values())
 
 
-def test_what_nobody_knows_and_what_is_broken_counts_as_busy_for_long() -> None:
+def test_what_nobody_knows_and_what_is_broken_counts_as_busy_for_long() -> (
+    None
+):
     running = (Running(math.inf, 0b0001),)
-    unknown = view(occupied=0b1101, broken=0b1000, running=running, preview=nowhere)
-    row = RampObserver(LAYOUT).observe(unknown, job(), (0, 1))["remaining"][0].tolist()
+    unknown = view(
+        occupied=0b1101, broken=0b1000, running=running, preview=nowhere
+    )
+    row = (
+        RampObserver(LAYOUT)
+        .observe(unknown, job(), (0, 1))["remaining"][0]
+        .tolist()
+    )
     assert row == [LONGEST, 0, LONGEST, LONGEST]
 
 
@@ -80,7 +99,10 @@ def test_an_observer_remembers_nothing_of_the_job_before() -> None:
     observer.observe(view(), job(), (0, 1, 2))
     other = job(graph=builtin_graph("vgg16"), requirement=0.9, limit_s=7200.0)
     empty = view(occupied=0, running=())
-    again = {name: array.copy() for name, array in observer.observe(empty, other, (0,)).items()}
+    again = {
+        name: array.copy()
+        for name, array in observer.observe(empty, other, (0,)).items()
+    }
     fresh = RampObserver(LAYOUT).observe(empty, other, (0,))
     assert all(np.array_equal(again[name], fresh[name]) for name in fresh)
 
@@ -102,11 +124,24 @@ def test_another_lab_or_a_job_without_graph_is_refused(
 
 def test_recent_jobs_are_told_by_what_they_asked_for() -> None:
     times = [0.0, 800.0, 2000.0, 2100.0]
-    found = recent_features([0.1, 0.55, 1.0], [1000.0, 3000.0, math.nan], times)
+    found = recent_features(
+        [0.1, 0.55, 1.0], [1000.0, 3000.0, math.nan], times
+    )
     assert found.shape == (4, RECENT_FEATURES)
     assert found[0].nonzero()[0].tolist() == [INTERVAL]
     assert found[0, INTERVAL] == 1.0
-    assert found[2, :RECENT_BINS].tolist() == [0, 0.5, 0, 0, 0, 0.5, 0, 0, 0, 0]
+    assert found[2, :RECENT_BINS].tolist() == [
+        0,
+        0.5,
+        0,
+        0,
+        0,
+        0.5,
+        0,
+        0,
+        0,
+        0,
+    ]
     about = [0.325, 0.225, 2.0, 2 / 64, 1.0, 1.0, 0.2]
     assert found[2, RECENT_BINS:].tolist() == pytest.approx(about)
     assert found[3, INTERVAL] == pytest.approx(0.7)
@@ -123,10 +158,17 @@ def test_only_64_recent_jobs_count() -> None:
     assert found[-1, UNEVENNESS] == 0.0
 
 
-def test_models_of_version_1_see_what_they_saw_and_no_graph_where_they_look_at_none() -> None:
+def test_models_of_version_1_see_what_they_saw_and_no_graph_where_they_look_at_none() -> (
+    None
+):
     cluster = view(recent=(job(), job(arrived_s=500.0)))
-    old = RampObserver(ObservationLayout((2, 2, 1), (1, 2, 4), 1), graphs=False)
-    seen = {n: a.copy() for n, a in old.observe(cluster, job(graph=None), (0, 1, 2)).items()}
+    old = RampObserver(
+        ObservationLayout((2, 2, 1), (1, 2, 4), 1), graphs=False
+    )
+    seen = {
+        n: a.copy()
+        for n, a in old.observe(cluster, job(graph=None), (0, 1, 2)).items()
+    }
     now = RampObserver(LAYOUT).observe(cluster, job(), (0, 1, 2))
     assert seen["recent"].tolist() == now["recent"][: COUNTED + 1].tolist()
     assert now["recent"][INTERVAL] == 0.5
@@ -134,7 +176,9 @@ def test_models_of_version_1_see_what_they_saw_and_no_graph_where_they_look_at_n
 
 
 def test_a_graph_too_large_to_be_seen_is_refused() -> None:
-    many = tuple(Operation(f"o{n}", "x", 1.0, 1.0, 1, 1) for n in range(MAX_NODES + 1))
+    many = tuple(
+        Operation(f"o{n}", "x", 1.0, 1.0, 1, 1) for n in range(MAX_NODES + 1)
+    )
     chain = tuple((n, n + 1) for n in range(MAX_NODES))
     with pytest.raises(BadInput, match=f"at most {MAX_NODES}"):
         graph_features(ComputationGraph("big", many, chain))

@@ -18,7 +18,13 @@ from patchlight.controller.policies.contract import (
     PlacementPolicy,
     Progress,
 )
-from patchlight.controller.policies.order import LAST, Deadline, Fifo, LeastAttainedService, Srpt
+from patchlight.controller.policies.order import (
+    LAST,
+    Deadline,
+    Fifo,
+    LeastAttainedService,
+    Srpt,
+)
 from patchlight.controller.policies.placement import (
     BestFit,
     Consolidated,
@@ -44,11 +50,23 @@ def cluster(
     models: tuple[str, ...] = ("",),
 ) -> ClusterView:
     sites = tuple(
-        GpuSite(f"s{n // gpus}.g{n % gpus}", n // gpus, n // gpus * racks // servers, model)
-        for n, model in zip(range(servers * gpus), itertools.cycle(models), strict=False)
+        GpuSite(
+            f"s{n // gpus}.g{n % gpus}",
+            n // gpus,
+            n // gpus * racks // servers,
+            model,
+        )
+        for n, model in zip(
+            range(servers * gpus), itertools.cycle(models), strict=False
+        )
     )
-    names = tuple(f"s{n}" for n in range(servers)), tuple(f"r{n}" for n in range(racks))
-    return ClusterView(0.0, ClusterShape(sites, *names), joined(busy or ()), recent=recent)
+    names = (
+        tuple(f"s{n}" for n in range(servers)),
+        tuple(f"r{n}" for n in range(racks)),
+    )
+    return ClusterView(
+        0.0, ClusterShape(sites, *names), joined(busy or ()), recent=recent
+    )
 
 
 JOB = JobView("job")
@@ -79,31 +97,42 @@ def test_consolidated_takes_the_tightest_switch() -> None:
 
 def test_dark_gpus_come_last() -> None:
     view = cluster(busy={0, 1})
-    sites = tuple(g._replace(rack=-1) if g.server < 2 else g for g in view.shape.gpus)
-    dark = view._replace(shape=ClusterShape(sites, view.shape.servers, view.shape.racks))
+    sites = tuple(
+        g._replace(rack=-1) if g.server < 2 else g for g in view.shape.gpus
+    )
+    dark = view._replace(
+        shape=ClusterShape(sites, view.shape.servers, view.shape.racks)
+    )
     for policy in (Consolidated(), RackAware()):
         assert set(policy.place(dark, JOB, 9) or ()) == {*range(8, 16), 2}
 
 
 def test_rack_aware_takes_few_switches_and_under_them_few_servers() -> None:
-    view = cluster(busy={0, 1, 4, 8})  # 2 and 3 free under r0, 3 and 4 under r1
+    # 2 and 3 free under r0, 3 and 4 under r1.
+    view = cluster(busy={0, 1, 4, 8})
     assert RackAware().place(view, JOB, 3) == [5, 6, 7]
     assert RackAware().place(view, JOB, 4) == [5, 6, 7, 2]
     assert set(RackAware().place(view, JOB, 4 + 3) or ()) == set(range(9, 16))
 
 
-def test_fragmentation_aware_keeps_whole_servers_for_jobs_that_want_them() -> None:
+def test_fragmentation_aware_keeps_whole_servers_for_jobs_that_want_them() -> (
+    None
+):
     fours = tuple(JobView(str(n), 4) for n in range(8))
     view = cluster(busy={0, 4, 5}, recent=fours)  # 3, 2, 4 and 4 free
     # All free GPUs of the first two servers are fragments already: there one is lost by nobody.
     assert (FragmentationAware().place(view, JOB, 1) or [99])[0] in range(1, 8)
     ones = tuple(JobView(str(n), 1) for n in range(8))
     # Nothing is a fragment for jobs of one GPU: the fullest server.
-    assert FragmentationAware().place(view._replace(recent=ones), JOB, 1) == [6]
+    assert FragmentationAware().place(view._replace(recent=ones), JOB, 1) == [
+        6
+    ]
     assert FragmentationAware().place(view, JOB, 5) == [8, 9, 10, 11, 6]
     # Twos came: to take one of three leaves a usable pair, to take one of two leaves a fragment.
     twos = tuple(JobView(str(n), 2) for n in range(8))
-    assert FragmentationAware().place(view._replace(recent=twos), JOB, 1) == [1]
+    assert FragmentationAware().place(view._replace(recent=twos), JOB, 1) == [
+        1
+    ]
 
 
 @given(
@@ -116,13 +145,25 @@ def test_fragmentation_aware_keeps_whole_servers_for_jobs_that_want_them() -> No
     st.booleans(),
 )
 def test_all_answer_with_free_gpus_or_none(
-    servers: int, gpus: int, racks: int, occupied: int, workers: int, name: str, one_model: bool
+    servers: int,
+    gpus: int,
+    racks: int,
+    occupied: int,
+    workers: int,
+    name: str,
+    one_model: bool,
 ) -> None:
     view = cluster(servers, gpus, racks, models=("M40", "V100"))
     view = view._replace(occupied=occupied & view.shape.everything)
-    job = JobView("job", workers, gpu_models=frozenset({"M40"}) if one_model else frozenset())
+    job = JobView(
+        "job",
+        workers,
+        gpu_models=frozenset({"M40"}) if one_model else frozenset(),
+    )
     free = view.free_for(job)
-    found = cast(PlacementPolicy, load_policy(name, "placement")).place(view, job, workers)
+    found = cast(PlacementPolicy, load_policy(name, "placement")).place(
+        view, job, workers
+    )
     if free.bit_count() < workers:
         assert found is None
     else:
@@ -141,7 +182,10 @@ def test_sets(gpus: int, count: int) -> None:
     whole = [part for part in parts if part.bit_count() >= count]
     if whole:
         room = min(part.bit_count() for part in whole)
-        assert any(joined(found) & ~part == 0 and part.bit_count() == room for part in whole)
+        assert any(
+            joined(found) & ~part == 0 and part.bit_count() == room
+            for part in whole
+        )
 
 
 LAB = read_lab(builtin_lab("ofc2022"))
@@ -154,13 +198,17 @@ def lab_view(**other: object) -> ClusterView:
 
 def test_a_lab_as_policies_see_it() -> None:
     view = lab_view()
-    assert [gpu.name for gpu in view.shape.gpus] == [host.name for host in LAB.hosts]
+    assert [gpu.name for gpu in view.shape.gpus] == [
+        host.name for host in LAB.hosts
+    ]
     assert view.shape.racks == ("tor1", "tor2")
     assert sorted(gpu.rack for gpu in view.shape.gpus) == [0, 0, 0, 1, 1, 1]
     assert {gpu.model for gpu in view.shape.gpus} == {"Tesla M40", "Titan V"}
 
 
-def test_regroup_takes_gpus_that_can_be_lit_onto_one_switch_with_few_moves() -> None:
+def test_regroup_takes_gpus_that_can_be_lit_onto_one_switch_with_few_moves() -> (
+    None
+):
     view = lab_view()
     racks = view.shape.rack_gpus
     three = RegroupPlacement().place(view, JOB, 3)
@@ -168,7 +216,8 @@ def test_regroup_takes_gpus_that_can_be_lit_onto_one_switch_with_few_moves() -> 
     assert joined(three) in racks  # No move at all.
     four = RegroupPlacement().place(view, JOB, 4)
     assert four is not None
-    assert joined(four) & racks[0] == racks[0]  # One move, to a switch that has the port.
+    # One move, to a switch that has the port.
+    assert joined(four) & racks[0] == racks[0]
     maps = Regroup().circuits(view, [four])
     assert len(view.circuits["ocs1"].diff(maps["ocs1"]).breaks) <= 4
     lit = trace_links(LAB, {**view.circuits, **maps})
@@ -185,7 +234,8 @@ def test_regroup_leaves_busy_and_barred_ports_alone() -> None:
     assert joined(found) == view.shape.rack_gpus[1]
     everything = frozenset(range(1, LAB.circuit_switch("ocs1").ports + 1))
     fixed = view._replace(barred={"ocs1": everything})
-    four = RegroupPlacement().place(fixed, JOB, 4)  # Nothing can move: as consolidated.
+    # Nothing can move: as consolidated.
+    four = RegroupPlacement().place(fixed, JOB, 4)
     assert four == Consolidated().place(fixed, JOB, 4)
 
 
@@ -198,27 +248,51 @@ def test_topologies() -> None:
 
 
 def test_orders() -> None:
-    early = JobView("early", 2, arrived_s=1.0, expected_s={2: 50.0}, limit_s=100.0)
-    late = JobView("late", 2, arrived_s=2.0, expected_s={2: 40.0}, limit_s=10.0)
+    early = JobView(
+        "early", 2, arrived_s=1.0, expected_s={2: 50.0}, limit_s=100.0
+    )
+    late = JobView(
+        "late", 2, arrived_s=2.0, expected_s={2: 40.0}, limit_s=10.0
+    )
     unknown = JobView("unknown", 2, arrived_s=0.0)
-    view, none = cluster(), Progress()
+    view = cluster()
+    none = Progress()
 
-    def first(policy: OrderPolicy, progress: dict[str, Progress] | None = None) -> list[str]:
+    def first(
+        policy: OrderPolicy, progress: dict[str, Progress] | None = None
+    ) -> list[str]:
         known = progress or {}
         jobs = sorted((unknown, early, late), key=lambda j: j.arrived_s)
         return [
             j.name
-            for j in sorted(jobs, key=lambda j: policy.priority(view, j, known.get(j.name, none)))
+            for j in sorted(
+                jobs,
+                key=lambda j: policy.priority(
+                    view, j, known.get(j.name, none)
+                ),
+            )
         ]
 
     assert first(Fifo()) == ["unknown", "early", "late"]
     assert first(Srpt()) == ["late", "early", "unknown"]
-    assert first(Srpt(), {"early": Progress(0.0, 5.0)}) == ["early", "late", "unknown"]
+    assert first(Srpt(), {"early": Progress(0.0, 5.0)}) == [
+        "early",
+        "late",
+        "unknown",
+    ]
     assert first(Deadline()) == ["late", "early", "unknown"]
     assert first(LeastAttainedService()) == ["unknown", "early", "late"]
     served = {"unknown": Progress(1e6), "early": Progress(3600.0)}
-    assert first(LeastAttainedService(), served) == ["late", "unknown", "early"]
-    assert first(LeastAttainedService(queues=3), served) == ["late", "early", "unknown"]
+    assert first(LeastAttainedService(), served) == [
+        "late",
+        "unknown",
+        "early",
+    ]
+    assert first(LeastAttainedService(queues=3), served) == [
+        "late",
+        "early",
+        "unknown",
+    ]
     assert math.isfinite(LAST)
     with pytest.raises(BadInput, match="cannot have 0 queues"):
         LeastAttainedService(queues=0)

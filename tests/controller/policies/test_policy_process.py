@@ -25,7 +25,9 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.waiting import PATIENCE_S
 
-SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
+SHAPE = ClusterShape(
+    tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",)
+)
 VIEW = ClusterView(0.0, SHAPE, occupied=0b0001)
 DEFAULT = [1, 2]
 
@@ -111,10 +113,15 @@ def asked(mine: Path) -> Iterator[Asked]:
 
 
 @pytest.mark.parametrize("job", ["plain", "odd", "prints"])
-def test_answers_come_from_the_other_process(asked: Asked, mine: Path, job: str) -> None:
+def test_answers_come_from_the_other_process(
+    asked: Asked, mine: Path, job: str
+) -> None:
     assert asked.place(job) == [3, 2]
     assert asked.faults == []
-    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    loaded = {
+        getattr(module, "__file__", None)
+        for module in list(sys.modules.values())
+    }
     assert str(mine.resolve()) not in loaded
 
 
@@ -123,7 +130,9 @@ def test_it_keeps_what_it_remembers_between_questions(asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("job", ["holds", "computes"])
-def test_one_that_holds_the_interpreter_is_ended_at_the_deadline(mine: Path, job: str) -> None:
+def test_one_that_holds_the_interpreter_is_ended_at_the_deadline(
+    mine: Path, job: str
+) -> None:
     asked = Asked(mine, deadline_s=2.0)
     try:
         began = time.monotonic()
@@ -166,7 +175,9 @@ def test_one_that_ends_is_reported_and_started_again(
     assert list(mine.parent.glob("*.ran")) == []
 
 
-def test_what_cannot_be_had_is_said_at_once(tmp_path: Path, mine: Path) -> None:
+def test_what_cannot_be_had_is_said_at_once(
+    tmp_path: Path, mine: Path
+) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text("import sys\nsys.exit(7)\n")
     for text, words in (
@@ -182,7 +193,8 @@ def test_what_cannot_be_had_is_said_at_once(tmp_path: Path, mine: Path) -> None:
 def test_a_learned_policy_that_does_not_fit_the_lab_is_refused() -> None:
     choice = PolicyChoice(partition="learned-first-fit-inexact")
     with pytest.raises(
-        BadInput, match=r"trained for a RAMP of .* not for a lab that is not a RAMP"
+        BadInput,
+        match=r"trained for a RAMP of .* not for a lab that is not a RAMP",
     ):
         PolicySet(choice, lambda fault: None, SHAPE)
     PolicySet(choice, lambda fault: None, SHAPE_OF_RAMP).close()
@@ -195,12 +207,20 @@ def test_none_is_left_when_the_policies_are_closed(mine: Path) -> None:
     asked = Asked(mine)
     asked.place("plain")
     asked.policies.close()
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    commands = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+    children = (
+        Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+        .read_text()
+        .split()
+    )
+    commands = [
+        Path(f"/proc/{child}/cmdline").read_text() for child in children
+    ]
     assert not [command for command in commands if "policy_process" in command]
 
 
-def test_maps_and_placed_degrees_come_as_they_were_answered(tmp_path: Path) -> None:
+def test_maps_and_placed_degrees_come_as_they_were_answered(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "kinds.py"
     path.write_text(
         "from patchlight.controller.policies.contract import PlacedDegree\n"
@@ -215,7 +235,11 @@ def test_maps_and_placed_degrees_come_as_they_were_answered(tmp_path: Path) -> N
     dark = VIEW._replace(circuits=Frozen({"o1": PortMap()}))
     asked: tuple[tuple[str, PolicyKind, tuple[Any, ...]], ...] = (
         ("Light", "topology", (dark, [[1, 2]])),
-        ("Split", "partition", (VIEW._replace(places=two_places), JobView("j"), (0, 1, 2))),
+        (
+            "Split",
+            "partition",
+            (VIEW._replace(places=two_places), JobView("j"), (0, 1, 2)),
+        ),
     )
     found = []
     for name, kind, question in asked:

@@ -12,7 +12,13 @@ import pytest
 from patchlight.controller.policies import registry
 from patchlight.controller.policies.contract import KINDS, kind_of
 from patchlight.controller.policies.degrees import Constant, RandomDegree
-from patchlight.controller.policies.registry import BUILT_IN, DEFAULTS, find, load_policy, policies
+from patchlight.controller.policies.registry import (
+    BUILT_IN,
+    DEFAULTS,
+    find,
+    load_policy,
+    policies,
+)
 from patchlight.testbed.errors import BadInput
 
 GOOD = '''
@@ -55,7 +61,11 @@ def good(tmp_path: Path) -> Path:
 
 
 def test_every_built_in_can_be_made_and_is_of_its_kind() -> None:
-    names = [(each.kind, each.name) for each in policies() if each.origin == "built in"]
+    names = [
+        (each.kind, each.name)
+        for each in policies()
+        if each.origin == "built in"
+    ]
     assert names == [(kind, name) for kind in KINDS for name in BUILT_IN[kind]]
     for each in policies():
         if each.origin == "built in":
@@ -69,7 +79,9 @@ def test_every_built_in_can_be_made_and_is_of_its_kind() -> None:
 def test_names_parameters_and_kinds() -> None:
     assert repr(load_policy("constant:8", "partition")) == "Constant(8)"
     assert repr(load_policy("constant:degree=8", "partition")) == "Constant(8)"
-    assert repr(load_policy("partition:constant:8", "partition")) == "Constant(8)"
+    assert (
+        repr(load_policy("partition:constant:8", "partition")) == "Constant(8)"
+    )
     assert find("las:3:factor=2.5").given == {"queues": 3, "factor": 2.5}
     assert find("las:3:factor=2.5").text == "las:queues=3:factor=2.5"
     assert find("fifo").kind == "order"
@@ -77,7 +89,9 @@ def test_names_parameters_and_kinds() -> None:
 
 
 def test_what_is_offered_comes_where_nobody_gave_it() -> None:
-    assert find("random", "partition").make(seed=5, scenario=None) == RandomDegree(5)
+    assert find("random", "partition").make(
+        seed=5, scenario=None
+    ) == RandomDegree(5)
     assert find("random:3", "partition").make(seed=5) == RandomDegree(3)
     assert isinstance(find("constant", "partition").make(degree=2), Constant)
 
@@ -92,7 +106,11 @@ def test_what_is_offered_comes_where_nobody_gave_it() -> None:
         ("order:fifo", "placement", "is of kind order, expected placement"),
         ("fifo:3", None, "'fifo' has no parameters"),
         ("constant:8:9", None, "unknown parameter '9'"),
-        ("constant:dgree=8", None, "unknown parameter 'dgree': did you mean 'degree'"),
+        (
+            "constant:dgree=8",
+            None,
+            "unknown parameter 'dgree': did you mean 'degree'",
+        ),
         ("constant:8:degree=8", None, "degree appears twice"),
         ("constant:eight", None, "degree is 'eight': expected a whole number"),
         ("las:factor=x", None, "factor is 'x': expected a number"),
@@ -128,14 +146,19 @@ def test_a_policy_in_a_file(good: Path) -> None:
     made: Any = recipe.make()
     assert (made.part, made.name) == (0.25, "quarter")
     assert recipe.about == "Half of what can be had."
-    assert recipe.parameters_in_words == ["part: float = 0.5", "name: str = half"]
+    assert recipe.parameters_in_words == [
+        "part: float = 0.5",
+        "name: str = half",
+    ]
     assert find(str(good)).name == f"{good}:Half"  # The only policy there.
     assert recipe.path == good
 
 
 def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "counts.py"
-    path.write_text("import sys\nsys.times_run = getattr(sys, 'times_run', 0) + 1\n" + GOOD)
+    path.write_text(
+        "import sys\nsys.times_run = getattr(sys, 'times_run', 0) + 1\n" + GOOD
+    )
     for _ in range(3):
         find(f"{path}:Half").make()
     assert sys.times_run == 1  # type: ignore[attr-defined]
@@ -148,20 +171,50 @@ def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
     ("source", "name", "words"),
     [
         ("x = (", "Mine", r"bad\.py:1: .*never closed"),
-        ("import sys\n\n1 / 0\n", "Mine", r"bad\.py:3: ZeroDivisionError while it was run"),
+        (
+            "import sys\n\n1 / 0\n",
+            "Mine",
+            r"bad\.py:3: ZeroDivisionError while it was run",
+        ),
         ("import not_there_at_all", "Mine", r"bad\.py:1: ModuleNotFoundError"),
-        ("raise SystemExit(0)", "Mine", r"bad\.py:1: SystemExit while it was run"),
+        (
+            "raise SystemExit(0)",
+            "Mine",
+            r"bad\.py:1: SystemExit while it was run",
+        ),
         (GOOD, "Halff", r"has no 'Halff': did you mean 'Half'"),
-        ("x = 1", "Mine", r"has no 'Mine': expected a class or object with one of the methods"),
+        (
+            "x = 1",
+            "Mine",
+            r"has no 'Mine': expected a class or object with one of the methods",
+        ),
         (GOOD, "helper", f"helper is not a policy: {NONE}"),
-        (BOTH, "Mine", "has degree and place, more than one of a policy's methods"),
-        (ONLY_JOB, "Mine", r"degree cannot be called with \(cluster, job, legal\)"),
-        ("class Mine:\n def choose(self, c, j, l): ...", "Mine", "it has none of a policy's"),
-        (f"{TWO}class B(A): ...", None, r"has 2 policies: expected .*NAME with NAME one of A, B"),
+        (
+            BOTH,
+            "Mine",
+            "has degree and place, more than one of a policy's methods",
+        ),
+        (
+            ONLY_JOB,
+            "Mine",
+            r"degree cannot be called with \(cluster, job, legal\)",
+        ),
+        (
+            "class Mine:\n def choose(self, c, j, l): ...",
+            "Mine",
+            "it has none of a policy's",
+        ),
+        (
+            f"{TWO}class B(A): ...",
+            None,
+            r"has 2 policies: expected .*NAME with NAME one of A, B",
+        ),
         ("", None, "has no policies"),
     ],
 )
-def test_files_that_are_no_good(tmp_path: Path, source: str, name: str | None, words: str) -> None:
+def test_files_that_are_no_good(
+    tmp_path: Path, source: str, name: str | None, words: str
+) -> None:
     path = tmp_path / "bad.py"
     path.write_text(source)
     with pytest.raises(BadInput, match=words):
@@ -186,7 +239,9 @@ def test_an_object_is_a_policy_too(tmp_path: Path) -> None:
         find(f"{path}:ready:part=1")
 
 
-def test_installed_policies(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_policies(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(good.parent)
     points = [
         EntryPoint("partition.half", "good:Half", registry.GROUP),
@@ -197,7 +252,9 @@ def test_installed_policies(good: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     assert find("half", "partition").origin == "installed, good:Half"
     assert load_policy("half", "partition").part == 0.5  # type: ignore[union-attr]
-    with pytest.raises(BadInput, match="cannot be imported: ModuleNotFoundError"):
+    with pytest.raises(
+        BadInput, match="cannot be imported: ModuleNotFoundError"
+    ):
         load_policy("gone", "partition")
     with pytest.raises(BadInput, match="is of kind partition, expected order"):
         load_policy("half", "order")
@@ -205,8 +262,12 @@ def test_installed_policies(good: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_roll_out_is_installed_and_asks_for_a_scenario() -> None:
-    if not importlib.metadata.entry_points(group=registry.GROUP, name="partition.roll-out"):
-        pytest.skip("this installation is older than the entry point: pip install -e . again")
+    if not importlib.metadata.entry_points(
+        group=registry.GROUP, name="partition.roll-out"
+    ):
+        pytest.skip(
+            "this installation is older than the entry point: pip install -e . again"
+        )
     with pytest.raises(BadInput, match="plans with the simulator"):
         load_policy("roll-out", "partition")
 

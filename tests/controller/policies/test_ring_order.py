@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.contract import ClusterView, JobView
-from patchlight.controller.policies.placement import Consolidated, RackAware, ring_order
+from patchlight.controller.policies.placement import (
+    Consolidated,
+    RackAware,
+    ring_order,
+)
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.testbed.generate import generate
 from patchlight.testbed.generate.builder import LabBuilder
@@ -17,7 +21,9 @@ from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab
 
 
-def wired(trunks: list[tuple[int, int]], places: list[int], switches: int) -> Lab:
+def wired(
+    trunks: list[tuple[int, int]], places: list[int], switches: int
+) -> Lab:
     """Packet switches joined so, and a host with a GPU under each of ``places``."""
     build = LabBuilder("wired")
     for number in range(switches):
@@ -37,7 +43,11 @@ def crossings(network: LabNetwork, ring: list[int] | tuple[int, ...]) -> int:
     """How many links between packet switches the edges of a ring are on."""
     demand = network.demand(ring)
     assert demand is not None
-    trunks = [link for link in demand if network.words(link).startswith("the link from")]
+    trunks = [
+        link
+        for link in demand
+        if network.words(link).startswith("the link from")
+    ]
     return sum(demand[link] for link in trunks)
 
 
@@ -47,7 +57,12 @@ def labs(draw: st.DrawFn) -> Lab:
     switches = draw(st.integers(1, 8))
     tree = [(draw(st.integers(0, n - 1)), n) for n in range(1, switches)]
     index = st.integers(0, switches - 1)
-    more = draw(st.lists(st.tuples(index, index).filter(lambda ab: ab[0] != ab[1]), max_size=4))
+    more = draw(
+        st.lists(
+            st.tuples(index, index).filter(lambda ab: ab[0] != ab[1]),
+            max_size=4,
+        )
+    )
     places = draw(st.lists(index, min_size=2, max_size=7))
     return wired(tree + more, places, switches)
 
@@ -60,7 +75,9 @@ def test_no_ring_crosses_fewer_links(lab: Lab, data: st.DataObject) -> None:
     found = ring_order(view_of(lab), gpus)
     assert sorted(found) == sorted(gpus)
     rings = ((gpus[0], *rest) for rest in itertools.permutations(gpus[1:]))
-    assert crossings(network, found) == min(crossings(network, ring) for ring in rings)
+    assert crossings(network, found) == min(
+        crossings(network, ring) for ring in rings
+    )
 
 
 @given(st.integers(9, 20), st.data())
@@ -72,7 +89,9 @@ def test_on_a_tree_of_many_switches_each_link_is_crossed_once_each_way(
     places = data.draw(st.permutations(range(switches)))
     lab = wired(tree, list(places), switches)
     found = ring_order(view_of(lab), range(switches))
-    assert crossings(LabNetwork(lab, trace_links(lab, {})), found) == 2 * len(tree)
+    assert crossings(LabNetwork(lab, trace_links(lab, {})), found) == 2 * len(
+        tree
+    )
 
 
 def test_placements_give_rings_that_follow_the_wiring() -> None:
@@ -81,7 +100,9 @@ def test_placements_give_rings_that_follow_the_wiring() -> None:
     view = view_of(lab)
     # Five GPUs are free under each switch, and one more the further back it is.
     taken = sum(
-        1 << gpu for gpu, site in enumerate(view.shape.gpus) if gpu % 16 >= 5 + (site.rack * 5) % 6
+        1 << gpu
+        for gpu, site in enumerate(view.shape.gpus)
+        if gpu % 16 >= 5 + (site.rack * 5) % 6
     )
     busy = view._replace(occupied=taken)
     for policy in (Consolidated(), RackAware()):
@@ -93,6 +114,8 @@ def test_placements_give_rings_that_follow_the_wiring() -> None:
 
 def test_dark_gpus_are_last_and_two_racks_are_two_groups() -> None:
     lab = load_lab("ofc2022")
-    lit = PortMap.of(c for c in lab.initial_maps["ocs1"] if c.inp not in (2, 8))
+    lit = PortMap.of(
+        c for c in lab.initial_maps["ocs1"] if c.inp not in (2, 8)
+    )
     dark = WiredLab(lab, {"ocs1": lit}).view(0.0, {})
     assert ring_order(dark, [1, 0, 2, 4, 3, 5]) == [0, 4, 2, 3, 5, 1]

@@ -14,7 +14,9 @@ from patchlight.testbed.labfile.reader import load_lab
 LABS = [load_lab("ofc2022"), load_lab("four-ocs"), random_lab(4, 16)]
 
 
-def shuffled(maps: dict[str, PortMap], lab: Lab, rng: random.Random) -> dict[str, PortMap]:
+def shuffled(
+    maps: dict[str, PortMap], lab: Lab, rng: random.Random
+) -> dict[str, PortMap]:
     """Some circuits gone, some inputs lit elsewhere, one way or both."""
     found = dict(maps)
     ocs = rng.choice(lab.circuit_switches).name
@@ -25,7 +27,11 @@ def shuffled(maps: dict[str, PortMap], lab: Lab, rng: random.Random) -> dict[str
     for _ in range(rng.randint(0, 4)):
         inp, out = rng.sample(ports, 2)
         for pair in [(inp, out), (out, inp)][: rng.randint(1, 2)]:
-            out_of = {i: o for i, o in out_of.items() if i != pair[0] and o != pair[1]}
+            out_of = {
+                i: o
+                for i, o in out_of.items()
+                if i != pair[0] and o != pair[1]
+            }
             out_of[pair[0]] = pair[1]
     found[ocs] = PortMap.of(out_of.items())
     return found
@@ -36,23 +42,33 @@ def test_links_and_network_after_any_change(lab: Lab) -> None:
     rng = random.Random(1)
     maps = lab.initial_maps
     links = trace_links(lab, maps)
-    network = LabNetwork(lab, links) if any(host.gpu for host in lab.hosts) else None
+    network = (
+        LabNetwork(lab, links) if any(host.gpu for host in lab.hosts) else None
+    )
     changed = 0
     for _ in range(40):
         maps = shuffled(maps, lab, rng)
-        fresh, before = trace_links(lab, maps), links
+        fresh = trace_links(lab, maps)
+        before = links
         links, moved = links.after(maps)
         assert links.paths == fresh.paths
         assert links.pairs() == fresh.pairs()
         ends = before.paths.keys() | fresh.paths.keys()
-        assert moved == {end for end in ends if before.paths.get(end) != fresh.paths.get(end)}
+        assert moved == {
+            end
+            for end in ends
+            if before.paths.get(end) != fresh.paths.get(end)
+        }
         changed += len(moved)
         if network is None:
             continue
-        network, whole = network.after(links, moved), LabNetwork(lab, fresh)
+        network = network.after(links, moved)
+        whole = LabNetwork(lab, fresh)
         assert network.capacity_bps == whole.capacity_bps
         assert network.switches == whole.switches
         for _ in range(3):
-            ring = rng.sample(range(len(network.hosts)), min(3, len(network.hosts)))
+            ring = rng.sample(
+                range(len(network.hosts)), min(3, len(network.hosts))
+            )
             assert network.demand(ring) == whole.demand(ring)
     assert changed

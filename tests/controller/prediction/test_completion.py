@@ -35,7 +35,11 @@ def lab() -> Lab:
 
 def case(lab: Lab, name: str) -> list[PredictedJob]:
     return [
-        PredictedJob(s.name, s.hosts, Training(s.iterations, s.gradient_bytes, s.compute_s))
+        PredictedJob(
+            s.name,
+            s.hosts,
+            Training(s.iterations, s.gradient_bytes, s.compute_s),
+        )
         for s in jobs_of(name, lab, 12)
     ]
 
@@ -52,7 +56,11 @@ def test_the_formula_and_what_holds_a_job_up(lab: Lab) -> None:
         "limited by the link from tor1 to tor2, 10Gbps, used by 3 edges of 2 jobs"
     )
     # While the other one computes, a job has the link to itself: less than a third is lost.
-    assert iteration_s < (both[0].iteration_s or 0) < 0.5 + 1.5 * BITS / (10e9 / 3)
+    assert (
+        iteration_s
+        < (both[0].iteration_s or 0)
+        < 0.5 + 1.5 * BITS / (10e9 / 3)
+    )
 
 
 def test_equal_jobs_in_step_share_a_link_whenever_they_send(lab: Lab) -> None:
@@ -76,21 +84,39 @@ def test_light_under_one_switch_leaves_the_nics(lab: Lab) -> None:
 @given(
     st.permutations(HOSTS),
     st.lists(st.integers(2, 4), min_size=1, max_size=3),
-    st.lists(st.tuples(st.integers(1, 90), st.floats(1e6, 1e9)), min_size=3, max_size=3),
+    st.lists(
+        st.tuples(st.integers(1, 90), st.floats(1e6, 1e9)),
+        min_size=3,
+        max_size=3,
+    ),
 )
 @settings(max_examples=40, deadline=None)
 def test_jobs_end_when_they_do_in_the_network_simulator(
     hosts: Sequence[str], sizes: list[int], work: list[tuple[int, float]]
 ) -> None:
     lab = load_lab("ofc2022").with_changes(scale=1000)
-    specs, left = list[JobSpec](), list(hosts)
+    specs = list[JobSpec]()
+    left = list(hosts)
     for size, (iterations, nbytes) in zip(sizes, work, strict=False):
         if size <= len(left):
             speed = {"Tesla M40": 0.5, "Titan V": 0.2}
-            ring, left = tuple(left[:size]), left[size:]
-            specs.append(JobSpec(f"j{len(specs)}", iterations, int(nbytes), speed, hosts=ring))
+            ring = tuple(left[:size])
+            left = left[size:]
+            specs.append(
+                JobSpec(
+                    f"j{len(specs)}",
+                    iterations,
+                    int(nbytes),
+                    speed,
+                    hosts=ring,
+                )
+            )
     placed = [
-        PredictedJob(s.name, s.hosts, Training(s.iterations, s.gradient_bytes, s.compute_s))
+        PredictedJob(
+            s.name,
+            s.hosts,
+            Training(s.iterations, s.gradient_bytes, s.compute_s),
+        )
         for s in specs
     ]
     predicted = predict(lab, lab.initial_maps, placed)
@@ -99,8 +125,11 @@ def test_jobs_end_when_they_do_in_the_network_simulator(
     )
 
 
-def test_paces_of_long_jobs_are_near_those_of_playing_them_to_their_ends(lab: Lab) -> None:
-    emulated, draw = lab.with_changes(scale=1000), random.Random(1)
+def test_paces_of_long_jobs_are_near_those_of_playing_them_to_their_ends(
+    lab: Lab,
+) -> None:
+    emulated = lab.with_changes(scale=1000)
+    draw = random.Random(1)
     off = []
     for _ in range(20):
         hosts = draw.sample(HOSTS, 6)
@@ -112,25 +141,40 @@ def test_paces_of_long_jobs_are_near_those_of_playing_them_to_their_ends(lab: La
                 dict.fromkeys(("Tesla M40", "Titan V"), draw.uniform(0.1, 2)),
                 hosts=tuple(ring),
             )
-            for name, ring in (("a", hosts[:2]), ("b", hosts[2:4]), ("c", hosts[4:]))
+            for name, ring in (
+                ("a", hosts[:2]),
+                ("b", hosts[2:4]),
+                ("c", hosts[4:]),
+            )
         ]
         placed = [
-            PredictedJob(s.name, s.hosts, Training(s.iterations, s.gradient_bytes, s.compute_s))
+            PredictedJob(
+                s.name,
+                s.hosts,
+                Training(s.iterations, s.gradient_bytes, s.compute_s),
+            )
             for s in specs
         ]
         predicted = predict(emulated, lab.initial_maps, placed)
         played_s = flow_ends_s(emulated, lab.initial_maps, specs)
         pairs = zip(predicted, played_s, strict=True)
-        off += [abs((each.completion_s or 0) / end_s - 1) for each, end_s in pairs]
+        off += [
+            abs((each.completion_s or 0) / end_s - 1) for each, end_s in pairs
+        ]
     assert median(off) < 0.01
     assert max(off) < 0.1
 
 
-def test_an_emulated_lab_is_bound_by_its_machine_where_the_scale_is_too_small(lab: Lab) -> None:
+def test_an_emulated_lab_is_bound_by_its_machine_where_the_scale_is_too_small(
+    lab: Lab,
+) -> None:
     first, second = case(lab, "a")
     emulated = lab.with_changes(machine_rate_bps=860_000_000)
     free = predict(lab.with_changes(scale=1000), lab.initial_maps, [first])
-    assert predict(emulated.with_changes(scale=1000), lab.initial_maps, [first]) == free
+    assert (
+        predict(emulated.with_changes(scale=1000), lab.initial_maps, [first])
+        == free
+    )
     (found,) = predict(emulated, lab.initial_maps, [first])
     bits = 138.36e6 * 32 * sum(tcp(1500, EMULATED_BYTES))
     # Each of its four edges passes both switches.
@@ -143,18 +187,26 @@ def test_an_emulated_lab_is_bound_by_its_machine_where_the_scale_is_too_small(la
 
 def test_without_light_nothing_is_known(lab: Lab) -> None:
     maps = {"ocs1": PortMap.parse(["1-7", "2-8"])}
-    job = PredictedJob("far", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
+    job = PredictedJob(
+        "far", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1})
+    )
     (found,) = predict(lab, maps, [job])
     assert (found.iteration_s, found.completion_s) == (None, None)
     assert found.bottleneck == "no route: server2.gpu2 without a link"
-    alone = PredictedJob("alone", ("gpu2",), Training(10, 1e9, {"Tesla M40": 0.1}))
+    alone = PredictedJob(
+        "alone", ("gpu2",), Training(10, 1e9, {"Tesla M40": 0.1})
+    )
     (found,) = predict(lab, maps, [alone])
     assert found.completion_s == pytest.approx(1.0)
     assert found.bottleneck == "it uses no link"
 
 
-def test_a_job_of_which_nothing_is_known_still_takes_its_share(lab: Lab) -> None:
-    known = PredictedJob("known", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
+def test_a_job_of_which_nothing_is_known_still_takes_its_share(
+    lab: Lab,
+) -> None:
+    known = PredictedJob(
+        "known", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1})
+    )
     foreign = PredictedJob("foreign", ("gpu4", "gpu5"), FOREIGN)
     first, second = predict(lab, lab.initial_maps, [known, foreign])
     assert first.iteration_s == pytest.approx(0.1 + WIRE * 8e9 / 5e9)

@@ -30,26 +30,40 @@ LINK: dict[Hashable, float] = {"up": 1.0}
 MANY = 120
 
 
-def jobs(*works: tuple[float, float], iterations: float = MANY) -> list[PhasedJob]:
+def jobs(
+    *works: tuple[float, float], iterations: float = MANY
+) -> list[PhasedJob]:
     """Jobs that compute so long, then send so long if the link is theirs alone."""
-    return [PhasedJob({"up": 1}, compute_s, sends_s, iterations) for compute_s, sends_s in works]
+    return [
+        PhasedJob({"up": 1}, compute_s, sends_s, iterations)
+        for compute_s, sends_s in works
+    ]
 
 
 def mean_s(group: list[PhasedJob], begins_s: list[float]) -> float:
     """The mean time of an iteration, played to the end from these beginnings on."""
     again = [
-        PhasedJob(job.demand, job.compute_s, job.bits, job.left, at, slot=job.slot)
+        PhasedJob(
+            job.demand, job.compute_s, job.bits, job.left, at, slot=job.slot
+        )
         for job, at in zip(group, begins_s, strict=True)
     ]
     set_ends(again, LINK)
-    return sum((job.ends_s - job.begins_s) / MANY for job in again) / len(again)
+    return sum((job.ends_s - job.begins_s) / MANY for job in again) / len(
+        again
+    )
 
 
 @pytest.mark.parametrize(
     ("works", "at_once_s", "most_s"),
     [
         ([(1.0, 0.5)] * 2, 1.99, 1.54),
-        ([(1.0, 0.5), (1.01, 0.5)], 1.6, 1.56),  # They drift through all phases.
+        # They drift through all phases.
+        (
+            [(1.0, 0.5), (1.01, 0.5)],
+            1.6,
+            1.56,
+        ),
         ([(1.0, 0.5)] * 3, 2.49, 1.57),
         ([(0.5, 0.7)] * 2, 1.89, 1.45),  # Together they send all the time.
     ],
@@ -78,7 +92,8 @@ def test_a_job_passes_a_circle_as_often_as_it_fits() -> None:
 
 
 def test_nobody_gets_a_slot_that_gains_nothing() -> None:
-    alone, apart = jobs((1.0, 0.5)), jobs((1.0, 0.5), (1.0, 0.001))
+    alone = jobs((1.0, 0.5))
+    apart = jobs((1.0, 0.5), (1.0, 0.001))
     unknown = jobs((1.0, 0.5), (float("nan"), 0.5))
     for group in (alone, apart, unknown):
         set_slots_of(group, LINK)
@@ -88,19 +103,29 @@ def test_nobody_gets_a_slot_that_gains_nothing() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.floats(0.2, 2.0), st.floats(0.05, 1.0)), min_size=2, max_size=4, unique=True
+        st.tuples(st.floats(0.2, 2.0), st.floats(0.05, 1.0)),
+        min_size=2,
+        max_size=4,
+        unique=True,
     )
 )
-def test_slots_never_make_jobs_slower_in_the_mean(works: list[tuple[float, float]]) -> None:
-    plain, group = jobs(*works), jobs(*works)
+def test_slots_never_make_jobs_slower_in_the_mean(
+    works: list[tuple[float, float]],
+) -> None:
+    plain = jobs(*works)
+    group = jobs(*works)
     set_paces_of(plain, LINK)
     set_slots_of(group, LINK)
     alone_s = [compute_s + sends_s for compute_s, sends_s in works]
     without, found = (
-        sum(job.pace_s / a for job, a in zip(each, alone_s, strict=True)) for each in (plain, group)
+        sum(job.pace_s / a for job, a in zip(each, alone_s, strict=True))
+        for each in (plain, group)
     )
     assert found <= without + 1e-9
-    assert all(j.slot is None or j.slot.period_s >= a for j, a in zip(group, alone_s, strict=True))
+    assert all(
+        j.slot is None or j.slot.period_s >= a
+        for j, a in zip(group, alone_s, strict=True)
+    )
 
 
 def test_who_is_a_little_late_goes_and_who_is_later_waits() -> None:
@@ -115,24 +140,33 @@ def test_a_lab_that_interleaves_is_predicted_and_simulated_so() -> None:
     plain = load_lab("ofc2022")
     turns = plain.with_changes(policies=PolicyChoice(interleave=True))
     # Over the link between the ToRs, 10 Gb/s: 1 s of computing, 0.5 s of sending.
-    compute_s, nbytes = (
-        dict.fromkeys(("Tesla M40", "Titan V"), 1.0),
-        round(5e9 / 8 / sum(tcp(1500))),
-    )
+    compute_s = dict.fromkeys(("Tesla M40", "Titan V"), 1.0)
+    nbytes = round(5e9 / 8 / sum(tcp(1500)))
     hosts = ("gpu0", "gpu2"), ("gpu1", "gpu3")
-    placed = [PredictedJob(ring[0], ring, Training(300, nbytes, compute_s), 0.0) for ring in hosts]
+    placed = [
+        PredictedJob(ring[0], ring, Training(300, nbytes, compute_s), 0.0)
+        for ring in hosts
+    ]
     network = LabNetwork(plain, trace_links(plain, plain.initial_maps))
     for pacing, iteration_s in ((None, 2.0), (set_slots_of, 1.53)):
         for found in predict(network, placed, pacing):
             assert found.iteration_s == pytest.approx(iteration_s, rel=0.01)
-            assert found.completion_s == pytest.approx(300 * iteration_s, rel=0.01)
-    specs = [JobSpec(ring[0], 300, nbytes, compute_s, workers=2) for ring in hosts]
+            assert found.completion_s == pytest.approx(
+                300 * iteration_s, rel=0.01
+            )
+    specs = [
+        JobSpec(ring[0], 300, nbytes, compute_s, workers=2) for ring in hosts
+    ]
     for lab, iteration_s in ((plain, 2.0), (turns, 1.53)):
         jobs = jobs_of_specs(lab, specs, "")
         simulation = Simulation(LabCluster(lab), jobs, Settings())
         simulation.advance()
-        for job, ring in zip(list(simulation.waiting.values()), hosts, strict=True):
-            assert simulation.start(job, [network.number(name) for name in ring])
+        for job, ring in zip(
+            list(simulation.waiting.values()), hosts, strict=True
+        ):
+            assert simulation.start(
+                job, [network.number(name) for name in ring]
+            )
         while simulation.advance():
             pass
         for job in simulation.jobs:

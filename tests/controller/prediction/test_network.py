@@ -13,18 +13,27 @@ def parallel(fibres: int, rates: tuple[str, ...] = ("10Gbps",)) -> Lab:
     for switch in ("tor1", "tor2"):
         build.switch(switch)
         for number in range(8):
-            host = build.server(f"{switch}-{number}", gpus=["A100"], rate="40Gbps")
+            host = build.server(
+                f"{switch}-{number}", gpus=["A100"], rate="40Gbps"
+            )
             build.fibre(host, switch, rate="40Gbps")
     for number in range(fibres):
         build.fibre("tor1", "tor2", rate=rates[number % len(rates)])
     return build.lab()
 
 
-def test_a_ring_over_parallel_fibres_uses_those_that_its_frames_are_sent_by() -> None:
+def test_a_ring_over_parallel_fibres_uses_those_that_its_frames_are_sent_by() -> (
+    None
+):
     lab = parallel(3, ("10Gbps", "20Gbps", "30Gbps"))
     links = trace_links(lab, {})
-    network, ways = LabNetwork(lab, links), Ways(lab, links)
-    rates = {key: rate for key, rate in network.capacity_bps.items() if key[0] == "tor1"}  # type: ignore[index]
+    network = LabNetwork(lab, links)
+    ways = Ways(lab, links)
+    rates = {
+        key: rate
+        for key, rate in network.capacity_bps.items()
+        if key[0] == "tor1"  # type: ignore[index]
+    }
     assert sorted(rates.values()) == [10e9, 20e9, 30e9]
     used = set()
     for receiver in range(8, 16):
@@ -41,11 +50,17 @@ def test_a_ring_over_parallel_fibres_uses_those_that_its_frames_are_sent_by() ->
 def test_a_single_fibre_is_the_link_between_its_switches() -> None:
     lab = parallel(1)
     network = LabNetwork(lab, trace_links(lab, {}))
-    assert network.capacity_bps["tor1", "tor2"] == network.capacity_bps["tor2", "tor1"] == 10e9
+    assert (
+        network.capacity_bps["tor1", "tor2"]
+        == network.capacity_bps["tor2", "tor1"]
+        == 10e9
+    )
     demand = network.demand([0, 8, 1, 9])
     assert demand is not None
     assert (demand["tor1", "tor2"], demand["tor2", "tor1"]) == (2, 2)
-    assert all(demand[gpu, way] == 1 for gpu in (0, 8, 1, 9) for way in ("up", "down"))
+    assert all(
+        demand[gpu, way] == 1 for gpu in (0, 8, 1, 9) for way in ("up", "down")
+    )
     assert network.demand([3]) == {}
     apart = parallel(0)
     assert LabNetwork(apart, trace_links(apart, {})).demand([0, 8]) is None

@@ -26,7 +26,9 @@ def test_no_edge_is_faster_than_a_nic() -> None:
 
 @given(
     st.lists(
-        st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1),
+        st.dictionaries(
+            st.sampled_from("abcd"), st.integers(1, 4), min_size=1
+        ),
         min_size=1,
         max_size=8,
     ),
@@ -37,7 +39,10 @@ def test_links_are_not_overloaded_and_every_ring_has_a_full_one(
 ) -> None:
     rates = fair_rates(demands, capacity)
     load = {
-        link: sum(d.get(link, 0) * rate for d, rate in zip(demands, rates, strict=True))
+        link: sum(
+            d.get(link, 0) * rate
+            for d, rate in zip(demands, rates, strict=True)
+        )
         for link in capacity
     }
     assert all(load[link] <= capacity[link] * (1 + 1e-9) for link in capacity)
@@ -46,7 +51,9 @@ def test_links_are_not_overloaded_and_every_ring_has_a_full_one(
         assert any(
             load[link] >= capacity[link] * (1 - 1e-9)
             and all(
-                r <= rate * (1 + 1e-9) for d, r in zip(demands, rates, strict=True) if link in d
+                r <= rate * (1 + 1e-9)
+                for d, r in zip(demands, rates, strict=True)
+                if link in d
             )
             for link in demand
         )

@@ -26,9 +26,23 @@ pytestmark = pytest.mark.xdist_group("networks")
 
 
 def test_the_command_writes_figures_of_each_network(tmp_path: Path) -> None:
-    given = ["experiment", "architectures", "--jobs", "6", "--output", str(tmp_path), "--json"]
-    specs = ("fat-tree:k=4,taper=4", "ideal:nodes=16", "oddl:nodes=16,switching=1ms")
-    done = CliRunner().invoke(cli, [*given, *[w for spec in specs for w in ("--network", spec)]])
+    given = [
+        "experiment",
+        "architectures",
+        "--jobs",
+        "6",
+        "--output",
+        str(tmp_path),
+        "--json",
+    ]
+    specs = (
+        "fat-tree:k=4,taper=4",
+        "ideal:nodes=16",
+        "oddl:nodes=16,switching=1ms",
+    )
+    done = CliRunner().invoke(
+        cli, [*given, *[w for spec in specs for w in ("--network", spec)]]
+    )
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "result.json").read_text())
     assert result == json.loads(done.stdout)
@@ -62,14 +76,18 @@ def test_the_jobs_are_alike_for_a_seed_and_of_every_model() -> None:
     assert all(2 <= job.view.workers <= 32 for job in jobs)
 
 
-def test_the_built_in_list_has_a_figure_with_a_source_or_a_reason_for_every_part() -> None:
+def test_the_built_in_list_has_a_figure_with_a_source_or_a_reason_for_every_part() -> (
+    None
+):
     prices = read_prices()
     for spec in NETWORKS:
         for total in totals(network_of(spec).parts, prices):
             assert total.known or total.unknown
     for price in prices.values():
         for figure in (price.usd, price.watts):
-            assert price.source if isinstance(figure, tuple) else len(figure) > 3
+            assert (
+                price.source if isinstance(figure, tuple) else len(figure) > 3
+            )
 
 
 def test_what_nobody_knows_is_left_out_and_said(tmp_path: Path) -> None:
@@ -82,25 +100,46 @@ def test_what_nobody_knows_is_left_out_and_said(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(given))
     usd, watts = totals(dict.fromkeys(given, 4.0), read_prices(file))
     assert usd == ((60.0, 68.0), {"transceiver-100g": "– by offer"})
-    assert watts == ((8.0, 8.0), {"nic-100g": "– secret", "ocs-port": "- sealed"})
+    assert watts == (
+        (8.0, 8.0),
+        {"nic-100g": "– secret", "ocs-port": "- sealed"},
+    )
     assert totals({"ocs-port": 1.0}, read_prices(file))[1].known is None
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"ocs-port": {"usd": "dear", "watts": 1, "source": "x"}}, "ocs-port: usd: 'dear'"),
-        ({"ocs-port": {"usd": [2, 1], "watts": 1, "source": "x"}}, "two of them as a range"),
-        ({"ocs-port": {"usd": 1, "watts": -1, "source": "x"}}, "ocs-port: watts: -1"),
-        ({"ocs-port": {"usd": 1, "watts": "–", "source": "x"}}, "a dash and the reason"),
+        (
+            {"ocs-port": {"usd": "dear", "watts": 1, "source": "x"}},
+            "ocs-port: usd: 'dear'",
+        ),
+        (
+            {"ocs-port": {"usd": [2, 1], "watts": 1, "source": "x"}},
+            "two of them as a range",
+        ),
+        (
+            {"ocs-port": {"usd": 1, "watts": -1, "source": "x"}},
+            "ocs-port: watts: -1",
+        ),
+        (
+            {"ocs-port": {"usd": 1, "watts": "–", "source": "x"}},
+            "a dash and the reason",
+        ),
         ({"ocs-port": {"usd": 1}}, "ocs-port: expected usd, watts and source"),
         ("text", "is not a price list"),
     ],
 )
-def test_a_price_list_with_mistakes_is_refused(tmp_path: Path, change: object, said: str) -> None:
+def test_a_price_list_with_mistakes_is_refused(
+    tmp_path: Path, change: object, said: str
+) -> None:
     file = tmp_path / "prices.yaml"
     given = yaml.safe_load(BUILT_IN.read_text())
-    file.write_text(yaml.safe_dump({**given, **change} if isinstance(change, dict) else change))
+    file.write_text(
+        yaml.safe_dump(
+            {**given, **change} if isinstance(change, dict) else change
+        )
+    )
     with pytest.raises(BadInput, match=said):
         read_prices(file)
 

@@ -16,7 +16,15 @@ from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 # Of packets there are a quarter of those that the usual scale has.
-EXPERIMENT = [sys.executable, "-m", "patchlight", "experiment", "ofc2022", "--scale", "4000"]
+EXPERIMENT = [
+    sys.executable,
+    "-m",
+    "patchlight",
+    "experiment",
+    "ofc2022",
+    "--scale",
+    "4000",
+]
 
 
 def experiment(lab: str, output: Path, *options: str) -> dict[str, Any]:
@@ -41,13 +49,23 @@ def nothing_of(lab: str) -> bool:
 
 @pytest.mark.timeout(400)
 def test_all_cases_with_processes(tmp_path: Path) -> None:
-    options = ["--worker-kind", "process", "--iterations", "6", "--engine", "ryu"]
+    options = [
+        "--worker-kind",
+        "process",
+        "--iterations",
+        "6",
+        "--engine",
+        "ryu",
+    ]
     lab = f"exp{os.getpid()}-all"
     result = experiment(lab, tmp_path / "out", *options)
     assert (result["workers"], result["engine"]) == ("process", "ryu")
-    origin, lab_file = result["provenance"], builtin_lab("ofc2022")
+    origin = result["provenance"]
+    lab_file = builtin_lab("ofc2022")
     assert origin["machine"] == result["machine"]
-    assert origin["sha256"] == {str(lab_file): hashlib.sha256(lab_file.read_bytes()).hexdigest()}
+    assert origin["sha256"] == {
+        str(lab_file): hashlib.sha256(lab_file.read_bytes()).hexdigest()
+    }
     assert f"experiment ofc2022 --scale 4000 --name {lab}" in origin["command"]
     # How near the paper it comes is for benchmarks/experiment.py to say, on a quiet machine. This
     # much must hold on a busy one too.
@@ -55,21 +73,47 @@ def test_all_cases_with_processes(tmp_path: Path) -> None:
     assert result["cases"]["a"]["reduction"] > 0.6
     assert result["cases"]["b"]["reduction"] > 0.45
     assert result["cases"]["a"]["gpu_utilization_ratio"] > 2.5
-    assert result["live"]["longest_gap_s"] < result["live"]["iteration_before_s"] + 2
-    assert result["live"]["iteration_after_s"] < result["live"]["iteration_before_s"] / 2
+    assert (
+        result["live"]["longest_gap_s"]
+        < result["live"]["iteration_before_s"] + 2
+    )
+    assert (
+        result["live"]["iteration_after_s"]
+        < result["live"]["iteration_before_s"] / 2
+    )
     # It is the network that changed, and nothing else: computing took as long.
     for case in ("a", "b"):
-        static, optical = result["cases"][case]["static"], result["cases"][case]["optical"]
-        assert optical["compute_s"] == pytest.approx(static["compute_s"], rel=0.2)
+        static = result["cases"][case]["static"]
+        optical = result["cases"][case]["optical"]
+        assert optical["compute_s"] == pytest.approx(
+            static["compute_s"], rel=0.2
+        )
         assert optical["communication_s"] < static["communication_s"] / 2
-    assert set(result["reconfiguration"]["stages_s"]) >= {"read", "plan", "drain", "make", "verify"}
+    assert set(result["reconfiguration"]["stages_s"]) >= {
+        "read",
+        "plan",
+        "drain",
+        "make",
+        "verify",
+    }
     assert (tmp_path / "out" / "live.png").stat().st_size > 10_000
 
 
 @pytest.mark.docker
 @pytest.mark.timeout(300)
-def test_containers_train_under_the_other_engine(tmp_path: Path, docker_host: str) -> None:
-    options = ["--worker-kind", "docker", "--iterations", "4", "--cases", "a", "--engine", "os-ken"]
+def test_containers_train_under_the_other_engine(
+    tmp_path: Path, docker_host: str
+) -> None:
+    options = [
+        "--worker-kind",
+        "docker",
+        "--iterations",
+        "4",
+        "--cases",
+        "a",
+        "--engine",
+        "os-ken",
+    ]
     result = experiment(f"exp{os.getpid()}-docker", tmp_path, *options)
     assert (result["workers"], result["engine"]) == ("docker", "os-ken")
     assert result["cases"]["a"]["reduction"] > 0.6
@@ -78,14 +122,23 @@ def test_containers_train_under_the_other_engine(tmp_path: Path, docker_host: st
 @pytest.mark.timeout(400)
 def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path) -> None:
     lab = f"exp{os.getpid()}-stop"
-    options = ["--name", lab, "--worker-kind", "process", "--output", str(tmp_path / "out")]
+    options = [
+        "--name",
+        lab,
+        "--worker-kind",
+        "process",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     process = subprocess.Popen(
         [*EXPERIMENT, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         # A shell that runs tests in the background has them ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),
     )
     started = Path("/run/patchlight", lab, "lab.yaml")
     assert process.stdout is not None
@@ -110,7 +163,15 @@ def test_without_root_it_says_what_to_run() -> None:
         "command.main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", become_nobody, "experiment", "ofc2022", "--iterations", "6"],
+        [
+            sys.executable,
+            "-c",
+            become_nobody,
+            "experiment",
+            "ofc2022",
+            "--iterations",
+            "6",
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -13,7 +13,10 @@ import pytest
 
 from patchlight.emulation.experiments.commands.pac_ml import print_tables
 from patchlight.emulation.experiments.pac_ml.results import write_report
-from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_experiment
+from patchlight.emulation.experiments.pac_ml.run import (
+    PacMlOptions,
+    run_experiment,
+)
 from patchlight.emulation.simulator.executors import Engine
 from tests.support.figures import for_a_paper
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -58,7 +61,9 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str, str]:
         stderr=subprocess.PIPE,
         text=True,
         # A shell that runs tests in the background has them ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),
     )
     with process:
         try:
@@ -71,11 +76,20 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, said, complained
 
 
-PAC_ML = ("experiment", "pac-ml", "--rules", "ramp-block", "--laws", "A", "--quick")
+PAC_ML = (
+    "experiment",
+    "pac-ml",
+    "--rules",
+    "ramp-block",
+    "--laws",
+    "A",
+    "--quick",
+)
 
 
 def test_ctrl_c_writes_and_prints_what_is_finished(tmp_path: Path) -> None:
-    sticks, output = tmp_path / "sticks.py", tmp_path / "out"
+    sticks = tmp_path / "sticks.py"
+    output = tmp_path / "out"
     sticks.write_text(STICKS)
     named = ("--policies", f"constant-8,{sticks}:Sticks", "--seeds", "3")
     arguments = (*PAC_ML, *named, "--processes", "1", "--output", str(output))
@@ -83,12 +97,19 @@ def test_ctrl_c_writes_and_prints_what_is_finished(tmp_path: Path) -> None:
     assert code == 130, complained
     # Seed by seed: both policies have the first one, constant-8 the second too.
     assert "only 3 of 6 episodes are finished and written" in complained
-    found = json.loads((output / "result.json").read_text(), parse_constant=pytest.fail)
+    found = json.loads(
+        (output / "result.json").read_text(), parse_constant=pytest.fail
+    )
     assert found["interrupted"] is True
     assert (found["episodes_finished"], found["episodes_wanted"]) == (3, 6)
     policies = found["rules"]["ramp-block"]["A"]["policies"]
-    assert found["rules"]["ramp-block"]["A"]["hindsight_bound"]["blocking_rate"] is not None
-    assert {name: len(each["episodes"]) for name, each in policies.items()} == {
+    assert (
+        found["rules"]["ramp-block"]["A"]["hindsight_bound"]["blocking_rate"]
+        is not None
+    )
+    assert {
+        name: len(each["episodes"]) for name, each in policies.items()
+    } == {
         "constant-8": 2,
         f"{sticks}:Sticks": 1,
     }
@@ -96,12 +117,24 @@ def test_ctrl_c_writes_and_prints_what_is_finished(tmp_path: Path) -> None:
     assert "Sticks" in said
 
 
-def test_ctrl_c_before_anything_is_finished_writes_nothing(tmp_path: Path) -> None:
-    sticks, output = tmp_path / "sticks.py", tmp_path / "out"
+def test_ctrl_c_before_anything_is_finished_writes_nothing(
+    tmp_path: Path,
+) -> None:
+    sticks = tmp_path / "sticks.py"
+    output = tmp_path / "out"
     sticks.write_text(STICKS)
     (tmp_path / "first").touch()
-    few = ("--policies", f"{sticks}:Sticks", "--seeds", "1", "--processes", "1")
-    code, _, complained = interrupted(tmp_path, *PAC_ML, *few, "--output", str(output))
+    few = (
+        "--policies",
+        f"{sticks}:Sticks",
+        "--seeds",
+        "1",
+        "--processes",
+        "1",
+    )
+    code, _, complained = interrupted(
+        tmp_path, *PAC_ML, *few, "--output", str(output)
+    )
     assert code == 130, complained
     assert not output.exists()
 
@@ -128,16 +161,23 @@ def part(options: PacMlOptions, after: int) -> dict[str, Any]:
     ids=["1", "2"],
 )
 def test_figures_are_those_of_the_finished_episodes(
-    engine: Engine, stops: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: Engine,
+    stops: tuple[int, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     said: list[str] = []
     looks: list[Any] = []
     told: list[int] = []
-    whole = run_experiment(SHORT, said.append, lambda done, _: told.append(done), looks.append)
+    whole = run_experiment(
+        SHORT, said.append, lambda done, _: told.append(done), looks.append
+    )
     assert re.search(r"^18 episodes and bounds, about \d+ s$", said[-1])
     assert (told[0], told[-1]) == (0, 100)
     (first,) = looks  # once the first of three seeds is done
-    assert [len(each.episodes) for cell in first.values() for each in cell.values()] == [1] * 4
+    assert [
+        len(each.episodes) for cell in first.values() for each in cell.values()
+    ] == [1] * 4
     assert not whole["interrupted"]
     assert whole["episodes_finished"] == whole["episodes_wanted"] == 12
     for after in stops:
@@ -146,10 +186,12 @@ def test_figures_are_those_of_the_finished_episodes(
         episodes = 0
         for law, cell in some["rules"]["ramp-block"].items():
             for name, figures in cell["policies"].items():
-                there = whole["rules"]["ramp-block"][law]["policies"][name]["episodes"]
-                assert [each for each in there if each in figures["episodes"]] == figures[
+                there = whole["rules"]["ramp-block"][law]["policies"][name][
                     "episodes"
                 ]
+                assert [
+                    each for each in there if each in figures["episodes"]
+                ] == figures["episodes"]
                 episodes += len(figures["episodes"])
         assert episodes == some["episodes_finished"] < 12
         if engine.name != "serial":

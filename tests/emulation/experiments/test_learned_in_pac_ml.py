@@ -12,17 +12,33 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.controller.policies.files import MODELS
 from patchlight.controller.policies.learned import Card, read_card
-from patchlight.controller.policies.observation import SCHEMA, VERSION, ObservationLayout
+from patchlight.controller.policies.observation import (
+    SCHEMA,
+    VERSION,
+    ObservationLayout,
+)
 from patchlight.emulation.experiments.pac_ml.episodes import decider
-from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_experiment
-from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
+from patchlight.emulation.experiments.pac_ml.run import (
+    PacMlOptions,
+    run_experiment,
+)
+from patchlight.emulation.experiments.pac_ml.variation import (
+    Variation,
+    outside_training,
+)
 from patchlight.emulation.simulator.graphs.profiles import SOURCES
-from patchlight.emulation.simulator.ramp.scenario import Job, Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.scenario import (
+    Job,
+    Scenario,
+    pac_ml_scenario,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 
-onnx = pytest.importorskip("onnx", reason="needs the package onnx, to make a model")
+onnx = pytest.importorskip(
+    "onnx", reason="needs the package onnx, to make a model"
+)
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -30,13 +46,17 @@ ACTIONS = (0, 1, 2, 4, 6, 8, 16)
 
 
 def write_model(
-    path: Path, ramp: tuple[int, int, int] = (4, 4, 2), rule: str = "ramp-block"
+    path: Path,
+    ramp: tuple[int, int, int] = (4, 4, 2),
+    rule: str = "ramp-block",
 ) -> str:
     """A model that likes the degree best after which servers are busy the shortest in all."""
     shape = ObservationLayout(ramp, ACTIONS[1:]).shapes["remaining"]
     make = onnx.helper
     nodes = [
-        make.make_node("ReduceSum", ["remaining", "axis"], ["total"], keepdims=0),
+        make.make_node(
+            "ReduceSum", ["remaining", "axis"], ["total"], keepdims=0
+        ),
         make.make_node("Neg", ["total"], ["all"]),
         make.make_node("Add", ["all", "refusing"], ["scores"]),
     ]
@@ -47,9 +67,12 @@ def write_model(
     constants = [make.make_tensor("axis", 7, [1], [2]), refusing]
     graph = make.make_graph(nodes, "least", inputs, outputs, constants)
     opset = make.make_opsetid("", 17)
-    content = make.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    content = make.make_model(
+        graph, opset_imports=[opset], ir_version=8
+    ).SerializeToString()
     path.write_bytes(content)
-    sha256, notes = hashlib.sha256(content).hexdigest(), "Leaves servers least busy."
+    sha256 = hashlib.sha256(content).hexdigest()
+    notes = "Leaves servers least busy."
     seen = (SCHEMA, VERSION, ACTIONS, ramp)
     card = Card("least", "partition", *seen, rule, "test", sha256, notes)
     path.with_suffix(".json").write_text(card.written())
@@ -64,18 +87,39 @@ def no_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_shown_with_its_card(tmp_path: Path) -> None:
     model = write_model(tmp_path / "least.onnx")
-    found = json.loads(CliRunner().invoke(cli, ["policy", "show", model, "--json"]).stdout)
+    found = json.loads(
+        CliRunner().invoke(cli, ["policy", "show", model, "--json"]).stdout
+    )
     assert found["kind"] == "partition"
     assert found["documentation"] == "Leaves servers least busy."
     assert found["card"]["placement_rule"] == "ramp-block"
     assert found["card"]["ramp"] == [4, 4, 2]
-    assert "Leaves servers" in CliRunner().invoke(cli, ["policy", "show", model]).output
+    assert (
+        "Leaves servers"
+        in CliRunner().invoke(cli, ["policy", "show", model]).output
+    )
 
 
 def test_it_is_evaluated_and_stands_in_the_table(tmp_path: Path) -> None:
-    model, output = write_model(tmp_path / "least.onnx"), tmp_path / "out"
-    few = ["--seeds", "1", "--laws", "A", "--processes", "1", "--output", str(output)]
-    arguments = ["experiment", "pac-ml", *few, "--policies", f"constant-8,{model}"]
+    model = write_model(tmp_path / "least.onnx")
+    output = tmp_path / "out"
+    few = [
+        "--seeds",
+        "1",
+        "--laws",
+        "A",
+        "--processes",
+        "1",
+        "--output",
+        str(output),
+    ]
+    arguments = [
+        "experiment",
+        "pac-ml",
+        *few,
+        "--policies",
+        f"constant-8,{model}",
+    ]
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, result.output
     rules = json.loads((output / "result.json").read_text())["rules"]
@@ -96,12 +140,26 @@ def test_it_is_evaluated_and_stands_in_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ramp", "rule", "asked", "words"),
     [
-        ((2, 4, 4), "ramp-block", "ramp-block", "was trained for a RAMP of 2×4×4 servers"),
-        ((4, 4, 2), "ramp-first-fit", "ramp-block", "was not trained for ramp-block"),
+        (
+            (2, 4, 4),
+            "ramp-block",
+            "ramp-block",
+            "was trained for a RAMP of 2×4×4 servers",
+        ),
+        (
+            (4, 4, 2),
+            "ramp-first-fit",
+            "ramp-block",
+            "was not trained for ramp-block",
+        ),
     ],
 )
 def test_one_for_another_lab_is_refused(
-    ramp: tuple[int, int, int], rule: str, asked: str, words: str, tmp_path: Path
+    ramp: tuple[int, int, int],
+    rule: str,
+    asked: str,
+    words: str,
+    tmp_path: Path,
 ) -> None:
     model = write_model(tmp_path / "other.onnx", ramp, rule)
     command = ["experiment", "pac-ml", "--policies", model, "--rules", asked]
@@ -114,14 +172,35 @@ def test_what_a_model_was_not_trained_on_is_said(tmp_path: Path) -> None:
     model = write_model(tmp_path / "least.onnx")
     card = Path(model).with_suffix(".json")
     environment = {"laws": ["A", "B"], "law_instance": 0}
-    training = {"config": {"environment": environment}, "models": list(SOURCES)}
-    card.write_text(json.dumps(json.loads(card.read_text()) | {"training": training}))
+    training = {
+        "config": {"environment": environment},
+        "models": list(SOURCES),
+    }
+    card.write_text(
+        json.dumps(json.loads(card.read_text()) | {"training": training})
+    )
     # A built-in policy beside it is never warned of.
-    few = ["--seeds", "1", "--processes", "1", "--output", str(tmp_path / "out")]
-    few += ["--laws", "A,C", "--failures", "30d:4h", "--policies", f"{model},constant-8"]
+    few = [
+        "--seeds",
+        "1",
+        "--processes",
+        "1",
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    few += [
+        "--laws",
+        "A,C",
+        "--failures",
+        "30d:4h",
+        "--policies",
+        f"{model},constant-8",
+    ]
     result = CliRunner().invoke(cli, ["experiment", "pac-ml", *few])
     assert result.exit_code == 0, result.output
-    found = json.loads((tmp_path / "out" / "result.json").read_text())["outside_training"]
+    found = json.loads((tmp_path / "out" / "result.json").read_text())[
+        "outside_training"
+    ]
     never = "trained on servers that never break"
     assert found == {model: [never, "trained on laws A, B, not on law C"]}
     warned = " ".join(result.stderr.split())
@@ -133,7 +212,9 @@ def test_what_a_model_was_not_trained_on_is_said(tmp_path: Path) -> None:
 
 def card_of(training: object) -> Card:
     seen = (SCHEMA, VERSION, ACTIONS, (4, 4, 2), "ramp-block", "0", "")
-    return Card("m", "partition", *seen, training=cast(dict[str, Any], training))
+    return Card(
+        "m", "partition", *seen, training=cast(dict[str, Any], training)
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,8 +222,16 @@ def card_of(training: object) -> Card:
     [
         ("A", {}, []),
         ("B", {"law_instance": 0}, []),
-        ("B", {"law_instance": 1}, ["trained on instance 0 of law B, here it is instance 1"]),
-        ("B", {}, ["trained on instance 0 of law B, new in each episode here"]),
+        (
+            "B",
+            {"law_instance": 1},
+            ["trained on instance 0 of law B, here it is instance 1"],
+        ),
+        (
+            "B",
+            {},
+            ["trained on instance 0 of law B, new in each episode here"],
+        ),
         ("C", {}, ["trained on laws A, B, not on law C"]),
         ("A", {"arrivals": "fixed:1300"}, ["trained on a job every 1000 s"]),
         ("A", {"arrivals": "poisson:1000"}, ["trained on a job every 1000 s"]),
@@ -154,19 +243,30 @@ def test_what_lies_outside_of_the_training(
     law: str, varied: dict[str, Any], words: list[str]
 ) -> None:
     environment = {"laws": ["A", "B"], "law_instance": 0}
-    card = card_of({"config": {"environment": environment}, "models": list(SOURCES)})
+    card = card_of(
+        {"config": {"environment": environment}, "models": list(SOURCES)}
+    )
     instance = varied.pop("law_instance", None)
     variation = replace(Variation.parse(**varied), law_instance=instance)
-    assert outside_training(card, variation, law, list(SOURCES), published=False) == words
+    assert (
+        outside_training(card, variation, law, list(SOURCES), published=False)
+        == words
+    )
 
 
-@pytest.mark.parametrize("training", [{}, {"config": 3}, {"config": {"environment": {"laws": 1}}}])
+@pytest.mark.parametrize(
+    "training", [{}, {"config": 3}, {"config": {"environment": {"laws": 1}}}]
+)
 def test_a_card_that_does_not_say_what_it_was_trained_on(
     training: dict[str, object], tmp_path: Path
 ) -> None:
     path = Path(write_model(tmp_path / "least.onnx")).with_suffix(".json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"training": training}))
-    told = outside_training(read_card(path), Variation(), "A", [], published=False)
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"training": training})
+    )
+    told = outside_training(
+        read_card(path), Variation(), "A", [], published=False
+    )
     assert told == ["trained on what its card does not say"]
 
 
@@ -174,8 +274,21 @@ def test_a_card_that_does_not_say_what_it_was_trained_on(
 def test_shipped_models_say_what_they_were_trained_on(pipedream: Path) -> None:
     card = read_card(MODELS / "learned-first-fit-inexact.json")
     for law in "AC":
-        assert outside_training(card, Variation(), law, list(SOURCES), published=True) == []
-    arguments = ["--rules", "ramp-first-fit", "--seeds", "1", "--laws", "C", "--quick"]
+        assert (
+            outside_training(
+                card, Variation(), law, list(SOURCES), published=True
+            )
+            == []
+        )
+    arguments = [
+        "--rules",
+        "ramp-first-fit",
+        "--seeds",
+        "1",
+        "--laws",
+        "C",
+        "--quick",
+    ]
     arguments += ["--policies", "learned-first-fit-inexact"]
     arguments += ["--arrivals", "fixed:800"]
     arguments += ["--profiles", str(pipedream)]
@@ -187,7 +300,9 @@ def test_shipped_models_say_what_they_were_trained_on(pipedream: Path) -> None:
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     model = Path(write_model(tmp_path / "least.onnx"))
     model.write_bytes(model.read_bytes() + b"\0")
-    result = CliRunner().invoke(cli, ["experiment", "pac-ml", "--policies", str(model)])
+    result = CliRunner().invoke(
+        cli, ["experiment", "pac-ml", "--policies", str(model)]
+    )
     assert isinstance(result.exception, BadInput)
     assert "not match its card" in str(result.exception)
 
@@ -197,8 +312,14 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     [
         ({"arrivals": "fixed:1000"}, []),
         ({"arrivals": "fixed:150", "mix": "gnmt=1"}, []),
-        ({"arrivals": "fixed:1400"}, ["trained on fixed:800, fixed:1300, fixed:150 gnmt=1"]),
-        ({"arrivals": "poisson:1000"}, ["trained on fixed:800, fixed:1300, fixed:150 gnmt=1"]),
+        (
+            {"arrivals": "fixed:1400"},
+            ["trained on fixed:800, fixed:1300, fixed:150 gnmt=1"],
+        ),
+        (
+            {"arrivals": "poisson:1000"},
+            ["trained on fixed:800, fixed:1300, fixed:150 gnmt=1"],
+        ),
         ({"mix": "vgg16=1"}, ["trained on all models alike"]),
         (
             {"arrivals": "fixed:1", "milliseconds": True},
@@ -213,8 +334,15 @@ def test_loads_between_two_that_a_model_was_trained_on_count_as_met(
     varied: dict[str, Any], found: list[str]
 ) -> None:
     conditions = ["fixed:800", "fixed:1300", "fixed:150 gnmt=1"]
-    card = card_of({"config": {"environment": {"laws": ["A"], "conditions": conditions}}})
-    assert outside_training(card, Variation.parse(**varied), "A", [], published=True) == found
+    card = card_of(
+        {"config": {"environment": {"laws": ["A"], "conditions": conditions}}}
+    )
+    assert (
+        outside_training(
+            card, Variation.parse(**varied), "A", [], published=True
+        )
+        == found
+    )
 
 
 ANY = "learned-first-fit-any"
@@ -222,7 +350,14 @@ ANY = "learned-first-fit-any"
 
 @pytest.mark.parametrize(
     ("law", "varied", "itself"),
-    [("B", {}, True), ("C", {"arrivals": "fixed:600", "mix": "resnet18=1,squeezenet1_0=1"}, False)],
+    [
+        ("B", {}, True),
+        (
+            "C",
+            {"arrivals": "fixed:600", "mix": "resnet18=1,squeezenet1_0=1"},
+            False,
+        ),
+    ],
 )
 def test_a_constant_degree_decides_where_a_model_is_no_better(
     pipedream: Path, law: str, varied: dict[str, Any], itself: bool
@@ -233,7 +368,13 @@ def test_a_constant_degree_decides_where_a_model_is_no_better(
         profiles=pipedream,
         laws=(law,),
         rules=("ramp-first-fit",),
-        policies=("constant-2", "constant-4", "constant-8", "constant-16", ANY),
+        policies=(
+            "constant-2",
+            "constant-4",
+            "constant-8",
+            "constant-16",
+            ANY,
+        ),
         horizon_s=2e5,
         variation=Variation.parse(**varied),
     )
@@ -246,7 +387,9 @@ def test_a_constant_degree_decides_where_a_model_is_no_better(
     decides = found["decided_by"][ANY]
     assert (decides == ANY) is itself
     if itself:
-        assert sum(rates[ANY]) < min(sum(rates[name]) for name in rates if name != ANY)
+        assert sum(rates[ANY]) < min(
+            sum(rates[name]) for name in rates if name != ANY
+        )
     else:
         assert rates[ANY] == rates[decides]
 

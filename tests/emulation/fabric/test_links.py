@@ -22,7 +22,10 @@ PEER = {
     "index": 101, "flags": 0, "change": 0,
     "attrs": [("IFLA_IFNAME", "s1-1"), ("IFLA_NET_NS_FD", 7)],
 }  # fmt: skip
-VETH = [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", PEER)]})]
+VETH = [
+    ("IFLA_INFO_KIND", "veth"),
+    ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", PEER)]}),
+]
 BRIDGE = [
     ("IFLA_INFO_KIND", "bridge"),
     ("IFLA_INFO_DATA", {"attrs": [

@@ -66,7 +66,9 @@ def test_a_loop_is_refused_where_switches_learn() -> None:
 
 def test_bridges_cannot_be_a_lab_with_an_optical_switch() -> None:
     with pytest.raises(BadInput, match="ocs1"):
-        check_fabric(load_lab("ofc2022").with_changes(fabric="bridge"), controller=True)
+        check_fabric(
+            load_lab("ofc2022").with_changes(fabric="bridge"), controller=True
+        )
 
 
 def test_where_wavelengths_matter_one_namespace_passes_all_light_on() -> None:
@@ -81,12 +83,15 @@ def test_where_wavelengths_matter_one_namespace_passes_all_light_on() -> None:
         with_swapped(plan, lab, [("wss1.1", "wss2.1")])
 
 
-def test_channels_do_not_share_the_rate_of_a_receiver_unless_it_is_slower_than_they_are() -> None:
+def test_channels_do_not_share_the_rate_of_a_receiver_unless_it_is_slower_than_they_are() -> (
+    None
+):
     lab = load_lab("oddl4")
     slow = "{ends: [server1.nic0, wss1.1], rate: 10Gbps}"
     text = builtin_lab("oddl4").read_text()
     mixed = text.replace(
-        "server[1-4].nic0 - wss[1-4].1", f"server[2-4].nic0 - wss[2-4].1\n  - {slow}"
+        "server[1-4].nic0 - wss[1-4].1",
+        f"server[2-4].nic0 - wss[2-4].1\n  - {slow}",
     )
     for chosen, limits in ((lab, {None}), (parse_lab(mixed), {None, 10e9})):
         ends = [end for cable in plan_fabric(chosen).cables for end in cable]
@@ -95,11 +100,17 @@ def test_channels_do_not_share_the_rate_of_a_receiver_unless_it_is_slower_than_t
 
 
 @pytest.mark.parametrize("asks", ["delay: 1ms", "rate: 10Gbps"])
-def test_a_fibre_that_no_frame_passes_by_itself_can_ask_for_little(asks: str) -> None:
+def test_a_fibre_that_no_frame_passes_by_itself_can_ask_for_little(
+    asks: str,
+) -> None:
     text = builtin_lab("oddl4").read_text()
     inner = "star1.[1-4] - wss[1-4].2"
-    lab = parse_lab(text.replace(inner, f"{{ends: ['star1.[1-4]', 'wss[1-4].2'], {asks}}}"))
-    with pytest.raises(BadInput, match=r"star1\.1 – wss1\.2 between two optical devices"):
+    lab = parse_lab(
+        text.replace(inner, f"{{ends: ['star1.[1-4]', 'wss[1-4].2'], {asks}}}")
+    )
+    with pytest.raises(
+        BadInput, match=r"star1\.1 – wss1\.2 between two optical devices"
+    ):
         plan_fabric(lab)
     fast = "{ends: ['star1.[1-4]', 'wss[1-4].2'], rate: 100Gbps}"
     plan_fabric(parse_lab(text.replace(inner, fast)))

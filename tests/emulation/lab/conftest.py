@@ -38,5 +38,7 @@ def two_tors(tmp_path: Path) -> Path:
 @pytest.fixture
 def lab(two_tors: Path, new_name: Callable[[], str]) -> Iterator[EmulatedLab]:
     """Two switches that learn, with two NICs of one server and one of another; rates / 1000."""
-    with EmulatedLab.from_file(two_tors, 1000, name=new_name(), **SWITCHES_ONLY) as lab:
+    with EmulatedLab.from_file(
+        two_tors, 1000, name=new_name(), **SWITCHES_ONLY
+    ) as lab:
         yield lab

@@ -21,7 +21,12 @@ pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
 
 @pytest.mark.parametrize(
-    "words", [["up", "ofc2022"], ["down", "ofc2022"], ["exec", "gpu1", "--", "ping", "a b"]]
+    "words",
+    [
+        ["up", "ofc2022"],
+        ["down", "ofc2022"],
+        ["exec", "gpu1", "--", "ping", "a b"],
+    ],
 )
 def test_commands_need_root_and_say_so(words: list[str]) -> None:
     script = (
@@ -43,10 +48,14 @@ def test_commands_need_root_and_say_so(words: list[str]) -> None:
     assert said[1].endswith(f"patchlight emulate {shlex.join(words)}")
 
 
-def test_the_command_line_from_up_to_down(two_tors: Path, new_name: Callable[[], str]) -> None:
+def test_the_command_line_from_up_to_down(
+    two_tors: Path, new_name: Callable[[], str]
+) -> None:
     name = new_name()
 
-    def patchlight(*arguments: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
+    def patchlight(
+        *arguments: str, typed: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "patchlight", "emulate", *arguments],
             capture_output=True,
@@ -56,7 +65,14 @@ def test_the_command_line_from_up_to_down(two_tors: Path, new_name: Callable[[],
         )
 
     up = patchlight(
-        "up", str(two_tors), "--name", name, "--scale", "1000", "--no-controller", "--no-agents"
+        "up",
+        str(two_tors),
+        "--name",
+        name,
+        "--scale",
+        "1000",
+        "--no-controller",
+        "--no-agents",
     )
     assert up.returncode == 0, up.stderr
     listed = json.loads(patchlight("status", "--json").stdout)
@@ -67,11 +83,20 @@ def test_the_command_line_from_up_to_down(two_tors: Path, new_name: Callable[[],
         "server1.gpu1",
         "server2.gpu2",
     ]
-    pinged = patchlight("exec", "--lab", name, "gpu2", "--", "ping", "-c", "1", "192.168.10.12")
+    pinged = patchlight(
+        "exec", "--lab", name, "gpu2", "--", "ping", "-c", "1", "192.168.10.12"
+    )
     assert pinged.returncode == 0, pinged.stdout + pinged.stderr
-    assert patchlight("exec", "--lab", name, "gpu2", "--", "sh", "-c", "exit 9").returncode == 9
+    assert (
+        patchlight(
+            "exec", "--lab", name, "gpu2", "--", "sh", "-c", "exit 9"
+        ).returncode
+        == 9
+    )
     assert name in patchlight("status").stdout
-    shell = patchlight("exec", "--lab", name, typed="gpu1 ping -c 1 gpu2\nnobody ls\nexit\n")
+    shell = patchlight(
+        "exec", "--lab", name, typed="gpu1 ping -c 1 gpu2\nnobody ls\nexit\n"
+    )
     assert "1 received" in shell.stdout
     assert "no host called 'nobody'" in shell.stderr
     mistyped = patchlight("down", name[:-1] + "x")
@@ -86,15 +111,33 @@ def test_the_command_line_from_up_to_down(two_tors: Path, new_name: Callable[[],
 def test_the_controller_answers_where_the_lab_file_says(
     two_tors: Path, new_name: Callable[[], str], tmp_path: Path
 ) -> None:
-    name, (port, other) = new_name(), free_ports(2)
+    name = new_name()
+    port, other = free_ports(2)
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
 
     def up(controller: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "lab.yaml"
-        file.write_text(f"{two_tors.read_text()}scale: 1000\ncontroller: {{{controller}}}\n")
-        command = [sys.executable, "-m", "patchlight", "emulate", "up", str(file), "--name", name]
+        file.write_text(
+            f"{two_tors.read_text()}scale: 1000\ncontroller: {{{controller}}}\n"
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "patchlight",
+            "emulate",
+            "up",
+            str(file),
+            "--name",
+            name,
+        ]
         command += ["--no-agents", "--replace"]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
 
     done = up(f'api: "127.0.0.1:{port}", openflow: "192.0.2.1:6700"')
     assert done.returncode == 0, done.stderr
@@ -115,7 +158,9 @@ def test_the_controller_answers_where_the_lab_file_says(
     done = up(f'api: "0.0.0.0:{port}"')
     assert done.returncode == 0, done.stderr
     assert EmulatedLab.attach(name).controller.status()["lab"] == name
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as plain:
+    with socket.create_connection(
+        ("127.0.0.1", port), timeout=PATIENCE_S
+    ) as plain:
         plain.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             assert not plain.recv(5).startswith(b"HTTP/")

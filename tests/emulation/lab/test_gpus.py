@@ -24,17 +24,32 @@ from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
 from patchlight.testbed.jobs import LONGEST_COMPUTE_S
 from patchlight.testbed.lab.model import Gpu, Lab, Server
-from tests.support.waiting import PATIENCE_S, eventually, unix_socket_answers, wait_until
+from tests.support.waiting import (
+    PATIENCE_S,
+    eventually,
+    unix_socket_answers,
+    wait_until,
+)
 
-SERVER = Server("server1", None, (Gpu("gpu0", "Tesla M40"), Gpu("gpu1", "Titan V", "GPU-77")), ())
+SERVER = Server(
+    "server1",
+    None,
+    (Gpu("gpu0", "Tesla M40"), Gpu("gpu1", "Titan V", "GPU-77")),
+    (),
+)
 LAB = Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,))
 
 
-@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 3)), max_size=20), st.floats(0, 3))
+@given(
+    st.lists(st.tuples(st.floats(0, 3), st.floats(0, 3)), max_size=20),
+    st.floats(0, 3),
+)
 def test_utilisation_is_the_busy_part_of_the_last_second(
     phases: list[tuple[float, float]], idle_s: float
 ) -> None:
-    meter, now, busy = BusyMeter(), 100.0, []
+    meter = BusyMeter()
+    now = 100.0
+    busy = []
     for pause_s, work_s in phases:
         now += pause_s
         meter.begin(now)
@@ -42,9 +57,13 @@ def test_utilisation_is_the_busy_part_of_the_last_second(
         now += work_s
         meter.end(now)
     now += idle_s
-    within = sum(max(0.0, min(end, now) - max(begin, now - 1)) for begin, end in busy)
+    within = sum(
+        max(0.0, min(end, now) - max(begin, now - 1)) for begin, end in busy
+    )
     assert meter.utilization(now) == pytest.approx(min(1.0, within), abs=1e-6)
-    assert meter.busy_s(now) == pytest.approx(sum(end - begin for begin, end in busy))
+    assert meter.busy_s(now) == pytest.approx(
+        sum(end - begin for begin, end in busy)
+    )
 
 
 def test_a_gpu_that_is_computing_counts_as_busy_until_now() -> None:
@@ -72,7 +91,9 @@ async def backend(tmp_path: Path) -> AsyncIterator[SocketGpus]:
     assert os.listdir(tmp_path) == []
 
 
-async def test_a_gpu_computes_for_one_tenant_at_a_time(backend: SocketGpus, tmp_path: Path) -> None:
+async def test_a_gpu_computes_for_one_tenant_at_a_time(
+    backend: SocketGpus, tmp_path: Path
+) -> None:
     path = str(tmp_path / "server1.gpu0.sock")
 
     def tenant() -> tuple[float, float]:
@@ -90,11 +111,16 @@ async def test_a_gpu_computes_for_one_tenant_at_a_time(backend: SocketGpus, tmp_
     began, took_s = await asyncio.to_thread(tenant)
     assert took_s >= 0.29
     reading = await backend.read("gpu0")
-    assert (reading.model, reading.uuid) == ("Tesla M40", gpu_uuid(LAB, "server1", "gpu0"))
+    assert (reading.model, reading.uuid) == (
+        "Tesla M40",
+        gpu_uuid(LAB, "server1", "gpu0"),
+    )
     assert 0.29 <= reading.busy_s <= took_s
     assert reading.utilization is not None
     assert reading.utilization <= reading.busy_s
-    if time.monotonic() < began + 1.25:  # else its work may be more than a second ago
+    if (
+        time.monotonic() < began + 1.25
+    ):  # else its work may be more than a second ago
         assert reading.utilization > 0
     other = await backend.read("gpu1")
     assert (other.uuid, other.busy_s, other.utilization) == ("GPU-77", 0, 0)
@@ -103,7 +129,9 @@ async def test_a_gpu_computes_for_one_tenant_at_a_time(backend: SocketGpus, tmp_
 async def test_a_gpu_stops_computing_when_its_tenant_dies(
     backend: SocketGpus, tmp_path: Path
 ) -> None:
-    gpu = await asyncio.to_thread(GpuClient, str(tmp_path / "server1.gpu0.sock"), "a")
+    gpu = await asyncio.to_thread(
+        GpuClient, str(tmp_path / "server1.gpu0.sock"), "a"
+    )
     gpu.begin(LONGEST_COMPUTE_S)  # What a job file may ask for.
     busy_s = [0.0]
 
@@ -121,7 +149,9 @@ async def test_a_gpu_stops_computing_when_its_tenant_dies(
 
 @pytest.mark.usefixtures("backend")
 async def test_nonsense_is_answered_with_an_error(tmp_path: Path) -> None:
-    reader, writer = await asyncio.open_unix_connection(tmp_path / "server1.gpu0.sock")
+    reader, writer = await asyncio.open_unix_connection(
+        tmp_path / "server1.gpu0.sock"
+    )
     for request, error in [
         (b"nonsense", "not a request"),
         (b'{"op": "fly"}', "unknown operation"),
@@ -139,7 +169,9 @@ async def test_nonsense_is_answered_with_an_error(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(
+    tmp_path: Path,
+) -> None:
     lab_file = tmp_path / "lab.yaml"
     lab_file.write_text(
         "name: lab\nnetwork: 10.0.0.0/24\nservers:\n"
@@ -157,8 +189,15 @@ def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) 
         wait_until(lambda: unix_socket_answers(folder / "server1.gpu1.sock"))
         assert asyncio.run(backend.read("gpu1")).model == "Titan V"
         # Whatever a worker sends costs its connection, and no line of the log.
-        for nonsense in (b"x" * 100_000, b"[" * 60_000 + b"\n", b'{"op": "occupy"}\n'):
-            with socket.socket(socket.AF_UNIX) as worker, contextlib.suppress(ConnectionError):
+        for nonsense in (
+            b"x" * 100_000,
+            b"[" * 60_000 + b"\n",
+            b'{"op": "occupy"}\n',
+        ):
+            with (
+                socket.socket(socket.AF_UNIX) as worker,
+                contextlib.suppress(ConnectionError),
+            ):
                 worker.connect(str(folder / "server1.gpu1.sock"))
                 worker.sendall(nonsense)
                 worker.recv(1)
@@ -177,11 +216,16 @@ def test_a_gpu_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
         asyncio.run(backend.read("gpu0"))
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "server1.gpu0.sock"))
-    with pytest.raises(GpuError, match=r"reading GPU gpu0 at .*sock: .*Connection refused"):
+    with pytest.raises(
+        GpuError, match=r"reading GPU gpu0 at .*sock: .*Connection refused"
+    ):
         asyncio.run(backend.read("gpu0"))
     (tmp_path / "server1.gpu0.sock").unlink()
     with socket.socket(socket.AF_UNIX) as busy:
         busy.bind(str(tmp_path / "server1.gpu0.sock"))
         busy.listen()
-        with pytest.raises(GpuSilent, match=r"reading GPU gpu0 at .*sock: no answer after 0.1 s"):
+        with pytest.raises(
+            GpuSilent,
+            match=r"reading GPU gpu0 at .*sock: no answer after 0.1 s",
+        ):
             asyncio.run(backend.read("gpu0"))

@@ -34,7 +34,9 @@ PCAP_HEADER = struct.Struct("=IHHiIII")
 PCAP_RECORD = struct.Struct("=IIII")
 
 
-def patchlight(*arguments: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
+def patchlight(
+    *arguments: str, typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "patchlight", *arguments],
         capture_output=True,
@@ -48,7 +50,8 @@ def frames_of(path: Path) -> list[bytes]:
     """The frames in a pcap file."""
     data = path.read_bytes()
     assert PCAP_HEADER.unpack_from(data) == (0xA1B23C4D, 2, 4, 0, 0, 65535, 1)
-    frames, offset = [], PCAP_HEADER.size
+    frames = []
+    offset = PCAP_HEADER.size
     while offset < len(data):
         _, nanoseconds, kept, size = PCAP_RECORD.unpack_from(data, offset)
         assert kept == size
@@ -58,7 +61,9 @@ def frames_of(path: Path) -> list[bytes]:
     return frames
 
 
-def test_everybody_is_reached_and_a_cut_fibre_is_told(lab: EmulatedLab) -> None:
+def test_everybody_is_reached_and_a_cut_fibre_is_told(
+    lab: EmulatedLab,
+) -> None:
     assert lab.pingall()
     assert lab.pingall().tried == 6
     # 10 Gb/s between the switches, divided by 1000.
@@ -68,7 +73,10 @@ def test_everybody_is_reached_and_a_cut_fibre_is_told(lab: EmulatedLab) -> None:
     lab.wires.set_up(trunk, up=False)
     assert not lab.wires.state(trunk).up
     beside = "server1.gpu0", "server1.gpu1"
-    wait_until(lambda: beside not in lab.pingall(0.2).lost, "an answer over what is not cut")
+    wait_until(
+        lambda: beside not in lab.pingall(0.2).lost,
+        "an answer over what is not cut",
+    )
     assert ("server1.gpu0", "server2.gpu2") in lab.pingall(0.2).lost
     lab.wires.set_up(trunk, up=True)
     wait_until(lambda: bool(lab.pingall()), "the trunk to carry again")
@@ -76,7 +84,9 @@ def test_everybody_is_reached_and_a_cut_fibre_is_told(lab: EmulatedLab) -> None:
     lab.wires.set_up(nic, up=False)
     assert not pings(lab.host("gpu2"), lab.host("gpu0"))
     lab.wires.set_up(nic, up=True)
-    wait_until(lambda: pings(lab.host("gpu2"), lab.host("gpu0")), "the NIC to be back")
+    wait_until(
+        lambda: pings(lab.host("gpu2"), lab.host("gpu0")), "the NIC to be back"
+    )
     fabric_build.verify_switch_ports(lab.plan)
 
 
@@ -103,9 +113,13 @@ def test_the_commands_and_the_shell(lab: EmulatedLab, tmp_path: Path) -> None:
     assert shown.stdout == "tor1.3 – tor2.3  up\n"
     assert shown.stdout in patchlight("emulate", "link", "--lab", name).stdout
     address = lab.host("gpu0").address
-    on_host = patchlight("emulate", "exec", "--lab", name, "gpu0", typed="ip -br address\n")
+    on_host = patchlight(
+        "emulate", "exec", "--lab", name, "gpu0", typed="ip -br address\n"
+    )
     assert address in on_host.stdout
-    wrong = patchlight("emulate", "link", "tor1", "tor2", "--delay", "5", "--lab", name)
+    wrong = patchlight(
+        "emulate", "link", "tor1", "tor2", "--delay", "5", "--lab", name
+    )
     assert wrong.returncode == 2
     nowhere = tmp_path / "none" / "x.pcap"
     capture = ("emulate", "capture", "gpu2", "--lab", name, "--for", "1ms")
@@ -113,20 +127,33 @@ def test_the_commands_and_the_shell(lab: EmulatedLab, tmp_path: Path) -> None:
     assert failed.returncode == 1
     assert "writing the capture to" in failed.stderr
     done = patchlight(*capture, "-o", str(tmp_path / "x.pcap"))
-    assert (done.returncode, done.stdout) == (0, f"wrote {tmp_path}/x.pcap: 0 frames\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"wrote {tmp_path}/x.pcap: 0 frames\n",
+    )
     told = patchlight(*capture, "-o", str(tmp_path / "x.pcap"), "--json")
     size = (tmp_path / "x.pcap").stat().st_size
-    written = {"file": f"{tmp_path}/x.pcap", "frames": 0, "size_bytes": size, "dropped": 0}
+    written = {
+        "file": f"{tmp_path}/x.pcap",
+        "frames": 0,
+        "size_bytes": size,
+        "dropped": 0,
+    }
     assert json.loads(told.stdout) == written
-    cut = patchlight("emulate", "link", "tor1.3", "tor2", "down", "--lab", name, "--json")
+    cut = patchlight(
+        "emulate", "link", "tor1.3", "tor2", "down", "--lab", name, "--json"
+    )
     found = json.loads(cut.stdout)
     assert (found["a"], found["b"], found["up"]) == ("tor1.3", "tor2.3", False)
     assert found["delay_s"] == found["jitter_s"] == found["packet_loss"] == 0
 
 
-def test_a_capture_has_both_ways_of_the_fibre(lab: EmulatedLab, tmp_path: Path) -> None:
+def test_a_capture_has_both_ways_of_the_fibre(
+    lab: EmulatedLab, tmp_path: Path
+) -> None:
     path = tmp_path / "gpu0.pcap"
-    gpu0, gpu2 = lab.host("gpu0"), lab.host("gpu2")
+    gpu0 = lab.host("gpu0")
+    gpu2 = lab.host("gpu2")
     ending = threading.Event()
 
     def ping() -> None:
@@ -143,7 +170,11 @@ def test_a_capture_has_both_ways_of_the_fibre(lab: EmulatedLab, tmp_path: Path) 
     frames = frames_of(path)
     assert done.frames == len(frames) == 8
     assert done.size_bytes == path.stat().st_size
-    icmp = [frame for frame in frames if frame[12:14] == b"\x08\x00" and frame[23] == 1]
+    icmp = [
+        frame
+        for frame in frames
+        if frame[12:14] == b"\x08\x00" and frame[23] == 1
+    ]
     # Source addresses of the IPv4 headers: requests of one, answers of the other.
     assert {frame[26:30] for frame in icmp} == {
         gpu0.host.nic.address.packed,
@@ -169,15 +200,22 @@ def rewirable() -> Lab:
     return build.lab()
 
 
-def test_that_an_emulation_leaves_rdma_out_is_said_once(rewirable: Lab) -> None:
+def test_that_an_emulation_leaves_rdma_out_is_said_once(
+    rewirable: Lab,
+) -> None:
     said: list[str] = []
     EmulatedLab.from_lab(rewirable, progress=said.append)
     assert said == []
     servers = tuple(
-        replace(each, nics=tuple(replace(nic, rdma="exclusive") for nic in each.nics))
+        replace(
+            each,
+            nics=tuple(replace(nic, rdma="exclusive") for nic in each.nics),
+        )
         for each in rewirable.servers
     )
-    EmulatedLab.from_lab(rewirable.with_changes(servers=servers), progress=said.append)
+    EmulatedLab.from_lab(
+        rewirable.with_changes(servers=servers), progress=said.append
+    )
     (warning,) = said
     assert warning.startswith("warning: ignoring rdma: exclusive of the lab")
 
@@ -188,7 +226,9 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
     name = new_name()
     authority = Authority(name, tmp_path / "ca")
     secured = rewirable.with_changes(controller_openflow_tls=True)
-    with pytest.raises(BadInput, match="its controller and switches need certificates"):
+    with pytest.raises(
+        BadInput, match="its controller and switches need certificates"
+    ):
         EmulatedLab.from_lab(secured, 1000, name=name).up()
     with EmulatedLab.from_lab(
         secured,
@@ -200,35 +240,55 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
     ) as lab:
         ocs = lab.ocs("ocs1")
         assert ocs.map.texts == ("1-3", "2-5")
-        assert ocs.connect("server2:tor1.2", why="nearer")["state"] == "committed"
+        assert (
+            ocs.connect("server2:tor1.2", why="nearer")["state"] == "committed"
+        )
         assert lab.maps() == {"ocs1": ocs.map}
         assert ocs.map.texts == ("1-3", "2-4")
         with pytest.raises(BadInput, match=r"no fibre joins tor1\.3 and ocs1"):
             ocs.connect("server2:tor1.3")
         assert "server2.gpu0" in patchlight("lab", "show", name).stdout
         now = json.loads(patchlight("lab", "show", name, "--json").stdout)
-        assert (now["circuits"]["ocs1"], now["dark"]) == (["1-3", "2-4"], ["tor2.1"])
-        first = json.loads(patchlight("lab", "show", name, "--json", "--start").stdout)
+        assert (now["circuits"]["ocs1"], now["dark"]) == (
+            ["1-3", "2-4"],
+            ["tor2.1"],
+        )
+        first = json.loads(
+            patchlight("lab", "show", name, "--json", "--start").stdout
+        )
         assert first["circuits"]["ocs1"] == ["1-3", "2-5"]
         assert "present circuits" in patchlight("lab", "show", name).stdout
         picture = tmp_path / "lab.svg"
-        assert patchlight("lab", "show", name, "-o", str(picture)).returncode == 0
+        assert (
+            patchlight("lab", "show", name, "-o", str(picture)).returncode == 0
+        )
         spec = JobSpec("two", 2, 1_000_000, {"A100": 0.01}, workers=2)
         assert lab.wait_for(lab.submit(spec)[0]["id"])["state"] == "done"
         ocs.disconnect(2)
         links = json.loads(patchlight("lab", "show", name, "--json").stdout)
         assert "server2.nic0" in links["dark"]
-        assert ("server1.nic0", "tor1.1") in [(link["a"], link["b"]) for link in links["links"]]
+        assert ("server1.nic0", "tor1.1") in [
+            (link["a"], link["b"]) for link in links["links"]
+        ]
         assert ocs.fault(fail_ports=[7])["fail_ports"] == [7]
         fault = ("emulate", "fault", "--lab", name, "ocs1")
         assert patchlight(*fault).stdout == "ocs1: fail_ports [7]\n"
         assert patchlight(*fault, "end").stdout == "ocs1: no faults\n"
-        assert patchlight(*fault, "lose", "1>3").stdout.startswith("ocs1: lose 1>3: done\n")
-        with pytest.raises(BadInput, match="refused the fault: unknown fault 'fail_prots'"):
+        assert patchlight(*fault, "lose", "1>3").stdout.startswith(
+            "ocs1: lose 1>3: done\n"
+        )
+        with pytest.raises(
+            BadInput, match="refused the fault: unknown fault 'fail_prots'"
+        ):
             ocs.fault(fail_prots=[7])
-        controller = next(p for p in lab.state.processes if p.name == "controller")
+        controller = next(
+            p for p in lab.state.processes if p.name == "controller"
+        )
         os.kill(controller.pid, signal.SIGKILL)
-        wait_until(lambda: process_start(controller.pid) is None, "the controller to end")
+        wait_until(
+            lambda: process_start(controller.pid) is None,
+            "the controller to end",
+        )
         shown = patchlight("lab", "show", name, "--json")
         assert json.loads(shown.stdout)["circuits"]["ocs1"] == ["1-3", "2-5"]
         assert "its circuits are not known" in shown.stderr
@@ -241,7 +301,9 @@ def test_jobs_run_over_the_kernel_s_own_switches(
 ) -> None:
     if fabric_build.datapath_type() != "system":
         pytest.skip("this kernel has no Open vSwitch")
-    with EmulatedLab.from_lab(rewirable, 1000, name=new_name(), workers="process") as lab:
+    with EmulatedLab.from_lab(
+        rewirable, 1000, name=new_name(), workers="process"
+    ) as lab:
         assert lab.status()["datapath"] == "system"
         lab.ocs("ocs1").connect("server2:tor1.2")
         assert not lab.pingall().lost
@@ -265,7 +327,9 @@ def delayed_lab(fabric: str = "openvswitch") -> Lab:
         lab = single(2, rate_bps=10**9, ocs="polatis-scpi")
     return lab.with_changes(
         fabric="bridge" if fabric == "bridge" else "openvswitch",
-        fibres=tuple(Fibre(f.a, f.b, f.rate_bps, delay_s=0.02) for f in lab.fibres),
+        fibres=tuple(
+            Fibre(f.a, f.b, f.rate_bps, delay_s=0.02) for f in lab.fibres
+        ),
     )
 
 
@@ -286,7 +350,9 @@ def test_a_kernel_without_netem_refuses_before_anything_is_made(
         pytest.skip("this kernel has netem")
     name = new_name()
     with pytest.raises(netem.NoNetem, match="this kernel has no netem"):
-        EmulatedLab.from_lab(delayed_lab(), 100, name=name, **SWITCHES_ONLY).up()
+        EmulatedLab.from_lab(
+            delayed_lab(), 100, name=name, **SWITCHES_ONLY
+        ).up()
     assert left_of(name) == []
 
 
@@ -312,16 +378,26 @@ def test_fibres_delay_beside_their_rates(
     if not netem_is_there:
         pytest.skip("this kernel has no netem")
     delayed = delayed_lab(fabric)
-    with EmulatedLab.from_lab(delayed, 100, name=new_name(), **SWITCHES_ONLY) as lab:
+    with EmulatedLab.from_lab(
+        delayed, 100, name=new_name(), **SWITCHES_ONLY
+    ) as lab:
         pinged = lab.host("h1").run("ping -c 3 10.0.0.2").output
-        least_ms = float(pinged.partition("min/avg/max")[2].partition("= ")[2].partition("/")[0])
+        least_ms = float(
+            pinged.partition("min/avg/max")[2]
+            .partition("= ")[2]
+            .partition("/")[0]
+        )
         assert least_ms >= 2 * 20 * len(delayed.fibres)
         fabric_build.verify_switch_ports(lab.plan)
         assert lab.iperf("h1", "h2", 2.0) < 10.1e6
-        fibre = lab.wires.between("h1", "ocs1" if lab.lab.circuit_switches else "s1")
+        fibre = lab.wires.between(
+            "h1", "ocs1" if lab.lab.circuit_switches else "s1"
+        )
         lab.wires.impair(fibre, Impairment(packet_loss=1.0))
         assert not pings(lab.host("h1"), lab.host("h2"))
         lab.wires.impair(fibre, netem.NOT_IMPAIRED)
         assert pings(lab.host("h1"), lab.host("h2"))
         with Netlink(namespaces.namespace_path(lab.plan.fabric)) as netlink:
-            assert len(netem.read_impairments(netlink)) == 2 - (not lab.lab.circuit_switches)
+            assert len(netem.read_impairments(netlink)) == 2 - (
+                not lab.lab.circuit_switches
+            )

@@ -7,19 +7,33 @@ import numpy as np
 import pytest
 import torch
 
-from patchlight.emulation.learning.config import CONFIGS, Dqn, parse_config, read_config
+from patchlight.emulation.learning.config import (
+    CONFIGS,
+    Dqn,
+    parse_config,
+    read_config,
+)
 from patchlight.emulation.learning.dqn import DqnLearner, Replay
 from patchlight.emulation.learning.learner import network_of, play, player_of
 from patchlight.emulation.learning.network import load_run
-from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer, TrainingGraphs
+from patchlight.emulation.learning.pac_ml_agent import (
+    PacMlNetwork,
+    PacMlPlayer,
+    TrainingGraphs,
+)
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
-from patchlight.emulation.simulator.graphs.profiles import profile_files, read_profiles
+from patchlight.emulation.simulator.graphs.profiles import (
+    profile_files,
+    read_profiles,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from tests.support.tiny_models import GRAPHS
 
 for _package in ("torch", "gymnasium"):
-    pytest.importorskip(_package, reason=f"{_package} is not installed: extra 'learn'")
+    pytest.importorskip(
+        _package, reason=f"{_package} is not installed: extra 'learn'"
+    )
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -51,7 +65,8 @@ def test_large_errors_are_drawn_more_often_and_count_less() -> None:
     memory.add([np.arange(60, 120)], np.full(60, 0.1))
     assert memory.kept == 100
     rows, (values,), counts = memory.draw(2000, rng)
-    assert set(values.tolist()) == set(range(20, 120))  # the oldest 20 gave way
+    # The oldest 20 gave way.
+    assert set(values.tolist()) == set(range(20, 120))
     assert counts == pytest.approx(np.ones(2000))
     memory.rate(np.unique(rows[values == 50]), np.array([9.9]))
     _, (values,), counts = memory.draw(2000, rng)
@@ -61,7 +76,9 @@ def test_large_errors_are_drawn_more_often_and_count_less() -> None:
     assert counts.max() == 1.0
 
 
-def test_the_agent_is_told_of_the_published_models_what_ddls_tells_its_own(pipedream: Path) -> None:
+def test_the_agent_is_told_of_the_published_models_what_ddls_tells_its_own(
+    pipedream: Path,
+) -> None:
     graphs = list(read_profiles(profile_files(pipedream))[0])
     told = TrainingGraphs(Workloads(graphs)).about
     there = dict(line.split(maxsplit=1) for line in DDLS.split("\n") if line)
@@ -75,7 +92,8 @@ def test_the_agent_sees_the_job_and_how_full_the_cluster_is() -> None:
     scenario = scenarios_of(config, GRAPHS)[0]
     network = network_of(config, scenario)
     assert isinstance(network, PacMlNetwork)
-    episodes, player = VectorEpisodes([scenario], 8, 0), PacMlPlayer(network)
+    episodes = VectorEpisodes([scenario], 8, 0)
+    player = PacMlPlayer(network)
     graph, empty = player.seen(episodes)
     assert graph.tolist() == episodes.graph.tolist()
     assert empty.shape == (8, 34)
@@ -99,12 +117,16 @@ def test_the_graph_changes_what_the_agent_does_only_where_it_has_one() -> None:
     other = Workloads([GRAPHS[0], replace(GRAPHS[1], edges=())])
     found = {}
     for width in (0, 4):
-        config = parse_config(TINY.replace("graph_width: 4", f"graph_width: {width}"))
+        config = parse_config(
+            TINY.replace("graph_width: 4", f"graph_width: {width}")
+        )
         for workloads in (Workloads(GRAPHS), other):
             torch.manual_seed(0)
             network = network_of(config, scenarios_of(config, workloads)[0])
             with torch.no_grad():
-                values = network(torch.tensor([0, 1]), torch.full((2, 34), 0.5).cumsum(1))
+                values = network(
+                    torch.tensor([0, 1]), torch.full((2, 34), 0.5).cumsum(1)
+                )
             found[width, workloads is other] = values
     assert torch.equal(found[0, False], found[0, True])
     assert torch.equal(found[4, False][0], found[4, True][0])
@@ -124,7 +146,9 @@ def test_it_learns_keeps_the_best_and_goes_on(tmp_path: Path) -> None:
     assert np.mean(play(best, scenario, 500, 2)) == pytest.approx(
         kept["best"]["blocking"], abs=1e-4
     )
-    assert kept["best"]["blocking"] <= min(report.training["evaluated_blocking_rate"].values())
+    assert kept["best"]["blocking"] <= min(
+        report.training["evaluated_blocking_rate"].values()
+    )
     assert np.mean(play(best, scenario, 500, 4)) < 0.6 * before
     longer = TrainingRun(replace(config, steps=13000), GRAPHS, tmp_path)
     longer.resume()
@@ -143,7 +167,10 @@ def test_actions_that_no_shape_serves_refuse() -> None:
         with torch.no_grad():
             last.bias.zero_()
             last.bias[degree] = 100.0
-        assert player_of(network).scores(episodes).argmax(axis=1).tolist() == [action] * 4
+        assert (
+            player_of(network).scores(episodes).argmax(axis=1).tolist()
+            == [action] * 4
+        )
 
 
 def test_returns_are_of_three_rewards_and_end_with_the_episode() -> None:
@@ -152,10 +179,16 @@ def test_returns_are_of_three_rewards_and_end_with_the_episode() -> None:
     learner = DqnLearner(config, scenarios_of(config, GRAPHS))
     learner.round()
     rows, columns, _ = learner.replay.draw(4000, np.random.default_rng(0))
-    returns, discount = columns[3], columns[4]
+    returns = columns[3]
+    discount = columns[4]
     assert len(np.unique(rows)) > 200
     # Sums of up to three rewards of 1 or -1; the last two of a round are shorter.
-    sums = {a + b / 2 + c / 4 for a in (-1, 1) for b in (-1, 0, 1) for c in (-1, 0, 1)}
+    sums = {
+        a + b / 2 + c / 4
+        for a in (-1, 1)
+        for b in (-1, 0, 1)
+        for c in (-1, 0, 1)
+    }
     assert set(np.unique(returns)) <= sums
     assert set(np.unique(discount)) == {0.0, 0.125, 0.25, 0.5}
 

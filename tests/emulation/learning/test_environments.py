@@ -2,10 +2,15 @@
 
 import pytest
 
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+pytest.importorskip(
+    "gymnasium", reason="Gymnasium is not installed: extra 'learn'"
+)
 
 import patchlight.emulation.learning  # noqa: F401 - registers the environments
-from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
+from patchlight.emulation.learning.envs.registry import (
+    ENVIRONMENTS,
+    find_environment,
+)
 from patchlight.emulation.learning.envs.testing import check_environment
 
 

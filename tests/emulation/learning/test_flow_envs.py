@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+pytest.importorskip(
+    "gymnasium", reason="Gymnasium is not installed: extra 'learn'"
+)
 
 import patchlight.emulation.learning  # noqa: F401 - registers the environments
 from patchlight.emulation.learning.envs.flows import (
@@ -26,10 +28,14 @@ FEW = LightJobs(jobs=4, iterations=2)
 COUPLER = PathNetwork(8, 4, 100e9, 1e-3, transmitters=2, receivers=2)
 
 
-def play(env: Any, rule: Callable[[Any, Any], int], seed: int = 1) -> tuple[float, float]:
+def play(
+    env: Any, rule: Callable[[Any, Any], int], seed: int = 1
+) -> tuple[float, float]:
     """The rewards of an episode, and the mean time of a collective."""
     seen, _ = env.reset(seed=seed)
-    rewards, over, info = 0.0, False, {}
+    rewards = 0.0
+    over = False
+    info = {}
     while not over:
         seen, reward, over, _, info = env.step(np.int64(rule(env, seen)))
         rewards += reward
@@ -40,7 +46,11 @@ def play(env: Any, rule: Callable[[Any, Any], int], seed: int = 1) -> tuple[floa
 @pytest.mark.parametrize(
     ("env", "rule", "name"),
     [
-        (FlowScheduleEnv(COUPLER, FEW, shown=200), first_allowed, "first-come"),
+        (
+            FlowScheduleEnv(COUPLER, FEW, shown=200),
+            first_allowed,
+            "first-come",
+        ),
         (FlowScheduleEnv(COUPLER, FEW, shown=200), shortest, "shortest-first"),
         (FlowChannelEnv(COUPLER, FEW), longest_free, "first-come"),
     ],
@@ -68,11 +78,16 @@ def test_a_job_alone_takes_the_least_time_and_the_tuning() -> None:
     env = FlowScheduleEnv(PathNetwork(2, 2, 100e9, 1e-3), alone)
     play(env, first_allowed)
     assert env.run is not None
-    (job,), took_s = env.run.jobs, env.run.collectives_s
-    assert took_s == pytest.approx([job.least_s + 1e-3, job.least_s, job.least_s])
+    (job,) = env.run.jobs
+    took_s = env.run.collectives_s
+    assert took_s == pytest.approx(
+        [job.least_s + 1e-3, job.least_s, job.least_s]
+    )
 
 
-def test_an_action_that_is_not_allowed_is_taken_for_the_first_that_is() -> None:
+def test_an_action_that_is_not_allowed_is_taken_for_the_first_that_is() -> (
+    None
+):
     env = FlowChannelEnv(COUPLER, FEW)
     seen, _ = env.reset(seed=0)
     while env.action_masks().all():
@@ -86,14 +101,22 @@ def test_an_action_that_is_not_allowed_is_taken_for_the_first_that_is() -> None:
 
 
 def test_settings_without_sense_are_refused() -> None:
-    for wrong in ({"jobs": 0}, {"collectives": ()}, {"least_bytes": 9e9}, {"most_computing": -1}):
+    for wrong in (
+        {"jobs": 0},
+        {"collectives": ()},
+        {"least_bytes": 9e9},
+        {"most_computing": -1},
+    ):
         with pytest.raises(BadInput, match="expected"):
             LightJobs(**wrong)
     with pytest.raises(BadInput, match="no collective"):
         LightJobs(collectives=("rings",))
     dark = PathNetwork(2, 1, routes=np.array([[-1, 0], [-1, -1]]))
     with pytest.raises(BadInput, match="no path leads from node 1 to node 0"):
-        play(FlowScheduleEnv(dark, LightJobs(collectives=("ring",))), first_allowed)
+        play(
+            FlowScheduleEnv(dark, LightJobs(collectives=("ring",))),
+            first_allowed,
+        )
     with pytest.raises(BadInput, match="1 or more"):
         FlowScheduleEnv(shown=0)
     with pytest.raises(BadInput, match="none to choose"):

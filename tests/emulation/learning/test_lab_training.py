@@ -64,14 +64,27 @@ def opened_of(seed: int) -> Episode:
     return episode_of(CONFIG, seed).opened()
 
 
-def test_a_run_is_trained_kept_exported_and_decides_where_jobs_come(tmp_path: Path) -> None:
+def test_a_run_is_trained_kept_exported_and_decides_where_jobs_come(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
-    (tmp_path / "config.yaml").write_text(json.dumps(CONFIG.as_data(), indent=1))
+    (tmp_path / "config.yaml").write_text(
+        json.dumps(CONFIG.as_data(), indent=1)
+    )
     runner = CliRunner()
-    train = ["policy", "train", str(tmp_path / "config.yaml"), "--output", str(folder)]
+    train = [
+        "policy",
+        "train",
+        str(tmp_path / "config.yaml"),
+        "--output",
+        str(folder),
+    ]
     done = runner.invoke(cli, train)
     assert done.exit_code == 0, done.output
-    assert "has no model: what was learned is not significantly better than the rule" in done.output
+    assert (
+        "has no model: what was learned is not significantly better than the rule"
+        in done.output
+    )
     assert not list(folder.glob("tiny.*"))
     # The same run, had it found that the option that the rule does not take is always better.
     kept = torch.load(folder / "checkpoint.pt", weights_only=True)
@@ -81,7 +94,9 @@ def test_a_run_is_trained_kept_exported_and_decides_where_jobs_come(tmp_path: Pa
     state.tried = [Tried(seed, pair, [-3.0, 3.0]) for seed in range(40)]
     torch.save({**kept, "trials": state.state()}, folder / "checkpoint.pt")
     paying = replace(CONFIG, fitting=PAYS)
-    (tmp_path / "config.yaml").write_text(json.dumps(paying.as_data(), indent=1))
+    (tmp_path / "config.yaml").write_text(
+        json.dumps(paying.as_data(), indent=1)
+    )
     done = runner.invoke(cli, [*train, "--resume"])
     assert done.exit_code == 0, done.output
     assert "testing on 2 labs" in done.output
@@ -95,10 +110,27 @@ def test_a_run_is_trained_kept_exported_and_decides_where_jobs_come(tmp_path: Pa
     card = json.loads(path.with_suffix(".json").read_text())
     assert card["kinds"] == ["partition"]
     assert card["tested_range"]["gpus"][1] <= 16
-    shown = runner.invoke(cli, ["policy", "show", str(path), "--lab", "ofc2022"])
+    shown = runner.invoke(
+        cli, ["policy", "show", str(path), "--lab", "ofc2022"]
+    )
     assert "partition policy, learned" in shown.output
-    compared = ["simulate", "--trace", "helios", "--jobs", "20", "--lab", "ofc2022", "--strict"]
-    compared += ["--partition", f"as-asked,{path}", "--output", str(tmp_path / "out"), "--json"]
+    compared = [
+        "simulate",
+        "--trace",
+        "helios",
+        "--jobs",
+        "20",
+        "--lab",
+        "ofc2022",
+        "--strict",
+    ]
+    compared += [
+        "--partition",
+        f"as-asked,{path}",
+        "--output",
+        str(tmp_path / "out"),
+        "--json",
+    ]
     done = runner.invoke(cli, compared)
     assert done.exit_code == 0, done.output
     first, second = json.loads(done.stdout)["runs"]
@@ -119,7 +151,8 @@ def test_a_run_is_trained_kept_exported_and_decides_where_jobs_come(tmp_path: Pa
 
 
 def test_training_is_the_same_each_time_and_on_any_engine() -> None:
-    first, second = WhatIf(CONFIG), WhatIf(CONFIG)
+    first = WhatIf(CONFIG)
+    second = WhatIf(CONFIG)
     told = list[int]()
     first.look(tell=lambda: told.append(first.steps))
     second.look(Engine("processes", 2))
@@ -127,10 +160,15 @@ def test_training_is_the_same_each_time_and_on_any_engine() -> None:
     assert len(told) == first.episodes == second.episodes
     for one, other in zip(first.tried, second.tried, strict=True):
         assert (one.seed, one.worth) == (other.seed, other.worth)
-        assert all(np.array_equal(one.seen[name], other.seen[name]) for name in one.seen)
+        assert all(
+            np.array_equal(one.seen[name], other.seen[name])
+            for name in one.seen
+        )
     again = WhatIf(CONFIG)
     again.restore(first.state())
-    assert [each.worth for each in again.tried] == [each.worth for each in first.tried]
+    assert [each.worth for each in again.tried] == [
+        each.worth for each in first.tried
+    ]
 
 
 def test_what_pays_is_learned_and_what_does_not_makes_no_model() -> None:
@@ -147,7 +185,11 @@ def test_what_pays_is_learned_and_what_does_not_makes_no_model() -> None:
     assert (pays.gain.changed, pays.gain.decisions) == (8, 8)
     assert pays.gain.gain == pytest.approx(6.0)
     said = list[str]()
-    never = fit(config, [Tried(seed, pair, [3.0, -3.0]) for seed in range(40)], said.append)
+    never = fit(
+        config,
+        [Tried(seed, pair, [3.0, -3.0]) for seed in range(40)],
+        said.append,
+    )
     assert not never.corrects
     assert never.gain is not None
     assert never.gain.changed == 0
@@ -159,9 +201,16 @@ def test_where_few_jobs_wait_the_rule_decides() -> None:
     found.look()
     pair = of_these(found.tried[0].seen, [0, 1])
     busy, calm = ({**pair, "state": pair["state"].copy()} for _ in range(2))
-    busy["state"][0, 4], calm["state"][0, 4] = 2 / 10, 1 / 9  # two and one of jobs that wait
-    config = replace(CONFIG, fitting=PAYS, network=replace(CONFIG.network, waiting=2))
-    tried = [Tried(seed, seen, [-3.0, 3.0]) for seed in range(40) for seen in (busy, calm)]
+    busy["state"][0, 4] = 2 / 10
+    calm["state"][0, 4] = 1 / 9  # two and one of jobs that wait
+    config = replace(
+        CONFIG, fitting=PAYS, network=replace(CONFIG.network, waiting=2)
+    )
+    tried = [
+        Tried(seed, seen, [-3.0, 3.0])
+        for seed in range(40)
+        for seen in (busy, calm)
+    ]
     learned = fit(config, tried)
     assert learned.gain is not None
     # Both were learned from, and the other option pays in both.
@@ -170,23 +219,34 @@ def test_where_few_jobs_wait_the_rule_decides() -> None:
     for seen, own in ((busy, False), (calm, True)):
         with torch.inference_mode():
             scores = network(joined([seen]))
-        assert np.allclose(scores, network.plain(torch.from_numpy(seen["options"]))) is own
+        assert (
+            np.allclose(
+                scores, network.plain(torch.from_numpy(seen["options"]))
+            )
+            is own
+        )
 
 
 def test_before_training_jobs_are_parted_by_the_rule() -> None:
-    rule, episode = load_policy("least-delay", "partition"), opened_of(7)
+    rule = load_policy("least-delay", "partition")
+    episode = opened_of(7)
     untrained = policy_of(OptionNetwork(CONFIG.network))
     found = [
         play(episode, each).jobs  # type: ignore[arg-type]
         for each in (untrained, rule, load_policy("maximum", "partition"))
     ]
-    assert list(found[0]["jct_s"]) == list(found[1]["jct_s"]) != list(found[2]["jct_s"])
+    assert (
+        list(found[0]["jct_s"])
+        == list(found[1]["jct_s"])
+        != list(found[2]["jct_s"])
+    )
     assert len(set(found[0]["gpus"])) > 1
 
 
 def test_other_partitions_are_tried() -> None:
     config = replace(CONFIG, what_if=replace(CONFIG.what_if, decisions=6))
-    looking, episode = Looking(config), opened_of(1000)
+    looking = Looking(config)
+    episode = opened_of(1000)
     played = Script(policy=looking.policy)
     ends = play(episode, played).jobs["jct_s"]
     # What is answered is what a script without a policy answers: decisions are only noted.
@@ -206,11 +266,15 @@ def test_other_partitions_are_tried() -> None:
     assert different
     found = looking(1000)
     assert found
-    assert all(len(each.seen["options"]) == len(each.worth) > 1 for each in found)
+    assert all(
+        len(each.seen["options"]) == len(each.worth) > 1 for each in found
+    )
 
 
 def test_jobs_are_drawn_by_laws_lab_by_lab() -> None:
-    config = replace(CONFIG, labs=replace(CONFIG.labs, traces=("drawn", "helios")))
+    config = replace(
+        CONFIG, labs=replace(CONFIG.labs, traces=("drawn", "helios"))
+    )
     for seed, same in ((6, True), (7, False)):
         jobs = episode_of(config, seed).jobs
         assert len(jobs) == CONFIG.labs.jobs
@@ -228,33 +292,67 @@ def test_shipped_configurations_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: a\nlearns: [weather]\n", r"'learns' is \['weather'\]: expected"),
-        ("name: a\nlearns: []\n", r"'learns' is \[\]: expected \['partition'\]"),
-        ("name: a\nlearns: [partition]\nafterstates: {gamma: 1}\n", "afterstates"),
-        ("name: a\nlearns: [partition]\nlabs: {lowest_load: 2, highest_load: 1}\n", "over"),
-        ("name: a\nlearns: [partition]\nlabs: {traces: []}\n", "'traces' is empty"),
-        ("name: a\nlearns: [partition]\nlabs: {traces: [philly]}\n", "drawn, helios, pai"),
+        (
+            "name: a\nlearns: [weather]\n",
+            r"'learns' is \['weather'\]: expected",
+        ),
+        (
+            "name: a\nlearns: []\n",
+            r"'learns' is \[\]: expected \['partition'\]",
+        ),
+        (
+            "name: a\nlearns: [partition]\nafterstates: {gamma: 1}\n",
+            "afterstates",
+        ),
+        (
+            "name: a\nlearns: [partition]\nlabs: {lowest_load: 2, highest_load: 1}\n",
+            "over",
+        ),
+        (
+            "name: a\nlearns: [partition]\nlabs: {traces: []}\n",
+            "'traces' is empty",
+        ),
+        (
+            "name: a\nlearns: [partition]\nlabs: {traces: [philly]}\n",
+            "drawn, helios, pai",
+        ),
     ],
 )
-def test_a_configuration_with_mistakes_is_refused(text: str, message: str) -> None:
+def test_a_configuration_with_mistakes_is_refused(
+    text: str, message: str
+) -> None:
     assert is_for_labs(text)
     with pytest.raises(ConfigError, match=message):
         parse_lab_config(text)
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_configuration_is_refused(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(BadInput, match="no checkpoint"):
         LabRun(CONFIG, tmp_path).resume()
 
 
-def test_the_shipped_model_decides_otherwise_than_the_rule_where_jobs_wait() -> None:
+def test_the_shipped_model_decides_otherwise_than_the_rule_where_jobs_wait() -> (
+    None
+):
     model = load_policy("learned-lab-partition", "partition")
     assert isinstance(model, WeighsPartitions)
-    written = parse_lab_config((CONFIGS / "learned-lab-partition.yaml").read_text())
-    assert model.card.training["config"] == json.loads(json.dumps(written.as_data()))
+    written = parse_lab_config(
+        (CONFIGS / "learned-lab-partition.yaml").read_text()
+    )
+    assert model.card.training["config"] == json.loads(
+        json.dumps(written.as_data())
+    )
     rule = load_policy("least-delay", "partition")
     for load, own in ((1.3, True), (0.05, False)):
-        labs = replace(CONFIG.labs, largest=32, jobs=40, lowest_load=load, highest_load=load)
+        labs = replace(
+            CONFIG.labs,
+            largest=32,
+            jobs=40,
+            lowest_load=load,
+            highest_load=load,
+        )
         episode = episode_of(replace(CONFIG, labs=labs), 7).opened()
         learned, by_rule = (play(episode, each).jobs for each in (model, rule))  # type: ignore[arg-type]
         assert np.isfinite(learned["jct_s"]).all()

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+pytest.importorskip(
+    "gymnasium", reason="Gymnasium is not installed: extra 'learn'"
+)
 
 import patchlight.emulation.learning  # noqa: F401 - registers the environments
 from patchlight.emulation.learning.envs.operations import (
@@ -17,17 +19,26 @@ from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.simulator.ramp.ramp import place_one_by_one
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
+from patchlight.testbed.graphs import (
+    ComputationGraph,
+    Operation,
+    builtin_graph,
+)
 
 
 @pytest.fixture(scope="module")
 def env() -> OperationPlacementEnv:
-    return OperationPlacementEnv(Workloads([builtin_graph("alexnet")]), degrees=(2, 4))
+    return OperationPlacementEnv(
+        Workloads([builtin_graph("alexnet")]), degrees=(2, 4)
+    )
 
 
-def play(env: OperationPlacementEnv, rule: Heuristic, seed: int, degree: int) -> list[float]:
+def play(
+    env: OperationPlacementEnv, rule: Heuristic, seed: int, degree: int
+) -> list[float]:
     seen, _ = env.reset(seed=seed, options={"degree": degree})
-    rewards, over = [], False
+    rewards = []
+    over = False
     while not over:
         seen, reward, over, _, info = env.step(np.int64(rule(env, seen)))
         rewards.append(reward)
@@ -38,8 +49,11 @@ def play(env: OperationPlacementEnv, rule: Heuristic, seed: int, degree: int) ->
 def test_first_fit_is_that_of_the_placer(env: OperationPlacementEnv) -> None:
     for seed in range(3):
         rewards = play(env, ramp_first_fit, seed, 4)
-        ramp, memory_bytes = env.workloads.ramp, env.workloads.device.memory_bytes
-        expected = place_one_by_one(ramp, env.graph, env.occupied, memory_bytes)
+        ramp = env.workloads.ramp
+        memory_bytes = env.workloads.device.memory_bytes
+        expected = place_one_by_one(
+            ramp, env.graph, env.occupied, memory_bytes
+        )
         assert env.servers is not None
         assert [tuple(each) for each in env.servers] == expected
         sequential_s = env.graph.training.sequential_ms * 1e-3
@@ -48,7 +62,9 @@ def test_first_fit_is_that_of_the_placer(env: OperationPlacementEnv) -> None:
         assert len(rewards) == sum(env.graph.splits[: env.graph.training.half])
 
 
-def test_parts_are_on_free_servers_each_on_another(env: OperationPlacementEnv) -> None:
+def test_parts_are_on_free_servers_each_on_another(
+    env: OperationPlacementEnv,
+) -> None:
     play(env, near_parents, 5, 4)
     assert env.servers is not None
     assert env.occupied
@@ -57,7 +73,9 @@ def test_parts_are_on_free_servers_each_on_another(env: OperationPlacementEnv) -
         assert not any(env.occupied >> server & 1 for server in each)
 
 
-def test_a_server_that_is_not_allowed_is_another(env: OperationPlacementEnv) -> None:
+def test_a_server_that_is_not_allowed_is_another(
+    env: OperationPlacementEnv,
+) -> None:
     env.reset(seed=5, options={"degree": 4})
     taken = int((~env.action_masks()).argmax())
     *_, info = env.step(np.int64(taken))
@@ -70,9 +88,17 @@ def fork() -> ComputationGraph:
     """After a come b (1 s) and c (2 s) on its server, and after c comes d (4 s) on another."""
     operations = tuple(
         Operation(name, "Test", ms, 0.0, 0, 0)
-        for name, ms in [("a", 1e3), ("b", 1e3), ("c", 2e3), ("d", 4e3), ("e", 0.0)]
+        for name, ms in [
+            ("a", 1e3),
+            ("b", 1e3),
+            ("c", 2e3),
+            ("d", 4e3),
+            ("e", 0.0),
+        ]
     )
-    return ComputationGraph("fork", operations, ((0, 1), (0, 2), (2, 3), (1, 4), (3, 4)))
+    return ComputationGraph(
+        "fork", operations, ((0, 1), (0, 2), (2, 3), (1, 4), (3, 4))
+    )
 
 
 def test_the_first_in_the_list_goes_first() -> None:
@@ -84,13 +110,16 @@ def test_the_first_in_the_list_goes_first() -> None:
         assert env.action_masks().nonzero()[0].tolist() == [0]
         env.step(np.int64(0))
         assert env.action_masks().nonzero()[0].tolist() == [1, 2]
-        *_, info = env.step(np.int64(0))  # It is in the list already: taken for 1.
+        # It is in the list already: taken for 1.
+        *_, info = env.step(np.int64(0))
         assert info["illegal"]
         env.reset(seed=seed)
         env.step(np.int64(0))
         seen, _, over, _, info = env.step(np.int64(first))
         while not over:
-            seen, _, over, _, info = env.step(np.int64(longest_path(env, seen)))
+            seen, _, over, _, info = env.step(
+                np.int64(longest_path(env, seen))
+            )
         a, b, c, d, _ = (each[0] for each in env.servers[:5])
         return a == b == c != d, info["step_over_sequential"] * 8
 
@@ -102,7 +131,9 @@ def test_the_first_in_the_list_goes_first() -> None:
         OperationOrderEnv(Workloads([builtin_graph("vgg16")]))
 
 
-def test_settings_without_sense_are_refused(env: OperationPlacementEnv) -> None:
+def test_settings_without_sense_are_refused(
+    env: OperationPlacementEnv,
+) -> None:
     with pytest.raises(BadInput, match="expected 0 to 1"):
         OperationPlacementEnv(env.workloads, most_busy=2)
     with pytest.raises(BadInput, match="no model is split into 7"):

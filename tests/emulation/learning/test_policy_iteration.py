@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: extra 'learn'")
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+pytest.importorskip(
+    "gymnasium", reason="Gymnasium is not installed: extra 'learn'"
+)
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 
 from patchlight.controller.policies.learned import load_learned
-from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
+from patchlight.emulation.experiments.pac_ml.episodes import (
+    PolicyFaults,
+    make_policy,
+)
 from patchlight.emulation.learning.config import parse_config
 from patchlight.emulation.learning.export import export
 from patchlight.emulation.learning.learner import play
@@ -46,15 +51,21 @@ environment: {laws: [A, C], num_envs: 16, horizon_s: 1e5, conditions: ["poisson:
 BLOCKS = TEXT.replace("ramp-block}", "ramp-block, blocks: 3}")
 
 
-@pytest.mark.parametrize("text", [CONDITIONS, TEXT, BLOCKS], ids=["first-fit", "block", "blocks"])
+@pytest.mark.parametrize(
+    "text", [CONDITIONS, TEXT, BLOCKS], ids=["first-fit", "block", "blocks"]
+)
 def test_a_future_of_the_jobs_to_come_is_what_comes(text: str) -> None:
     config = parse_config(text)
     blocks = config.environment.blocks
-    episodes = VectorEpisodes(scenarios_of(config, GRAPHS), 16, 3, blocks=blocks)
+    episodes = VectorEpisodes(
+        scenarios_of(config, GRAPHS), 16, 3, blocks=blocks
+    )
     rng = np.random.default_rng(0)
 
     def any_action(of: VectorEpisodes) -> np.ndarray:
-        found: np.ndarray = np.where(of.mask, rng.random(of.mask.shape), -1).argmax(axis=1)
+        found: np.ndarray = np.where(
+            of.mask, rng.random(of.mask.shape), -1
+        ).argmax(axis=1)
         return found
 
     for _ in range(12):
@@ -63,7 +74,12 @@ def test_a_future_of_the_jobs_to_come_is_what_comes(text: str) -> None:
     known = [episodes.jobs[env] for env in envs]
     ahead = slice(12, 33)
     jobs = DrawnJobs(
-        np.stack([np.diff(each.arrived_s[ahead], prepend=each.arrived_s[12]) for each in known]),
+        np.stack(
+            [
+                np.diff(each.arrived_s[ahead], prepend=each.arrived_s[12])
+                for each in known
+            ]
+        ),
         np.stack([each.graph[ahead] for each in known]),
         np.stack([each.beta[ahead] for each in known]),
     )
@@ -71,7 +87,9 @@ def test_a_future_of_the_jobs_to_come_is_what_comes(text: str) -> None:
     futures.begin(episodes, envs, jobs)
     for _ in range(20):
         assert np.array_equal(futures.mask, episodes.mask[envs])
-        assert futures.afterstates(np.arange(5), futures.mask.argmax(axis=1)) == pytest.approx(
+        assert futures.afterstates(
+            np.arange(5), futures.mask.argmax(axis=1)
+        ) == pytest.approx(
             episodes.afterstates(envs, futures.mask.argmax(axis=1))
         )
         actions = any_action(episodes)
@@ -81,18 +99,25 @@ def test_a_future_of_the_jobs_to_come_is_what_comes(text: str) -> None:
 
 
 def test_futures_are_drawn_as_the_episodes_jobs_are() -> None:
-    episodes = VectorEpisodes(scenarios_of(parse_config(CONDITIONS), GRAPHS), 8, 3)
+    episodes = VectorEpisodes(
+        scenarios_of(parse_config(CONDITIONS), GRAPHS), 8, 3
+    )
     envs = np.repeat(np.arange(8), 40)
     jobs = drawn(episodes, envs, 60, np.random.default_rng(1))
     assert np.array_equal(jobs.graph[:, 0], episodes.graph[envs])
     assert np.array_equal(jobs.beta[:, 0], episodes.beta[envs])
     assert not jobs.wait_s[:, 0].any()
     for env in range(8):
-        mine, known = envs == env, episodes.jobs[env]
+        mine = envs == env
+        known = episodes.jobs[env]
         assert set(jobs.beta[mine, 1:].ravel()) <= set(known.beta)
         between = np.diff(known.arrived_s)
-        assert jobs.wait_s[mine, 1:].mean() == pytest.approx(between.mean(), rel=0.1)
-        assert jobs.beta[mine, 1:].mean() == pytest.approx(known.beta[1:].mean(), rel=0.05)
+        assert jobs.wait_s[mine, 1:].mean() == pytest.approx(
+            between.mean(), rel=0.1
+        )
+        assert jobs.beta[mine, 1:].mean() == pytest.approx(
+            known.beta[1:].mean(), rel=0.05
+        )
 
 
 def test_actions_are_compared_in_the_same_futures() -> None:
@@ -104,7 +129,8 @@ def test_actions_are_compared_in_the_same_futures() -> None:
     envs = np.flatnonzero(episodes.mask.sum(axis=1) > 1)[:6]
     actions = episodes.mask[envs, 1:].argmax(axis=1) + 1
     # One that blocks the job, and twice the same that does not.
-    rows, tried = np.repeat(envs, 3), np.stack([0 * actions, actions, actions], 1).ravel()
+    rows = np.repeat(envs, 3)
+    tried = np.stack([0 * actions, actions, actions], 1).ravel()
     counts = np.full(len(envs), 3)
     values = learner._played_out(envs, counts, rows, tried).reshape(-1, 3)
     assert np.array_equal(values[:, 1], values[:, 2])
@@ -117,7 +143,8 @@ def test_actions_are_compared_in_the_same_futures() -> None:
 def test_only_what_is_near_the_best_is_compared_and_each_but_once() -> None:
     config = parse_config(TEXT)
     learner = PolicyIterationLearner(config, scenarios_of(config, GRAPHS))
-    episodes, actions = learner.episodes, learner.episodes.mask.shape[1]
+    episodes = learner.episodes
+    actions = learner.episodes.mask.shape[1]
     assert actions >= 5
     scores = np.full((32, actions), -np.inf)
     scores[:, 0] = 0.0
@@ -142,11 +169,15 @@ def test_it_learns_what_brings_more_and_beats_chance() -> None:
     assert np.mean(errors[-5:]) < 0.8 * np.mean(errors[:2])
     chance = [
         run_episode(
-            scenarios[1], make_policy("random", scenarios[1], seed, None, PolicyFaults()), seed
+            scenarios[1],
+            make_policy("random", scenarios[1], seed, None, PolicyFaults()),
+            seed,
         ).blocking_rate()
         for seed in range(500, 504)
     ]
-    assert np.mean(play(learner.average, scenarios[1], 500, 4)) < 0.8 * np.mean(chance)
+    assert np.mean(
+        play(learner.average, scenarios[1], 500, 4)
+    ) < 0.8 * np.mean(chance)
 
 
 def test_a_run_is_exported_gone_on_with_and_begun_with(tmp_path: Path) -> None:
@@ -154,11 +185,15 @@ def test_a_run_is_exported_gone_on_with_and_begun_with(tmp_path: Path) -> None:
     run = TrainingRun(config, GRAPHS, tmp_path / "run")
     report = run.learn()
     assert isinstance(report.scorer, OptionScorer)
-    policy = load_learned(export(report.scorer, run.layout, config, report.training, tmp_path))
+    policy = load_learned(
+        export(report.scorer, run.layout, config, report.training, tmp_path)
+    )
     kept = policy.card.training["config"]
     assert kept["policy_iteration"]["futures"] == 2
     assert "afterstates" not in kept
-    again = TrainingRun(parse_config(TEXT.replace("3000", "900")), GRAPHS, tmp_path / "run")
+    again = TrainingRun(
+        parse_config(TEXT.replace("3000", "900")), GRAPHS, tmp_path / "run"
+    )
     again.resume()
     report = again.learn()
     assert report.training["steps"] >= 900
@@ -167,9 +202,15 @@ def test_a_run_is_exported_gone_on_with_and_begun_with(tmp_path: Path) -> None:
     begun = parse_config(TEXT.replace("futures: 2", f"futures: 2, {start}"))
     learner = PolicyIterationLearner(begun, scenarios_of(begun, GRAPHS))
     scenario = again.scenarios[0]
-    assert play(learner.average, scenario, 500, 2) == play(report.scorer, scenario, 500, 2)
-    other = parse_config(
-        TEXT.replace("futures: 2", f"futures: 2, {start}").replace("[16]", "[16, 8]")
+    assert play(learner.average, scenario, 500, 2) == play(
+        report.scorer, scenario, 500, 2
     )
-    with pytest.raises(BadInput, match="is of another network than its configuration says"):
+    other = parse_config(
+        TEXT.replace("futures: 2", f"futures: 2, {start}").replace(
+            "[16]", "[16, 8]"
+        )
+    )
+    with pytest.raises(
+        BadInput, match="is of another network than its configuration says"
+    ):
         PolicyIterationLearner(other, scenarios_of(other, GRAPHS))

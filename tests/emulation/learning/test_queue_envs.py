@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+pytest.importorskip(
+    "gymnasium", reason="Gymnasium is not installed: extra 'learn'"
+)
 
 from typing import Any
 
@@ -11,9 +13,17 @@ import numpy as np
 from patchlight.controller.policies.contract import JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit
-from patchlight.controller.policies.topology import CannotRegroup, Regroup, regroup
+from patchlight.controller.policies.topology import (
+    CannotRegroup,
+    Regroup,
+    regroup,
+)
 from patchlight.emulation.learning.envs.queued import QueuedEnv, ScheduleEnv
-from patchlight.emulation.learning.envs.ramp_servers import ElasticityEnv, give_and_take, rigid
+from patchlight.emulation.learning.envs.ramp_servers import (
+    ElasticityEnv,
+    give_and_take,
+    rigid,
+)
 from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.learning.envs.topology import (
     OneGroup,
@@ -39,10 +49,13 @@ from patchlight.testbed.labfile.reader import load_lab
 KINDS = (PlacementEnv, ScheduleEnv)
 
 
-def play(env: QueuedEnv, seed: int, options: Any = None) -> tuple[list[Any], list[float], Any]:
+def play(
+    env: QueuedEnv, seed: int, options: Any = None
+) -> tuple[list[Any], list[float], Any]:
     """An episode under any allowed actions."""
     rng = np.random.default_rng(seed)
-    seen, rewards = [env.reset(seed=seed, options=options)[0]], []
+    seen = [env.reset(seed=seed, options=options)[0]]
+    rewards = []
     while True:
         assert np.array_equal(seen[-1]["action_mask"], env.action_masks())
         assert env.observation_space.contains(seen[-1])
@@ -58,16 +71,22 @@ def play(env: QueuedEnv, seed: int, options: Any = None) -> tuple[list[Any], lis
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rewards_add_up_to_completion_times(kind: type[PlacementEnv | ScheduleEnv]) -> None:
+def test_rewards_add_up_to_completion_times(
+    kind: type[PlacementEnv | ScheduleEnv],
+) -> None:
     env = kind(jobs=SyntheticJobs(count=80))
     _, rewards, info = play(env, 1)
     assert env.simulation is not None
     mean_s = np.mean([job.spec.duration_s for job in env.simulation.jobs])
-    assert -sum(rewards) * mean_s / 80 == pytest.approx(info["jct_mean_s"], rel=1e-9)
+    assert -sum(rewards) * mean_s / 80 == pytest.approx(
+        info["jct_mean_s"], rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_action_at_all_comes_to_an_end(kind: type[PlacementEnv | ScheduleEnv]) -> None:
+def test_any_action_at_all_comes_to_an_end(
+    kind: type[PlacementEnv | ScheduleEnv],
+) -> None:
     env = kind(TwoLevel(2, 2, 2), SyntheticJobs(count=30, load=1.5))
     env.reset(seed=0)
     env.action_space.seed(0)
@@ -85,7 +104,12 @@ def test_waiting_for_ever_is_not_allowed() -> None:
     env = ScheduleEnv(TwoLevel(1, 1, 2))
     jobs = [QueueJob(JobView("a", 2), 10.0), QueueJob(JobView("b", 1), 5.0)]
     env.reset(seed=0, options={"jobs": jobs})
-    assert env.action_masks().tolist() == [True, True, *[False] * 15]  # b, then a, or a, then b
+    # b, then a, or a, then b.
+    assert env.action_masks().tolist() == [
+        True,
+        True,
+        *[False] * 15,
+    ]
     _, reward, over, _, _ = env.step(np.int64(1))
     # a does not fit beside b: two jobs for 5 s, in units of 7.5 s.
     assert reward == pytest.approx(-2 * 5 / 7.5)
@@ -98,7 +122,10 @@ def test_waiting_for_ever_is_not_allowed() -> None:
 
 def test_placing_over_two_racks_costs_time() -> None:
     cluster = TwoLevel(2, 2, 2, oversubscription=8.0)
-    jobs = [QueueJob(JobView("a", 2), 100.0), QueueJob(JobView("b", 4), 100.0, communication=0.5)]
+    jobs = [
+        QueueJob(JobView("a", 2), 100.0),
+        QueueJob(JobView("b", 4), 100.0, communication=0.5),
+    ]
 
     def mean_jct(second: int) -> float:
         env = PlacementEnv(cluster)
@@ -121,13 +148,17 @@ def test_broken_gpus_are_seen_as_taken_for_long() -> None:
     assert max(each.sum() for each in lengthy) >= 4
 
 
-def elastic(name: str, gpus: int, lasts_s: float, arrived_s: float = 0.0) -> QueueJob:
+def elastic(
+    name: str, gpus: int, lasts_s: float, arrived_s: float = 0.0
+) -> QueueJob:
     view = JobView(name, gpus, arrived_s=arrived_s)
     return QueueJob(view, lasts_s, degrees=(gpus // 2, gpus, 2 * gpus))
 
 
 def test_a_job_grows_and_ends_sooner() -> None:
-    env = ElasticityEnv(TwoLevel(1, 1, 8), settings=Settings(restart_s=10.0), shown=2)
+    env = ElasticityEnv(
+        TwoLevel(1, 1, 8), settings=Settings(restart_s=10.0), shown=2
+    )
     env.reset(seed=0, options={"jobs": [elastic("a", 4, 100.0)]})
     # It could shrink to 2, grow to 8, or stay; there is no second elastic.
     assert env.action_masks().tolist() == [True, False, True, False, True]
@@ -137,8 +168,13 @@ def test_a_job_grows_and_ends_sooner() -> None:
 
 
 def test_a_job_shrinks_and_another_begins_at_once() -> None:
-    env = ElasticityEnv(TwoLevel(1, 1, 8), settings=Settings(restart_s=0.0), shown=2)
-    seen, _ = env.reset(seed=0, options={"jobs": [elastic("a", 8, 100.0), elastic("b", 4, 50.0)]})
+    env = ElasticityEnv(
+        TwoLevel(1, 1, 8), settings=Settings(restart_s=0.0), shown=2
+    )
+    seen, _ = env.reset(
+        seed=0,
+        options={"jobs": [elastic("a", 8, 100.0), elastic("b", 4, 50.0)]},
+    )
     assert env.action_masks().tolist() == [True, False, False, False, True]
     assert seen["waits"][0] == 0.5
     seen, _, over, _, _ = env.step(np.int64(0))
@@ -177,29 +213,43 @@ def test_jobs_that_cannot_change_are_never_asked_about() -> None:
 
 def test_jobs_run_as_under_the_policy_regroup() -> None:
     lab = load_lab("ofc2022")
-    jobs = SyntheticJobs(40, sizes={1: 0.3, 2: 0.4, 3: 0.3}).draw(np.random.default_rng(1), 6)
+    jobs = SyntheticJobs(40, sizes={1: 0.3, 2: 0.4, 3: 0.3}).draw(
+        np.random.default_rng(1), 6
+    )
     env = TopologyEnv(lab)
     seen, _ = env.reset(seed=0, options={"jobs": jobs})
-    over, info = False, dict[str, float]()
+    over = False
+    info = dict[str, float]()
     while not over:
         assert env.observation_space.contains(seen)
         seen, _, over, _, info = env.step(np.int64(fewest_moves(env, seen)))
-    found = simulate(LabCluster(lab), jobs, Policies(Fifo(), FirstFit(), Regroup()))
-    assert info["jct_mean_s"] == pytest.approx(float(np.mean(found.jobs["jct_s"])), rel=1e-3)
+    found = simulate(
+        LabCluster(lab), jobs, Policies(Fifo(), FirstFit(), Regroup())
+    )
+    assert info["jct_mean_s"] == pytest.approx(
+        float(np.mean(found.jobs["jct_s"])), rel=1e-3
+    )
 
 
 def test_light_of_running_jobs_is_not_taken() -> None:
     env = TopologyEnv()
     jobs = [QueueJob(JobView(name, 3), 100.0, 0.5) for name in "ab"]
     seen, _ = env.reset(seed=0, options={"jobs": jobs})
-    assert env.action_masks().tolist() == [True, True, True, False]  # Nothing else happens.
+    # Nothing else happens.
+    assert env.action_masks().tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
     seen, *_ = env.step(np.int64(1))
     assert seen["at"][:3, 0].tolist() == [1, 1, 1]
     assert seen["switches"][1:, 0].sum() == 1
     before = env.simulation
     assert before is not None
     ring = next(iter(before.running.values())).ring
-    seen, *_ = env.step(np.int64(2))  # The other job goes under tor2, the first keeps its light.
+    # The other job goes under tor2, the first keeps its light.
+    seen, *_ = env.step(np.int64(2))
     at = {gpu: site.rack for gpu, site in enumerate(before.cluster.shape.gpus)}
     assert {at[gpu] for gpu in ring} == {0}
 
@@ -209,13 +259,17 @@ def test_only_the_switches_that_are_named_are_taken() -> None:
     hosts = [host.name for host in lab.hosts[:3]]
     for number, switch in enumerate(("tor1", "tor2")):
         cluster = LabCluster(lab)
-        cluster.rewire(regroup(lab, cluster.circuits, [hosts], switches=[switch]))
+        cluster.rewire(
+            regroup(lab, cluster.circuits, [hosts], switches=[switch])
+        )
         assert {cluster.shape.gpus[gpu].rack for gpu in range(3)} == {number}
     with pytest.raises(CannotRegroup):
         regroup(lab, lab.initial_maps, [hosts], switches=["tor3"])
 
 
-@pytest.mark.parametrize("lab", [load_lab("ofc2022"), random_lab(4, 16)], ids=lambda lab: lab.name)
+@pytest.mark.parametrize(
+    "lab", [load_lab("ofc2022"), random_lab(4, 16)], ids=lambda lab: lab.name
+)
 def test_those_that_fit_are_those_that_can_be_regrouped_onto(lab: Lab) -> None:
     rng = np.random.default_rng(3)
     names = [host.name for host in lab.hosts if host.gpu]
@@ -224,14 +278,22 @@ def test_those_that_fit_are_those_that_can_be_regrouped_onto(lab: Lab) -> None:
     for _ in range(6):
         group = rng.permutation(names)[: rng.integers(2, 7)].tolist()
         locked = {
-            ocs: set(rng.permutation(each)[: rng.integers(len(each) // 2)].tolist())
+            ocs: set(
+                rng.permutation(each)[: rng.integers(len(each) // 2)].tolist()
+            )
             for ocs, each in ports.items()
         }
         fitting = OneGroup(lab, lab.initial_maps, group, locked=locked)
         for switch in (each.name for each in lab.packet_switches):
             answers.add(switch in fitting.switches)
             try:
-                maps = regroup(lab, lab.initial_maps, [group], locked=locked, switches=[switch])
+                maps = regroup(
+                    lab,
+                    lab.initial_maps,
+                    [group],
+                    locked=locked,
+                    switches=[switch],
+                )
             except CannotRegroup:
                 assert switch not in fitting.switches
             else:
@@ -249,7 +311,8 @@ def test_a_lab_without_circuits_is_refused() -> None:
 def test_labs_with_several_ocs_play() -> None:
     env = TopologyEnv(random_lab(4, 16), SyntheticJobs(12, sizes={2: 1.0}))
     seen, _ = env.reset(seed=0)
-    over, info = False, dict[str, float]()
+    over = False
+    info = dict[str, float]()
     while not over:
         seen, _, over, _, info = env.step(np.int64(fewest_moves(env, seen)))
     assert info["jct_mean_s"] > 0

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+pytest.importorskip(
+    "gymnasium", reason="Gymnasium is not installed: extra 'learn'"
+)
 
 from typing import Any
 
@@ -14,9 +16,20 @@ from patchlight.emulation.learning.envs.ramp_partition import (
     RampPartitionEnv,
     RampPartitionVectorEnv,
 )
-from patchlight.emulation.learning.envs.ramp_servers import RampServersEnv, first_fit, least_harm
-from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome, run_episode
-from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.learning.envs.ramp_servers import (
+    RampServersEnv,
+    first_fit,
+    least_harm,
+)
+from patchlight.emulation.simulator.ramp.lossnetwork import (
+    Episode,
+    JobOutcome,
+    run_episode,
+)
+from patchlight.emulation.simulator.ramp.scenario import (
+    Scenario,
+    pac_ml_scenario,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
@@ -28,9 +41,13 @@ def scenarios() -> list[Scenario]:
     return [pac_ml_scenario(workloads, law, horizon_s=5e4) for law in "AB"]
 
 
-def play(env: RampPartitionEnv, seed: int) -> tuple[list[Any], list[float], dict[str, Any]]:
+def play(
+    env: RampPartitionEnv, seed: int
+) -> tuple[list[Any], list[float], dict[str, Any]]:
     rng = np.random.default_rng(seed)
-    seen, rewards, over = [env.reset(seed=seed)[0]], [], False
+    seen = [env.reset(seed=seed)[0]]
+    rewards = []
+    over = False
     information: dict[str, Any] = {}
     while not over:
         assert env.observation_space.contains(seen[-1])
@@ -44,11 +61,10 @@ def play(env: RampPartitionEnv, seed: int) -> tuple[list[Any], list[float], dict
 
 
 def test_rewards_count_accepted_jobs(scenarios: list[Scenario]) -> None:
-    signed, counted = (
-        RampPartitionEnv(scenario=scenarios),
-        RampPartitionEnv(scenario=scenarios, reward="accepted"),
-    )
-    plus_minus, ones = play(signed, 4)[1], play(counted, 4)[1]
+    signed = RampPartitionEnv(scenario=scenarios)
+    counted = RampPartitionEnv(scenario=scenarios, reward="accepted")
+    plus_minus = play(signed, 4)[1]
+    ones = play(counted, 4)[1]
     assert set(plus_minus) == {-1.0, 1.0}
     assert [(r + 1) / 2 for r in plus_minus] == ones
     assert len(ones) == 50
@@ -63,13 +79,20 @@ def test_what_cannot_succeed_blocks_the_job(scenarios: list[Scenario]) -> None:
     assert information["outcome"] != "accepted"
 
 
-def test_with_a_warm_up_clusters_are_met_in_any_state(scenarios: list[Scenario]) -> None:
+def test_with_a_warm_up_clusters_are_met_in_any_state(
+    scenarios: list[Scenario],
+) -> None:
     env = RampPartitionEnv(scenario=scenarios, warm_up=30)
-    busy = [bool((env.reset(seed=seed)[0]["remaining"][0] > 0).any()) for seed in range(12)]
+    busy = [
+        bool((env.reset(seed=seed)[0]["remaining"][0] > 0).any())
+        for seed in range(12)
+    ]
     assert any(busy)
 
 
-@pytest.mark.parametrize("wrong", [{"reward": "gold"}, {"warm_up": -1}, {"laws": ()}])
+@pytest.mark.parametrize(
+    "wrong", [{"reward": "gold"}, {"warm_up": -1}, {"laws": ()}]
+)
 def test_settings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         RampPartitionEnv(**wrong)
@@ -82,41 +105,61 @@ def test_many_at_once_do_what_one_does(scenarios: list[Scenario]) -> None:
     assert many.single_observation_space == one.observation_space
     assert many.episodes is not None
     env = 3
-    law, seed = int(many.episodes.scenario_of[env]), int(many.episodes.seed_of[env])
+    law = int(many.episodes.scenario_of[env])
+    seed = int(many.episodes.seed_of[env])
     alone, _ = one.reset(options={"law": law, "episode_seed": seed})
     over = False
     while not over:
         for name, array in alone.items():
             assert np.allclose(array, seen[name][env], atol=2e-4), name
-        actions = many.action_masks().shape[1] - 1 - many.action_masks()[:, ::-1].argmax(axis=1)
+        actions = (
+            many.action_masks().shape[1]
+            - 1
+            - many.action_masks()[:, ::-1].argmax(axis=1)
+        )
         seen, rewards, ended, _, several = many.step(actions)
         alone, reward, over, _, single = one.step(actions[env])
         assert rewards[env] == reward
         assert ended[env] == over
-    assert several["blocking_rate"][env] == pytest.approx(single["blocking_rate"])
+    assert several["blocking_rate"][env] == pytest.approx(
+        single["blocking_rate"]
+    )
 
 
 @pytest.fixture(scope="module")
 def alone() -> Scenario:
-    return pac_ml_scenario(Workloads([builtin_graph("alexnet")]), "A", "ramp-block", 6e4)
+    return pac_ml_scenario(
+        Workloads([builtin_graph("alexnet")]), "A", "ramp-block", 6e4
+    )
 
 
-def test_first_fit_is_what_the_loss_network_does_by_itself(alone: Scenario) -> None:
+def test_first_fit_is_what_the_loss_network_does_by_itself(
+    alone: Scenario,
+) -> None:
     env = RampServersEnv(scenario=[alone])
     seen, _ = env.reset(seed=0, options={"episode_seed": 7})
-    over, info = False, dict[str, float]()
+    over = False
+    info = dict[str, float]()
     while not over:
         seen, _, over, _, info = env.step(first_fit(env, seen))
-    assert info["blocking_rate"] == run_episode(alone, Sufficient(), 7).blocking_rate()
+    assert (
+        info["blocking_rate"]
+        == run_episode(alone, Sufficient(), 7).blocking_rate()
+    )
 
 
-def test_allowed_blocks_are_accepted_and_the_others_block(alone: Scenario) -> None:
+def test_allowed_blocks_are_accepted_and_the_others_block(
+    alone: Scenario,
+) -> None:
     env = RampServersEnv(scenario=[alone], any_degree=True)
     rng = np.random.default_rng(0)
     seen, _ = env.reset(seed=3)
-    over, sizes = False, set()
+    over = False
+    sizes = set()
     while not over:
-        assert np.array_equal(seen["action_mask"].astype(bool), env.action_masks())
+        assert np.array_equal(
+            seen["action_mask"].astype(bool), env.action_masks()
+        )
         allowed = np.flatnonzero(env.action_masks())
         action = int(rng.choice(allowed[1:])) if len(allowed) > 1 else 0
         if action:
@@ -135,7 +178,8 @@ def test_least_harm_leaves_the_most_room(alone: Scenario) -> None:
     seen, _ = env.reset(seed=0)
     compared = over = 0
     while not over:
-        action, allowed = least_harm(env, seen), env.action_masks()[1:]
+        action = least_harm(env, seen)
+        allowed = env.action_masks()[1:]
         if action:
             harm = env.harm()
             assert harm[action - 1] == harm[allowed].min()
@@ -144,7 +188,9 @@ def test_least_harm_leaves_the_most_room(alone: Scenario) -> None:
     assert compared
 
 
-def test_a_block_that_is_taken_or_of_another_size_is_refused(alone: Scenario) -> None:
+def test_a_block_that_is_taken_or_of_another_size_is_refused(
+    alone: Scenario,
+) -> None:
     episode = Episode(alone, 0)
     ramp = alone.workloads.ramp
     assert episode.decide(2, ramp.blocks(2)[5]) is JobOutcome.ACCEPTED
@@ -156,4 +202,6 @@ def test_a_block_that_is_taken_or_of_another_size_is_refused(alone: Scenario) ->
     with pytest.raises(BadInput, match="ramp-block"):
         RampServersEnv(scenario=[other])
     with pytest.raises(BadInput, match="any_degree"):
-        RampServersEnv(scenario=[alone], partition=Sufficient(), any_degree=True)
+        RampServersEnv(
+            scenario=[alone], partition=Sufficient(), any_degree=True
+        )

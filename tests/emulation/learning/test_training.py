@@ -15,9 +15,18 @@ import torch
 from benchmarks import studies
 from patchlight.controller.policies.files import MODELS
 from patchlight.controller.policies.learned import load_learned, read_card
-from patchlight.controller.policies.observation import INTERVAL, ObservationLayout
-from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
-from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher
+from patchlight.controller.policies.observation import (
+    INTERVAL,
+    ObservationLayout,
+)
+from patchlight.emulation.experiments.pac_ml.episodes import (
+    PolicyFaults,
+    make_policy,
+)
+from patchlight.emulation.learning.afterstates import (
+    AfterstateLearner,
+    Teacher,
+)
 from patchlight.emulation.learning.config import (
     CONFIGS,
     Config,
@@ -30,11 +39,25 @@ from patchlight.emulation.learning.config import (
     with_start,
 )
 from patchlight.emulation.learning.export import export, of_runs, rounded
-from patchlight.emulation.learning.labs.network import is_for_labs, parse_lab_config
+from patchlight.emulation.learning.labs.network import (
+    is_for_labs,
+    parse_lab_config,
+)
 from patchlight.emulation.learning.learner import play
-from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of
-from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner
-from patchlight.emulation.learning.training import TrainingRun, scenarios_of, train_with_seeds
+from patchlight.emulation.learning.network import (
+    ClusterValue,
+    OptionScorer,
+    load_run,
+    scorer_of,
+)
+from patchlight.emulation.learning.policy_iteration import (
+    PolicyIterationLearner,
+)
+from patchlight.emulation.learning.training import (
+    TrainingRun,
+    scenarios_of,
+    train_with_seeds,
+)
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.scenario import pac_ml_scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads, law
@@ -43,7 +66,9 @@ from tests.support.tables import below, unmarked
 from tests.support.tiny_models import GRAPHS
 
 for _package in ("torch", "gymnasium", "onnx"):
-    pytest.importorskip(_package, reason=f"{_package} is not installed: extra 'learn'")
+    pytest.importorskip(
+        _package, reason=f"{_package} is not installed: extra 'learn'"
+    )
 
 
 # What PyTorch imports at a first optimizer, and the compiled loops, are had once.
@@ -68,25 +93,43 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     assert len(lines) >= 2
     assert "A 0." in lines[-1]
     rows = (tmp_path / "run" / "progress.csv").read_text().splitlines()
-    assert rows[0].startswith("steps,wall_s,loss,blocking_in_training,blocking_A")
-    assert len(rows) == 1 + len([line for line in lines if "blocking: A 0." in line])
+    assert rows[0].startswith(
+        "steps,wall_s,loss,blocking_in_training,blocking_A"
+    )
+    assert len(rows) == 1 + len(
+        [line for line in lines if "blocking: A 0." in line]
+    )
 
     assert isinstance(report.scorer, OptionScorer)
-    path = export(report.scorer, run.layout, config, report.training, tmp_path / "model")
+    path = export(
+        report.scorer, run.layout, config, report.training, tmp_path / "model"
+    )
     policy = load_learned(path)
-    assert (policy.card.ramp, policy.card.placement_rule) == ((4, 4, 2), "ramp-block")
+    assert (policy.card.ramp, policy.card.placement_rule) == (
+        (4, 4, 2),
+        "ramp-block",
+    )
     assert policy.card.training["config"]["environment"]["laws"] == ["A", "D"]
     # The model plays as the network does, in single episodes as in episodes.
     scenario = run.scenarios[0]
-    rates = [run_episode(scenario, policy, seed).blocking_rate() for seed in (500, 501)]
-    assert rates == pytest.approx(play(rounded(report.scorer), scenario, 500, 2))
+    rates = [
+        run_episode(scenario, policy, seed).blocking_rate()
+        for seed in (500, 501)
+    ]
+    assert rates == pytest.approx(
+        play(rounded(report.scorer), scenario, 500, 2)
+    )
 
     with pytest.raises(BadInput, match="holds a run already"):
         TrainingRun(config, GRAPHS, tmp_path / "run").learn()
-    longer = TrainingRun(parse_config(shorter.replace("1500", "2500")), GRAPHS, tmp_path / "run")
+    longer = TrainingRun(
+        parse_config(shorter.replace("1500", "2500")), GRAPHS, tmp_path / "run"
+    )
     longer.resume()
     assert longer.learn().training["steps"] >= 2500
-    other = TrainingRun(parse_config(shorter.replace("[16]", "[8]")), GRAPHS, tmp_path / "run")
+    other = TrainingRun(
+        parse_config(shorter.replace("[16]", "[8]")), GRAPHS, tmp_path / "run"
+    )
     with pytest.raises(BadInput, match="another configuration"):
         other.resume()
     with pytest.raises(BadInput, match=r"no checkpoint\.pt"):
@@ -94,7 +137,9 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     # A checkpoint beside the configuration of another network.
     (tmp_path / "mixed").mkdir()
     shutil.copy(tmp_path / "run" / "checkpoint.pt", tmp_path / "mixed")
-    (tmp_path / "mixed" / "config.json").write_text(json.dumps(other.config.as_data()))
+    (tmp_path / "mixed" / "config.json").write_text(
+        json.dumps(other.config.as_data())
+    )
     with pytest.raises(BadInput, match="of another network"):
         scorer_of(*load_run(tmp_path / "mixed"))
 
@@ -116,7 +161,11 @@ def test_learning_from_play_beats_chance() -> None:
     for _ in range(8):
         learner.round()
     drawn = [
-        run_episode(scenario, make_policy("random", scenario, seed, None, PolicyFaults()), seed)
+        run_episode(
+            scenario,
+            make_policy("random", scenario, seed, None, PolicyFaults()),
+            seed,
+        )
         for seed in range(500, 504)
     ]
     chance = np.mean([episode.blocking_rate() for episode in drawn])
@@ -127,19 +176,29 @@ def test_learning_from_play_beats_chance() -> None:
     ("algorithm", "make", "sooner"),
     [
         ("afterstates", AfterstateLearner, ""),
-        ("policy-iteration", PolicyIterationLearner, "policy_iteration: {learning_starts: 1}"),
+        (
+            "policy-iteration",
+            PolicyIterationLearner,
+            "policy_iteration: {learning_starts: 1}",
+        ),
     ],
     ids=["afterstates", "policy-iteration"],
 )
-def test_a_seed_fixes_the_weights(algorithm: str, make: Any, sooner: str) -> None:
-    config = parse_config(TINY.replace("steps", f"algorithm: {algorithm}\nsteps", 1) + sooner)
+def test_a_seed_fixes_the_weights(
+    algorithm: str, make: Any, sooner: str
+) -> None:
+    config = parse_config(
+        TINY.replace("steps", f"algorithm: {algorithm}\nsteps", 1) + sooner
+    )
     scenarios = scenarios_of(config, GRAPHS)
 
     def trained(config: Config) -> torch.Tensor:
         learner = make(config, scenarios)
         for _ in range(4):
             learner.round()
-        return torch.cat([weights.flatten() for weights in learner.average.parameters()])
+        return torch.cat(
+            [weights.flatten() for weights in learner.average.parameters()]
+        )
 
     first = trained(config)
     assert torch.equal(first, trained(config))
@@ -215,7 +274,9 @@ is not a name
     name: ‸a b
 """),
 )
-def test_mistakes_in_a_configuration_are_named_with_their_place(marked: str, message: str) -> None:
+def test_mistakes_in_a_configuration_are_named_with_their_place(
+    marked: str, message: str
+) -> None:
     text, line, column = unmarked(marked)
     with pytest.raises(ConfigError, match=message) as caught:
         parse_config(text, "c.yaml")
@@ -223,7 +284,9 @@ def test_mistakes_in_a_configuration_are_named_with_their_place(marked: str, mes
     assert (first.file, first.line, first.column) == ("c.yaml", line, column)
 
 
-@pytest.mark.parametrize(("text", "message"), [("name: [a", "not YAML"), ("", "empty")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("name: [a", "not YAML"), ("", "empty")]
+)
 def test_what_is_no_configuration_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(text)
@@ -235,7 +298,9 @@ def test_all_mistakes_are_named_at_once() -> None:
     assert len(caught.value.issues) == 3
 
 
-def test_a_teacher_of_a_degree_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_teacher_of_a_degree_that_is_not_there_is_refused(
+    tmp_path: Path,
+) -> None:
     config = parse_config(TINY + "afterstates: {teacher: {A: 5, D: 2}}\n")
     with pytest.raises(BadInput, match="degree 5"):
         TrainingRun(config, GRAPHS, tmp_path)
@@ -244,8 +309,12 @@ def test_a_teacher_of_a_degree_that_is_not_there_is_refused(tmp_path: Path) -> N
         TrainingRun(config, GRAPHS, tmp_path)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_configurations_that_come_along_name_files_that_exist(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_the_configurations_that_come_along_name_files_that_exist(
+    path: Path,
+) -> None:
     named = re.findall(r"[\w/.-]+\.(?:onnx|json|md|yaml)", path.read_text())
     root = Path(__file__).parents[3]
     assert [name for name in named if not (root / name).is_file()] == []
@@ -258,16 +327,22 @@ def test_the_configurations_that_come_along_name_files_that_exist(path: Path) ->
         ("ramp-first-fit-inexact", "learned-first-fit-inexact"),
     ],
 )
-def test_cards_of_shipped_models_hold_their_configurations(config: str, model: str) -> None:
+def test_cards_of_shipped_models_hold_their_configurations(
+    config: str, model: str
+) -> None:
     kept = read_card(MODELS / f"{model}.json").training["config"]
-    assert parse_config(json.dumps(dict(kept))) == read_config(find_config(Path(config)))
+    assert parse_config(json.dumps(dict(kept))) == read_config(
+        find_config(Path(config))
+    )
 
 
 def test_the_model_for_any_load_says_what_its_members_learned_under() -> None:
     training = read_card(MODELS / "learned-first-fit-any.json").training
     members = [tuple(each) for each in training["learned_under"]]
     kept = parse_config(json.dumps(dict(training["config"])))
-    assert set(kept.environment.conditions) == {each for member in members for each in member}
+    assert set(kept.environment.conditions) == {
+        each for member in members for each in member
+    }
     first = with_start(with_conditions(kept, members[0]), "")
     assert first == read_config(find_config(Path("ramp-first-fit-iterated")))
     others = read_config(find_config(Path("ramp-first-fit-underload")))
@@ -277,12 +352,16 @@ def test_the_model_for_any_load_says_what_its_members_learned_under() -> None:
 def test_a_run_may_fix_the_instance_of_the_laws() -> None:
     text = "name: a\nenvironment: {laws: [D], law_instance: 3}\n"
     (fixed,) = scenarios_of(parse_config(text), GRAPHS)
-    (anew,) = scenarios_of(parse_config(text.replace(", law_instance: 3", "")), GRAPHS)
+    (anew,) = scenarios_of(
+        parse_config(text.replace(", law_instance: 3", "")), GRAPHS
+    )
     assert fixed.law == law("D", 3)
     assert anew.law == law("D", None)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_the_configurations_that_come_along_can_be_read(path: Path) -> None:
     if is_for_labs(text := path.read_text()):
         assert parse_lab_config(text).name == path.stem
@@ -297,8 +376,13 @@ def test_the_configurations_that_come_along_can_be_read(path: Path) -> None:
 
 def test_each_law_comes_under_each_condition() -> None:
     conditions = "conditions: [fixed:800, 'poisson:2000 vgg16=1'], training_horizon_s: 4e5"
-    config = parse_config(TINY.replace("rule: ramp-block", f"rule: ramp-block, {conditions}"))
-    assert config.environment.names[::3] == ["A fixed:800", "D poisson:2000 vgg16=1"]
+    config = parse_config(
+        TINY.replace("rule: ramp-block", f"rule: ramp-block, {conditions}")
+    )
+    assert config.environment.names[::3] == [
+        "A fixed:800",
+        "D poisson:2000 vgg16=1",
+    ]
     tested = scenarios_of(config, GRAPHS)
     assert isinstance(tested[0].workloads, Workloads)
     assert all(each.workloads is tested[0].workloads for each in tested)
@@ -315,41 +399,65 @@ def test_worths_that_are_looked_up_are_those_that_are_multiplied() -> None:
     network = Network(hidden=(8, 4), busy_after_ks=(5, 1, 3))
     value = ClusterValue(layout, network)
     rng = np.random.default_rng(0)
-    times = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 9.0]) + 1e-3  # some on the edge of being busy
-    left = torch.from_numpy(rng.choice(times, (40, layout.servers)).astype(np.float32))
-    recent = torch.from_numpy(rng.random((40, *layout.shapes["recent"])).astype(np.float32) + 0.1)
+    # Some on the edge of being busy.
+    times = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 9.0]) + 1e-3
+    left = torch.from_numpy(
+        rng.choice(times, (40, layout.servers)).astype(np.float32)
+    )
+    recent = torch.from_numpy(
+        rng.random((40, *layout.shapes["recent"])).astype(np.float32) + 0.1
+    )
     recent[:20, INTERVAL] = 1.0
     for _ in range(2):
         with torch.no_grad():
             # Learned on, its worths are other ones.
             for weights in value.parameters():
                 weights.add_(torch.randn_like(weights))
-            assert torch.allclose(value.worth(left, recent), value(left, recent), atol=1e-3)
+            assert torch.allclose(
+                value.worth(left, recent), value(left, recent), atol=1e-3
+            )
             assert float(value(left, recent).std()) > 0.1
 
 
 def test_several_seeds_make_one_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    laws = TINY.replace("[A, D]", "[D]").replace("1e5", "3e4").replace("4000", "500")
+    laws = (
+        TINY.replace("[A, D]", "[D]")
+        .replace("1e5", "3e4")
+        .replace("4000", "500")
+    )
     config = parse_config(laws)
-    path = train_with_seeds(config, 2, GRAPHS, "tiny", tmp_path / "tiny", False, print)
+    path = train_with_seeds(
+        config, 2, GRAPHS, "tiny", tmp_path / "tiny", False, print
+    )
     assert path == tmp_path / "tiny" / "tiny.onnx"
     card = load_learned(path).card
     assert card.training["training_seeds"] == [0, 1]
     assert card.training["profiles"] == "tiny"
     with pytest.raises(BadInput, match="holds a run already"):
-        train_with_seeds(config, 2, GRAPHS, "tiny", tmp_path / "tiny", False, print)
+        train_with_seeds(
+            config, 2, GRAPHS, "tiny", tmp_path / "tiny", False, print
+        )
     # All are trained: only the model is written again, and it is the same.
     before = path.read_bytes()
-    assert train_with_seeds(config, 2, GRAPHS, "tiny", tmp_path / "tiny", True, print) == path
+    assert (
+        train_with_seeds(
+            config, 2, GRAPHS, "tiny", tmp_path / "tiny", True, print
+        )
+        == path
+    )
     assert path.read_bytes() == before
 
     other = shutil.copytree(tmp_path / "tiny" / "seed-1", tmp_path / "other")
     described = json.loads((other / "config.json").read_text())
     described["environment"]["rule"] = "ramp-first-fit"
     (other / "config.json").write_text(json.dumps(described))
-    with pytest.raises(BadInput, match="of another network, placement rule or RAMP"):
+    with pytest.raises(
+        BadInput, match="of another network, placement rule or RAMP"
+    ):
         of_runs([tmp_path / "tiny" / "seed-0", other])
 
     theirs = parse_config(
@@ -357,16 +465,26 @@ def test_several_seeds_make_one_model(
             "hidden", "observation: pac-ml, graph_width: 4, hidden"
         )
     )
-    assert train_with_seeds(theirs, 2, GRAPHS, "tiny", tmp_path / "theirs", False, print) is None
+    assert (
+        train_with_seeds(
+            theirs, 2, GRAPHS, "tiny", tmp_path / "theirs", False, print
+        )
+        is None
+    )
     with pytest.raises(BadInput, match="PAC-ML's observation"):
         of_runs([tmp_path / "theirs" / "seed-0"])
 
-    monkeypatch.setattr(studies, "find_profiles", lambda folder: SimpleNamespace(graphs=GRAPHS))
+    monkeypatch.setattr(
+        studies, "find_profiles", lambda folder: SimpleNamespace(graphs=GRAPHS)
+    )
     capsys.readouterr()
     studies.compare([tmp_path / "tiny", tmp_path / "theirs"], 2, None)
     ours, *and_theirs = capsys.readouterr().out.splitlines()
-    assert re.match(r"tiny D: [\d.]+ ± [\d.]+; \S+ [\d.]+; worst seed less that [+-]", ours)
-    assert len(and_theirs) == 4  # two seeds, each with its last and its best weights
+    assert re.match(
+        r"tiny D: [\d.]+ ± [\d.]+; \S+ [\d.]+; worst seed less that [+-]", ours
+    )
+    # Two seeds, each with its last and its best weights.
+    assert len(and_theirs) == 4
     for line in and_theirs:
         shares = re.findall(r"\d+: ([\d.]+)", line.partition("degrees ")[2])
         assert sum(map(float, shares)) == pytest.approx(1, abs=0.01), line
@@ -375,31 +493,47 @@ def test_several_seeds_make_one_model(
 def test_the_best_of_many_means_is_below_the_mean(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(studies, "find_profiles", lambda folder: SimpleNamespace(graphs=GRAPHS))
+    monkeypatch.setattr(
+        studies, "find_profiles", lambda folder: SimpleNamespace(graphs=GRAPHS)
+    )
     studies.selected(None, 0, 8)
     for line, (law_name, (degree, _)) in zip(
-        capsys.readouterr().out.splitlines(), studies.PUBLISHED.items(), strict=True
+        capsys.readouterr().out.splitlines(),
+        studies.PUBLISHED.items(),
+        strict=True,
     ):
-        found = re.match(rf"{law_name}, degree {degree}: ([\d.]+), .*3: ([\d.]+) ", line)
+        found = re.match(
+            rf"{law_name}, degree {degree}: ([\d.]+), .*3: ([\d.]+) ", line
+        )
         assert found is not None
         scenario = pac_ml_scenario(GRAPHS, law_name, law_instance=0)
-        rates = studies.rule_rates(scenario, f"constant-{degree}", 8, studies.FRESH)
+        rates = studies.rule_rates(
+            scenario, f"constant-{degree}", 8, studies.FRESH
+        )
         assert float(found[1]) == pytest.approx(100 * np.mean(rates), abs=0.5)
         assert 100 * min(rates) - 0.01 <= float(found[2])
         # On law B no episode of these models differs from another.
         assert float(found[2]) < float(found[1]) or np.ptp(rates) == 0
 
 
-def test_a_run_begins_with_the_weights_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_run_begins_with_the_weights_of_an_earlier_one(
+    tmp_path: Path,
+) -> None:
     config = parse_config(TINY.replace("4000", "500"))
     report = TrainingRun(config, GRAPHS, tmp_path / "run").learn()
     begun = with_start(config, str(tmp_path / "run"))
     assert begun == parse_config(
-        TINY.replace("4000", "500") + f"afterstates: {{start: {tmp_path / 'run'}}}\n"
+        TINY.replace("4000", "500")
+        + f"afterstates: {{start: {tmp_path / 'run'}}}\n"
     )
     learner = AfterstateLearner(begun, scenarios_of(begun, GRAPHS))
     scenario = scenarios_of(config, GRAPHS)[1]
-    assert play(learner.scorer, scenario, 500, 2) == play(report.scorer, scenario, 500, 2)
+    assert play(learner.scorer, scenario, 500, 2) == play(
+        report.scorer, scenario, 500, 2
+    )
     small = parse_config(TINY.replace("[16]", "[8]"))
     with pytest.raises(BadInput, match="is of another network"):
-        AfterstateLearner(with_start(small, str(tmp_path / "run")), scenarios_of(small, GRAPHS))
+        AfterstateLearner(
+            with_start(small, str(tmp_path / "run")),
+            scenarios_of(small, GRAPHS),
+        )

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from patchlight.emulation.light.emulated_light import EmulatedLight, Lasers
-from patchlight.emulation.optical.crossbar import LightChannelCrossbar, LightCrossbar
+from patchlight.emulation.optical.crossbar import (
+    LightChannelCrossbar,
+    LightCrossbar,
+)
 from patchlight.emulation.optical.matrices import LightChange
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint
@@ -74,17 +77,28 @@ async def test_two_on_one_channel_destroy_each_others_frames() -> None:
     await _on(light, ONE)
     # Only to the other's own receiver its light comes alone: a star sends none back.
     assert (fibres.reach(ONE), fibres.reach(TWO)) == ({TWO}, {ONE})
-    assert (fibres.reach(THREE), fibres.reach(FOUR)) == ({ONE, TWO, FOUR}, {ONE, TWO, THREE})
+    assert (fibres.reach(THREE), fibres.reach(FOUR)) == (
+        {ONE, TWO, FOUR},
+        {ONE, TWO, THREE},
+    )
     # One frame of each was destroyed on each of the two fibres.
     destroyed = {"star1.3": 2, "star1.4": 2}
-    assert light.losses() == {"destroyed": destroyed, "dark": {"server1.nic0": 1}}
+    assert light.losses() == {
+        "destroyed": destroyed,
+        "dark": {"server1.nic0": 1},
+    }
     light.tune(TWO, None)
-    assert (fibres.reach(ONE), fibres.reach(TWO)) == ({TWO, THREE, FOUR}, set())
+    assert (fibres.reach(ONE), fibres.reach(TWO)) == (
+        {TWO, THREE, FOUR},
+        set(),
+    )
     losses = {"server1.nic0": 1, "server2.nic0": 1}
     assert light.losses() == {"destroyed": destroyed, "dark": losses}
 
 
-async def test_a_change_touches_those_alone_whose_frames_go_elsewhere() -> None:
+async def test_a_change_touches_those_alone_whose_frames_go_elsewhere() -> (
+    None
+):
     fibres = CountedFibres(ODDL4)
     light = EmulatedLight(ODDL4, fibres)
     assert fibres.led == 4
@@ -160,7 +174,9 @@ async def test_what_is_cut_or_down_sends_no_light() -> None:
 
 async def test_requests_over_the_socket(tmp_path: Path) -> None:
     fibres = CountedFibres(ODDL4)
-    async with LightServed(EmulatedLight(ODDL4, fibres), tmp_path / "light.sock") as path:
+    async with LightServed(
+        EmulatedLight(ODDL4, fibres), tmp_path / "light.sock"
+    ) as path:
 
         def talk() -> None:
             with LightClient(path) as client:
@@ -174,7 +190,9 @@ async def test_requests_over_the_socket(tmp_path: Path) -> None:
                 }
                 client.darken("server1.nic0")
                 assert client.transceivers()[str(ONE)]["state"] == "off"
-                with pytest.raises(BadInput, match=r"no transceiver at server9\.nic0"):
+                with pytest.raises(
+                    BadInput, match=r"no transceiver at server9\.nic0"
+                ):
                     client.tune("server9.nic0", C100)
                 with pytest.raises(BadInput, match="is not a channel"):
                     client.tune(ONE, "green")
@@ -185,14 +203,20 @@ async def test_requests_over_the_socket(tmp_path: Path) -> None:
                 assert client.transceivers()[str(ONE)]["state"] == "off"
 
         await asyncio.to_thread(talk)
-    with pytest.raises(PatchlightError, match="requesting the emulated transceivers"):
+    with pytest.raises(
+        PatchlightError, match="requesting the emulated transceivers"
+    ):
         LightClient(tmp_path / "nobody.sock")
 
 
-async def test_who_waits_for_a_channel_hears_that_another_was_tuned_to(tmp_path: Path) -> None:
+async def test_who_waits_for_a_channel_hears_that_another_was_tuned_to(
+    tmp_path: Path,
+) -> None:
     slow = parse_lab(
         # So long that it is still tuned when somebody looks.
-        builtin_lab("oddl4").read_text().replace("tuning_time: 1ms", "tuning_time: 20s")
+        builtin_lab("oddl4")
+        .read_text()
+        .replace("tuning_time: 1ms", "tuning_time: 20s")
     )
     light = EmulatedLight(slow, CountedFibres(slow))
     async with LightServed(light, tmp_path / "light.sock") as path:

@@ -27,7 +27,12 @@ NAME = f"oddl4-{os.getpid()}"
 @pytest.fixture
 def lab() -> Iterator[EmulatedLab]:
     with EmulatedLab.from_file(
-        "oddl4", 1000, name=NAME, replace=True, fabric="bridge", controller=False
+        "oddl4",
+        1000,
+        name=NAME,
+        replace=True,
+        fabric="bridge",
+        controller=False,
     ) as emulated:
         yield emulated
     assert left_of(NAME) == []
@@ -60,7 +65,17 @@ def _collide(lab: EmulatedLab, light: LightClient) -> None:
     assert set(destroyed) == {"star1.3", "star1.4"}
     assert all(count >= 2 for count in destroyed.values())
     shown = subprocess.run(
-        [sys.executable, "-m", "patchlight", "emulate", "tune", "server1", "off", "--lab", NAME],
+        [
+            sys.executable,
+            "-m",
+            "patchlight",
+            "emulate",
+            "tune",
+            "server1",
+            "off",
+            "--lab",
+            NAME,
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -68,7 +83,9 @@ def _collide(lab: EmulatedLab, light: LightClient) -> None:
     assert "off" in shown
     assert "frames destroyed on the fibre at star1.3" in shown
     # Who is dark sends nothing, and disturbs nobody.
-    assert lost(lab) == {(1, b) for b in (2, 3, 4)} | {(b, 1) for b in (2, 3, 4)}
+    assert lost(lab) == {(1, b) for b in (2, 3, 4)} | {
+        (b, 1) for b in (2, 3, 4)
+    }
     assert light.losses()["dark"]["server1.nic0"] > 0
 
 
@@ -88,7 +105,11 @@ def _two_networks(lab: EmulatedLab, light: LightClient) -> None:
     for switch in lab.lab.wavelength_switches[2:]:
         asyncio.run(move(switch))
     # The same two channels in both networks.
-    for port, channel in (("server1", "193.100"), ("server3", "193.100"), ("server4", "193.150")):
+    for port, channel in (
+        ("server1", "193.100"),
+        ("server3", "193.100"),
+        ("server4", "193.150"),
+    ):
         light.tune(f"{port}.nic0", channel)
     assert lost(lab) == {(a, b) for a in (1, 2) for b in (3, 4)} | {
         (b, a) for a in (1, 2) for b in (3, 4)
@@ -120,7 +141,9 @@ def test_a_nic_that_no_light_arrives_at_has_no_carrier() -> None:
     lab = parse_lab(SENSITIVE)
     options = LabKeywords(controller=False)
     name = f"dark{os.getpid()}"
-    with EmulatedLab.from_lab(lab, name=name, replace=True, **options) as emulated:
+    with EmulatedLab.from_lab(
+        lab, name=name, replace=True, **options
+    ) as emulated:
         one, two = emulated.hosts
         with emulated.light as light:
             assert (_carrier(one), _carrier(two)) == (True, True)

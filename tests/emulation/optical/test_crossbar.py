@@ -28,7 +28,9 @@ EXPERIMENTAL = b"\x88\xb5"  # IEEE 802 local experimental ethertype
 
 
 def ip(*arguments: str) -> None:
-    subprocess.run(("ip", *arguments), check=True, capture_output=True, text=True)
+    subprocess.run(
+        ("ip", *arguments), check=True, capture_output=True, text=True
+    )
 
 
 @dataclass
@@ -44,7 +46,9 @@ class Host:
 
     def tap(self) -> socket.socket:
         with entered(namespace_path(self.namespace)):
-            tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+            tap = socket.socket(
+                socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3)
+            )
         tap.bind(("e0", 0))
         tap.setblocking(False)
         return tap
@@ -75,10 +79,26 @@ def plugged(name: str) -> Iterator[tuple[Host, ...]]:
             ip("netns", "add", space)
             made.append(space)
         for host in hosts:
-            veth = ("type", "veth", "peer", "name", "e0", "netns", host.namespace)
+            veth = (
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "e0",
+                "netns",
+                host.namespace,
+            )
             ip("link", "add", f"p{host.n}", "netns", ocs, *veth)
             ip("-n", ocs, "link", "set", f"p{host.n}", "up")
-            ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "e0")
+            ip(
+                "-n",
+                host.namespace,
+                "address",
+                "add",
+                f"{host.address}/24",
+                "dev",
+                "e0",
+            )
             ip("-n", host.namespace, "link", "set", "e0", "up")
         yield hosts
     finally:
@@ -90,7 +110,12 @@ def plugged(name: str) -> Iterator[tuple[Host, ...]]:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     name = f"test-{os.getpid()}"
     folder = tmp_path_factory.mktemp("ocs")
-    lab = lab_file(folder, name=name, switching_time=f"{SWITCHING_S * 1000:g}ms", initial=("1-2",))
+    lab = lab_file(
+        folder,
+        name=name,
+        switching_time=f"{SWITCHING_S * 1000:g}ms",
+        initial=("1-2",),
+    )
     with plugged(name) as hosts, running(folder, lab) as device:
         yield Bench(device, hosts)
 
@@ -109,15 +134,19 @@ async def driving(bench: Bench, initial: PortMap) -> AsyncIterator[CalientTl1]:
         await driver.close()
 
 
-def frame(body: bytes, *, to: bytes = b"\xff" * 6, kind: bytes = EXPERIMENTAL) -> bytes:
+def frame(
+    body: bytes, *, to: bytes = b"\xff" * 6, kind: bytes = EXPERIMENTAL
+) -> bytes:
     return to + b"\x02\x4c\x00\x00\x00\x09" + kind + body.ljust(46, b".")
 
 
 def received(tap: socket.socket, *, within_s: float = 0.3) -> list[bytes]:
     """The experimental frames that arrive in this time (what we sent ourselves left out)."""
-    found, deadline = list[bytes](), time.monotonic() + within_s
+    found = list[bytes]()
+    deadline = time.monotonic() + within_s
     while True:
-        over = time.monotonic() >= deadline  # what came until then is still taken
+        # What came until then is still taken.
+        over = time.monotonic() >= deadline
         try:
             data, (_, _, direction, *_) = tap.recvfrom(65536)
         except BlockingIOError:
@@ -146,27 +175,37 @@ async def test_only_what_is_cross_connected_talks(bench: Bench) -> None:
     [
         frame(b"broadcast"),
         frame(b"to nobody known", to=b"\x02\x00\x5e\x10\x00\x01"),
-        frame(b"LLDP goes no further than a link", to=b"\x01\x80\xc2\x00\x00\x0e"),
-        frame(b"flow control", to=b"\x01\x80\xc2\x00\x00\x01", kind=b"\x88\x08"),
+        frame(
+            b"LLDP goes no further than a link", to=b"\x01\x80\xc2\x00\x00\x0e"
+        ),
+        frame(
+            b"flow control", to=b"\x01\x80\xc2\x00\x00\x01", kind=b"\x88\x08"
+        ),
         frame(b"VLAN 5, RoCE", kind=b"\x81\x00\x60\x05\x89\x15"),
         frame(b"as long as it gets" * 83),
         frame(b"", kind=b"\x00\x2e"),
     ],
     ids=lambda sent: sent[12:14].hex() + "-" + str(len(sent)),
 )
-async def test_any_frame_passes_and_only_that_way(bench: Bench, sent: bytes) -> None:
+async def test_any_frame_passes_and_only_that_way(
+    bench: Bench, sent: bytes
+) -> None:
     one, two, three = bench.hosts
     async with driving(bench, PortMap.of([(1, 2)])):
         with one.tap() as here, two.tap() as there, three.tap() as elsewhere:
             here.send(sent)
             arrived = await asyncio.to_thread(received, there)
             # The kernel hands a tap the frame without its VLAN tag.
-            bare = sent[:12] + sent[16:] if sent[12:14] == b"\x81\x00" else sent
+            bare = (
+                sent[:12] + sent[16:] if sent[12:14] == b"\x81\x00" else sent
+            )
             assert bare in arrived
             assert received(elsewhere, within_s=0.05) == []
             # One way only: nothing of two's reaches one.
             there.send(frame(b"back"))
-            assert frame(b"back") not in await asyncio.to_thread(received, here)
+            assert frame(b"back") not in await asyncio.to_thread(
+                received, here
+            )
 
 
 async def test_the_old_path_is_dark_at_once_and_the_new_one_after_the_switching_time(
@@ -180,12 +219,17 @@ async def test_the_old_path_is_dark_at_once_and_the_new_one_after_the_switching_
             assert (await driver.disconnect([CrossConnect(1, 2)])).complete
             source.send(frame(b"after the break"))
             told_at = time.monotonic()
-            connecting = asyncio.create_task(driver.connect([CrossConnect(1, 3)]))
+            connecting = asyncio.create_task(
+                driver.connect([CrossConnect(1, 3)])
+            )
             first: float | None = None
             while first is None and time.monotonic() < told_at + PATIENCE_S:
                 at = time.monotonic()
                 source.send(frame(f"{at!r}".encode()))
-                if any(data[12:14] == EXPERIMENTAL for data in received(new, within_s=0.004)):
+                if any(
+                    data[12:14] == EXPERIMENTAL
+                    for data in received(new, within_s=0.004)
+                ):
                     first = at
                 await asyncio.sleep(0)  # the driver has its turn
             outcome = await connecting
@@ -208,11 +252,14 @@ async def test_dark_ports_say_nothing(bench: Bench) -> None:
 
 async def test_power_follows_the_transmitter(bench: Bench) -> None:
     host = bench.hosts[0]
-    arriving, leaving = DirectedPort("in", 1), DirectedPort("out", 2)
+    arriving = DirectedPort("in", 1)
+    leaving = DirectedPort("out", 2)
 
     async def until(driver: CalientTl1, dark: bool) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while (powers := await driver.power([arriving, leaving]))[arriving] is None or dark:
+        while (powers := await driver.power([arriving, leaving]))[
+            arriving
+        ] is None or dark:
             if dark and powers == {arriving: None, leaving: None}:
                 return
             assert time.monotonic() < deadline
@@ -240,14 +287,18 @@ async def test_the_map_and_the_light_outlive_the_clients(bench: Bench) -> None:
     assert one.pings(two)
 
 
-async def test_a_killed_device_leaves_the_light_and_comes_back_with_its_map(tmp_path: Path) -> None:
+async def test_a_killed_device_leaves_the_light_and_comes_back_with_its_map(
+    tmp_path: Path,
+) -> None:
     name = f"test-{os.getpid()}-again"
     lab = lab_file(tmp_path, name=name, initial=("1-2",))
     state = ("--state", str(tmp_path / "state"))
 
     with plugged(name) as (one, two, three):
         with running(tmp_path, lab, *state) as device:
-            async with driving(Bench(device, (one, two, three)), PortMap.duplex([(1, 3)])):
+            async with driving(
+                Bench(device, (one, two, three)), PortMap.duplex([(1, 3)])
+            ):
                 device.kill()
             assert one.pings(three)
         # The new process takes over the redirects that the killed one left.
@@ -262,6 +313,8 @@ async def test_a_killed_device_leaves_the_light_and_comes_back_with_its_map(tmp_
 
 def test_a_namespace_that_is_not_there_is_said(tmp_path: Path) -> None:
     lab = lab_file(tmp_path, name=f"test-{os.getpid()}-nowhere")
-    failed = pytest.raises(AssertionError, match=r"cannot enter the network namespace .*pl\.test-")
+    failed = pytest.raises(
+        AssertionError, match=r"cannot enter the network namespace .*pl\.test-"
+    )
     with failed, running(tmp_path, lab):
         pass

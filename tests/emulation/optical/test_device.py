@@ -50,7 +50,11 @@ class HandClock:
 
     async def to(self, seconds: float) -> None:
         self.seconds = seconds
-        due = [call for call in self.calls if call.when <= seconds and not call.off]
+        due = [
+            call
+            for call in self.calls
+            if call.when <= seconds and not call.off
+        ]
         self.calls = [call for call in self.calls if call not in due]
         for call in due:
             call.function()
@@ -71,17 +75,30 @@ class Recorder(NoCrossbar):
 
 
 def make(
-    *initial: tuple[int, int], arriving: dict[int, float] | None = None, state: Path | None = None
+    *initial: tuple[int, int],
+    arriving: dict[int, float] | None = None,
+    state: Path | None = None,
 ) -> tuple[EmulatedOcs, HandClock, Recorder]:
-    clock, crossbar = HandClock(), Recorder()
+    clock = HandClock()
+    crossbar = Recorder()
     switch = CircuitSwitch(
-        "ocs1", "calient-tl1", "127.0.0.1:0", 16, SWITCHING_S, 1.5, initial=PortMap.of(initial)
+        "ocs1",
+        "calient-tl1",
+        "127.0.0.1:0",
+        16,
+        SWITCHING_S,
+        1.5,
+        initial=PortMap.of(initial),
     )
-    device = EmulatedOcs(switch, arriving or {}, crossbar, state_file=state, clock=clock)
+    device = EmulatedOcs(
+        switch, arriving or {}, crossbar, state_file=state, clock=clock
+    )
     return device, clock, crossbar
 
 
-async def test_a_path_lights_up_after_the_switching_time_and_goes_dark_at_once() -> None:
+async def test_a_path_lights_up_after_the_switching_time_and_goes_dark_at_once() -> (
+    None
+):
     device, clock, crossbar = make((1, 7), arriving={1: -0.3, 2: -0.5})
     await device.open()
     assert crossbar.told == [LightChange((), (CrossConnect(1, 7),))]
@@ -128,7 +145,9 @@ async def test_power_is_there_only_while_the_transmitter_is_on() -> None:
 def test_each_pair_has_its_own_fixed_loss() -> None:
     one, _, _ = make()
     same, _, _ = make()
-    pairs = [CrossConnect(inp, out) for inp in range(1, 17) for out in range(1, 17)]
+    pairs = [
+        CrossConnect(inp, out) for inp in range(1, 17) for out in range(1, 17)
+    ]
     losses = [one.loss_db(c) for c in pairs]
     assert losses == [same.loss_db(c) for c in pairs]
     assert len(set(losses)) > 200
@@ -137,7 +156,8 @@ def test_each_pair_has_its_own_fixed_loss() -> None:
 
 
 def test_mirrors_called_off_while_they_turn_never_light() -> None:
-    mirrors, c = SwitchMatrix(8, 1.0), CrossConnect(1, 2)
+    mirrors = SwitchMatrix(8, 1.0)
+    c = CrossConnect(1, 2)
     circuit = mirrors.enter([c], "", "")
     mirrors.activate(circuit, 0.0)
     mirrors.deactivate(circuit)
@@ -170,7 +190,9 @@ def test_what_the_device_refuses() -> None:
     assert caught.value.reason is Reason.ACTIVE
 
 
-async def test_circuits_outlive_a_restart_with_a_state_file(tmp_path: Path) -> None:
+async def test_circuits_outlive_a_restart_with_a_state_file(
+    tmp_path: Path,
+) -> None:
     state = tmp_path / "state"
     device, _, _ = make((1, 7), state=state)
     await device.open()

@@ -16,7 +16,13 @@ from tests.support.protocol_session import serving
 from tests.support.waiting import PATIENCE_S
 
 SWITCH = CircuitSwitch(
-    "ocs1", "openflow", "", 8, 0.02, initial=PortMap.of([(1, 7)]), datapath_id=0x51
+    "ocs1",
+    "openflow",
+    "",
+    8,
+    0.02,
+    initial=PortMap.of([(1, 7)]),
+    datapath_id=0x51,
 )
 
 
@@ -24,9 +30,14 @@ class Controller:
     """One connection to the device, as a controller has it."""
 
     def __init__(
-        self, device: EmulatedOcs, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        device: EmulatedOcs,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        self.device, self._reader, self._writer = device, reader, writer
+        self.device = device
+        self._reader = reader
+        self._writer = writer
         self._xid = 0
 
     async def receive(self) -> wire.OpenFlowMessage:
@@ -40,7 +51,9 @@ class Controller:
     def send(self, kind: int, body: bytes = b"") -> int:
         self._xid += 1
         length = wire.HEADER.size + len(body)
-        self._writer.write(wire.HEADER.pack(wire.VERSION, kind, length, self._xid) + body)
+        self._writer.write(
+            wire.HEADER.pack(wire.VERSION, kind, length, self._xid) + body
+        )
         return self._xid
 
     async def ask(self, kind: int, body: bytes = b"") -> wire.OpenFlowMessage:
@@ -51,19 +64,27 @@ class Controller:
 
     async def barrier(self) -> list[tuple[int, int, int]]:
         """The errors until the barrier is answered: request, type, code."""
-        xid, errors = self.send(wire.Kind.BARRIER_REQUEST), []
+        xid = self.send(wire.Kind.BARRIER_REQUEST)
+        errors = []
         while (answer := await self.receive()).xid != xid:
             assert answer.kind == wire.Kind.ERROR
-            errors.append((answer.xid, *struct.unpack_from("!HH", answer.body)))
+            errors.append(
+                (answer.xid, *struct.unpack_from("!HH", answer.body))
+            )
         assert answer.kind == wire.Kind.BARRIER_REPLY
         return errors
 
     async def flows(self) -> set[tuple[int, int]]:
         """In-port and output of each entry."""
         request = struct.pack("!HH4x", wire.MultipartKind.FLOWS, 0)
-        request += struct.pack("!B3xII4xQQ", 0xFF, wire.ANY_PORT, wire.ANY_PORT, 0, 0)
-        answer = await self.ask(wire.Kind.MULTIPART_REQUEST, request + match(None))
-        body, entries = answer.body[8:], set()
+        request += struct.pack(
+            "!B3xII4xQQ", 0xFF, wire.ANY_PORT, wire.ANY_PORT, 0, 0
+        )
+        answer = await self.ask(
+            wire.Kind.MULTIPART_REQUEST, request + match(None)
+        )
+        body = answer.body[8:]
+        entries = set()
         while body:
             (length,) = struct.unpack_from("!H", body)
             (inp,) = struct.unpack_from("!I", body, 48 + 8)
@@ -84,9 +105,25 @@ def flow_mod(
     idle: int = 0, cookie: int = 0, mask: int = 0, out_port: int = wire.ANY_PORT,
 ) -> bytes:  # fmt: skip
     actions = b"".join(struct.pack("!HHIH6x", 0, 16, out, 0) for out in outs)
-    apply = struct.pack("!HH4x", 4, 8 + len(actions)) + actions if outs else b""
-    fields = (cookie, mask, table, command, idle, 0, priority, 0xFFFFFFFF, out_port)
-    return struct.pack("!QQBBHHHIIIH2x", *fields, wire.ANY_PORT, 0) + match(inp) + apply
+    apply = (
+        struct.pack("!HH4x", 4, 8 + len(actions)) + actions if outs else b""
+    )
+    fields = (
+        cookie,
+        mask,
+        table,
+        command,
+        idle,
+        0,
+        priority,
+        0xFFFFFFFF,
+        out_port,
+    )
+    return (
+        struct.pack("!QQBBHHHIIIH2x", *fields, wire.ANY_PORT, 0)
+        + match(inp)
+        + apply
+    )
 
 
 @pytest.fixture
@@ -99,21 +136,35 @@ async def controller() -> AsyncIterator[Controller]:
         writer.close()
 
 
-async def test_it_says_hello_what_it_is_and_that_it_lives(controller: Controller) -> None:
+async def test_it_says_hello_what_it_is_and_that_it_lives(
+    controller: Controller,
+) -> None:
     controller.send(wire.Kind.HELLO)
     features = await controller.ask(wire.Kind.FEATURES_REQUEST)
     assert struct.unpack_from("!Q", features.body) == (0x51,)
-    assert (await controller.ask(wire.Kind.ECHO_REQUEST, b"alive")).body == b"alive"
-    ports = await controller.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 13, 0))
+    assert (
+        await controller.ask(wire.Kind.ECHO_REQUEST, b"alive")
+    ).body == b"alive"
+    ports = await controller.ask(
+        wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 13, 0)
+    )
     assert len(ports.body) == 8 + 8 * 64
-    description = await controller.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 0, 0))
+    description = await controller.ask(
+        wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 0, 0)
+    )
     assert b"emulated OCS of 8 ports" in description.body
     assert await controller.flows() == {(1, 7)}
-    for kind, body in ((13, b"\0" * 24), (4, b"\0" * 8), (18, struct.pack("!HH4x", 3, 0))):
+    for kind, body in (
+        (13, b"\0" * 24),
+        (4, b"\0" * 8),
+        (18, struct.pack("!HH4x", 3, 0)),
+    ):
         assert (await controller.ask(kind, body)).kind == wire.Kind.ERROR
 
 
-async def test_a_barrier_is_answered_when_the_light_is_there(controller: Controller) -> None:
+async def test_a_barrier_is_answered_when_the_light_is_there(
+    controller: Controller,
+) -> None:
     controller.send(wire.Kind.FLOW_MOD, flow_mod(3, 5))
     controller.send(wire.Kind.FLOW_MOD, flow_mod(4, wire.IN_PORT))
     assert CrossConnect(3, 5) not in controller.device.map
@@ -150,7 +201,8 @@ async def test_what_it_cannot_do_is_an_error_and_changes_nothing(
     controller: Controller, what: str
 ) -> None:
     body, error = REFUSED[what]
-    controller.device.faults.refuse_ports, controller.device.faults.fail_ports = [8], [6]
+    controller.device.faults.refuse_ports = [8]
+    controller.device.faults.fail_ports = [6]
     controller.device.apply_faults()
     xid = controller.send(wire.Kind.FLOW_MOD, body)
     assert await controller.barrier() == [(xid, *error)]
@@ -164,7 +216,10 @@ async def test_what_it_cannot_do_is_an_error_and_changes_nothing(
         (flow_mod(3, command=3), {(1, 7), (4, 6)}),
         (flow_mod(3, command=4), {(1, 7), (4, 6)}),
         (flow_mod(3, command=4, priority=7), {(1, 7), (3, 5), (4, 6)}),
-        (flow_mod(None, command=3, cookie=0x200, mask=0xF00), {(1, 7), (3, 5)}),
+        (
+            flow_mod(None, command=3, cookie=0x200, mask=0xF00),
+            {(1, 7), (3, 5)},
+        ),
         (flow_mod(None, command=3, out_port=5), {(1, 7), (4, 6)}),
         (flow_mod(None, command=3, table=0xFF), set()),
         (flow_mod(2, command=3), {(1, 7), (3, 5), (4, 6)}),
@@ -198,5 +253,9 @@ def test_a_long_table_comes_in_parts_that_fit() -> None:
     data = bytearray(wire.multipart(wire.MultipartKind.FLOWS, 7, flows))
     parts = list(wire.messages(data))
     assert len(parts) == 3
-    assert [struct.unpack_from("!HH", part.body)[1] for part in parts] == [1, 1, 0]
+    assert [struct.unpack_from("!HH", part.body)[1] for part in parts] == [
+        1,
+        1,
+        0,
+    ]
     assert b"".join(part.body[8:] for part in parts) == b"".join(flows)

@@ -39,7 +39,9 @@ def _own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def logged_in(driver: str) -> Iterator[tuple[paramiko.Transport, EmulatedOcs]]:
     """A logged-in transport to a device of 16 ports; the device's event loop has a thread."""
-    switch = CircuitSwitch("ocs1", driver, "", 16, 0.0, initial=PortMap.of([(1, 7)]))
+    switch = CircuitSwitch(
+        "ocs1", driver, "", 16, 0.0, initial=PortMap.of([(1, 7)])
+    )
     served = serving(switch)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -53,7 +55,9 @@ def logged_in(driver: str) -> Iterator[tuple[paramiko.Transport, EmulatedOcs]]:
             yield transport, device
         finally:
             transport.close()
-            asyncio.run_coroutine_threadsafe(_end(served), loop).result(PATIENCE_S)
+            asyncio.run_coroutine_threadsafe(_end(served), loop).result(
+                PATIENCE_S
+            )
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(PATIENCE_S)
@@ -93,7 +97,9 @@ def test_a_shell_of_the_telescent() -> None:
 
         rows = re.sub(r".\[\d+m", "", say("switchstate")).split("\r\n")
         assert rows[0] == "R0#A U0 U1 U2 U3 U4 U5 AL0 U7 U8 U9 U10 U11"
-        assert rows[1] == "R1#A U12 U13 U14 U15 N16 N17 N18 N19 N20 N21 N22 N23"
+        assert (
+            rows[1] == "R1#A U12 U13 U14 U15 N16 N17 N18 N19 N20 N21 N22 N23"
+        )
         assert say("connect -in 2 -out 6") == "ERROR: port 6 is locked"
         assert say("unlock --force -out 6") == ""
         assert say("connect -in 2 -out 6") == "ERROR: port 2 is allocated"
@@ -108,7 +114,10 @@ def test_a_shell_of_the_telescent() -> None:
         assert device.map == PortMap()
         assert say("connect --force 4 5").startswith("connected 4 to 5")
         assert device.map == PortMap.duplex([(5, 6)])
-        assert say("connect --force -in 4 -out 99") == "ERROR: port 99 does not exist"
+        assert (
+            say("connect --force -in 4 -out 99")
+            == "ERROR: port 99 does not exist"
+        )
         assert "ERROR" in say("connect --force -in 4")
         assert "ERROR" in say("reboot now")
         channel.sendall(b"exit\r")
@@ -129,23 +138,31 @@ def test_netconf_by_hand_in_both_framings(base: str) -> None:
             nc = "urn:ietf:params:xml:ns:netconf:base:1.0"
             text = f'<rpc xmlns="{nc}" xmlns:nc="{nc}" message-id="7">{operation}</rpc>'
             # In two chunks, in the middle of a name.
-            chunks = "".join(f"\n#{len(part)}\n{part}" for part in (text[:9], text[9:]))
+            chunks = "".join(
+                f"\n#{len(part)}\n{part}" for part in (text[:9], text[9:])
+            )
             framed = f"{text}]]>]]>" if base == "1.0" else f"{chunks}\n##\n"
             channel.sendall(framed.encode())
             answer = until(channel, "]]>]]>" if base == "1.0" else "\n##\n")
             assert 'message-id="7"' in answer
             return re.sub(r"opsw:| xmlns:opsw=\"[^\"]*\"", "", answer)
 
-        def edit(*pairs: tuple[int, int], operation: str = "", whole: str = "") -> str:
+        def edit(
+            *pairs: tuple[int, int], operation: str = "", whole: str = ""
+        ) -> str:
             given = f' nc:operation="{operation}"' if operation else ""
-            listed = "".join(PAIR.format(operation=given, inp=i, out=o) for i, o in pairs)
+            listed = "".join(
+                PAIR.format(operation=given, inp=i, out=o) for i, o in pairs
+            )
             over = f' nc:operation="{whole}"' if whole else ""
             return say(EDIT.format(whole=over, pairs=listed))
 
         def get(top: str, what: str = "") -> str:
             return say(FILTERED.format(top=top, what=what))
 
-        assert "<pair><ingress>1</ingress><egress>23</egress></pair>" in get("cross-connects")
+        assert "<pair><ingress>1</ingress><egress>23</egress></pair>" in get(
+            "cross-connects"
+        )
         assert "<ok" in edit((2, 24), (3, 25))
         assert device.map == PortMap.of([(1, 7), (2, 8), (3, 9)])
         one = get("cross-connects", "<pair><ingress>2</ingress></pair>")
@@ -157,7 +174,10 @@ def test_netconf_by_hand_in_both_framings(base: str) -> None:
         assert "data-exists" in edit((3, 30), operation="create")
         assert "Invalid OXC port: 1000" in edit((1000, 24))
         assert "Invalid OXC port: nonsense" in say(
-            EDIT.format(whole="", pairs=PAIR.format(operation="", inp="nonsense", out=24))
+            EDIT.format(
+                whole="",
+                pairs=PAIR.format(operation="", inp="nonsense", out=24),
+            )
         )
         # A new cross-connect takes its ports from those that hold them.
         assert "<ok" in edit((4, 23))
@@ -167,7 +187,9 @@ def test_netconf_by_hand_in_both_framings(base: str) -> None:
         running = say("<get-config><source><running/></source></get-config>")
         assert "<ingress>5</ingress>" in running
         assert "product-information" not in running
-        assert "<model-name>I-OST-16x16-LU1-DMHNS</model-name>" in get("product-information")
+        assert "<model-name>I-OST-16x16-LU1-DMHNS</model-name>" in get(
+            "product-information"
+        )
         powers = get("opm-power", "<port><port-id>1</port-id><power/></port>")
         assert re.findall(r"<power>([^<]*)", powers) == ["0.00"]
         assert get("port-config").count("ENABLED") == 32
@@ -184,10 +206,14 @@ def test_only_what_the_device_has_is_given(driver: str) -> None:
         with pytest.raises(paramiko.SSHException):
             wants.get(driver, lambda: channel.invoke_subsystem("netconf"))()
         with pytest.raises(paramiko.ChannelException):
-            transport.open_channel("direct-tcpip", ("127.0.0.1", 22), ("127.0.0.1", 1))
+            transport.open_channel(
+                "direct-tcpip", ("127.0.0.1", 22), ("127.0.0.1", 1)
+            )
 
 
-@pytest.mark.parametrize("nonsense", [b"]]>]]>", b"<a>]]>]]>", b"<a/>]]>]]>", b"x" * (2 << 20)])
+@pytest.mark.parametrize(
+    "nonsense", [b"]]>]]>", b"<a>]]>]]>", b"<a/>]]>]]>", b"x" * (2 << 20)]
+)
 def test_what_is_no_netconf_ends_the_session(nonsense: bytes) -> None:
     with logged_in("polatis-netconf") as (transport, _):
         channel = transport.open_session()

@@ -34,12 +34,22 @@ async def test_a_circuit_s_life_in_every_driver_s_syntax() -> None:
         # Without a CTAG the answer carries 0.
         assert f"M  0 COMPLD\n   {line}\n;" in await say("RTRV-CRS:::::ALL;")
         assert "COMPLD" in await say("ENT-CRS::1.1.3,1.1.4:7::,1way;")
-        assert "AS=UMA,OS=RDY,OC=OK" in await say("RTRV-CRS::1.1.3,1.1.4:8::1.1.3>1.1.4;")
-        assert "COMPLD" in await say("ACT-CRS::1.1.3,1.1.4:9::1.1.3>1.1.4,SYSTEM;")
-        assert "AS=IS,OS=IS,OC=OK" in await say("RTRV-CRS::1.1.3,1.1.4:10::1.1.3>1.1.4;")
-        assert "in service" in await say("DLT-CRS::1.1.3,1.1.4:11::,SYSTEM,1.1.3>1.1.4;")
+        assert "AS=UMA,OS=RDY,OC=OK" in await say(
+            "RTRV-CRS::1.1.3,1.1.4:8::1.1.3>1.1.4;"
+        )
+        assert "COMPLD" in await say(
+            "ACT-CRS::1.1.3,1.1.4:9::1.1.3>1.1.4,SYSTEM;"
+        )
+        assert "AS=IS,OS=IS,OC=OK" in await say(
+            "RTRV-CRS::1.1.3,1.1.4:10::1.1.3>1.1.4;"
+        )
+        assert "in service" in await say(
+            "DLT-CRS::1.1.3,1.1.4:11::,SYSTEM,1.1.3>1.1.4;"
+        )
         assert "COMPLD" in await say("CANC-CRS::1.1.3,1.1.4:12::1.1.3>1.1.4;")
-        assert "COMPLD" in await say("DLT-CRS::1.1.3,1.1.4:13::,SYSTEM,1.1.3>1.1.4;")
+        assert "COMPLD" in await say(
+            "DLT-CRS::1.1.3,1.1.4:13::,SYSTEM,1.1.3>1.1.4;"
+        )
         assert "COMPLD" in await say("ENT-CRS::1.1.3,1.1.4:::,2WAY;")
         assert "COMPLD" in await say("ACT-CRS::::1.1.3-1.1.4;")
         two_way = await say("RTRV-CRS::1.1.3,1.1.4:16::1.1.3-1.1.4;")
@@ -74,13 +84,19 @@ async def test_denials_have_the_words_that_drivers_look_for() -> None:
 
 async def test_bulk_does_what_it_can_and_says_what_it_could_not() -> None:
     async with conversation("calient-tl1", 320) as (say, device):
-        assert "M  1 COMPLD" in await say("ENT-CRS-BULK::1.1.2>1.1.2&1.1.3-1.1.4:1;")
+        assert "M  1 COMPLD" in await say(
+            "ENT-CRS-BULK::1.1.2>1.1.2&1.1.3-1.1.4:1;"
+        )
         assert len(device.map) == 4
         reply = await say("ENT-CRS-BULK::1.1.5>1.1.5&1.1.1>1.1.6:2;")
         assert "M  2 PRTL" in reply
         assert "1 connections failed: 1.1.1>1.1.6: Invalid Connection" in reply
-        assert "M  3 DENY" in await say("DLT-CRS-BULK::1.1.8>1.1.8&1.1.3>1.1.4:3;")
-        assert "COMPLD" in await say("DLT-CRS-BULK::1.1.3-1.1.4&1.1.2>1.1.2&1.1.5>1.1.5:4;")
+        assert "M  3 DENY" in await say(
+            "DLT-CRS-BULK::1.1.8>1.1.8&1.1.3>1.1.4:3;"
+        )
+        assert "COMPLD" in await say(
+            "DLT-CRS-BULK::1.1.3-1.1.4&1.1.2>1.1.2&1.1.5>1.1.5:4;"
+        )
         assert device.map == PortMap.of([(1, 7)])
         assert "Completed" in await say("RTRV-SAVERECALL:::5;")
 
@@ -101,15 +117,24 @@ async def test_ports_and_power_come_in_pages() -> None:
         assert "INPWR=NONE,OUTPWR=-1." in one
         ports = await say("RTRV-PORT::1.2:2;")
         assert ports.count("WX,") == 8
-        assert '"1.2.2:WX,TRANSIT,TRANSIT:INAS=IS,INOS=OOS,INOC=FAIL,INRS=NPR,' in ports
+        assert (
+            '"1.2.2:WX,TRANSIT,TRANSIT:INAS=IS,INOS=OOS,INOC=FAIL,INRS=NPR,'
+            in ports
+        )
 
 
 async def test_the_captured_scpi_session() -> None:
     async with conversation("polatis-scpi", 16) as (say, device):
         idn = (await say("*IDN?")).split(",")
-        assert (idn[0], idn[1], len(idn)) == ("Polatis", "I-OST-16x16-LU1-DMHNS", 4)
+        assert (idn[0], idn[1], len(idn)) == (
+            "Polatis",
+            "I-OST-16x16-LU1-DMHNS",
+            4,
+        )
         assert await say(":oxc:swit:size?") == "16,16"
-        assert await say(":oxc:swit:conn:only (@1,2,3),(@17,18,19);*OPC?") == "1"
+        assert (
+            await say(":oxc:swit:conn:only (@1,2,3),(@17,18,19);*OPC?") == "1"
+        )
         assert await say(":oxc:swit:conn:stat?") == "(@1,2,3),(@17,18,19)"
         assert await say(":OXC:SWITch:CONNect:PORT? 2") == '"18"'
         assert await say(":oxc:swit:conn:port? 18") == '"2"'
@@ -126,7 +151,10 @@ async def test_the_captured_scpi_session() -> None:
         assert await say(":oxc:swit:port:stat? (@2,4,6)") == "(E,D,F)"
         assert await say(":oxc:swit:disc:all") == ""
         assert await say(":oxc:swit:conn:stat?") == "(@),(@)"
-        assert await say(":oxc:swit:port:enab (@4);:oxc:swit:conn:add (@1),(@17)") == ""
+        assert (
+            await say(":oxc:swit:port:enab (@4);:oxc:swit:conn:add (@1),(@17)")
+            == ""
+        )
         powers = (await say(":pmon:pow? (@1,17,5)")).strip("()").split(",")
         assert powers[0] == "0.00"
         assert -2 < float(powers[1]) < -1
@@ -134,7 +162,9 @@ async def test_the_captured_scpi_session() -> None:
         assert await say(":syst:err:all?") == '0,"No error"'
 
 
-async def test_scpi_errors_are_queued_and_nothing_of_a_bad_list_is_done() -> None:
+async def test_scpi_errors_are_queued_and_nothing_of_a_bad_list_is_done() -> (
+    None
+):
     async with conversation("polatis-scpi", 128) as (say, device):
         for command, error in {
             ":oxc:swit:conn:add (@2,3),(@300,301)": '-222,"Data out of range;port 300"',
@@ -163,19 +193,25 @@ async def test_scpi_errors_are_queued_and_nothing_of_a_bad_list_is_done() -> Non
         device.faults.monitors = "out"
         assert await say(":pmon:pow? (@129,130)") != ""
         assert await say(":pmon:pow? (@1)") == ""
-        assert (await say(":syst:err:all?")).startswith('-241,"Hardware missing')
+        assert (await say(":syst:err:all?")).startswith(
+            '-241,"Hardware missing'
+        )
 
 
 async def test_the_captured_polatis_tl1_session() -> None:
     async with conversation("polatis-tl1", 16) as (say, device):
         assert ",OCS," in await say("RTRV-NETYPE:::123:;")
-        assert '"SYSTEM:SIZE=16x16"' in await say('RTRV-EQPT:"OCS1":SYSTEM:5:::PARAMETER=SIZE;')
+        assert '"SYSTEM:SIZE=16x16"' in await say(
+            'RTRV-EQPT:"OCS1":SYSTEM:5:::PARAMETER=SIZE;'
+        )
         assert "SN=" in await say("RTRV-INV::OCS:123:;")
         assert "COMPLD" in await say("ED-EQPT::TIMEOUT:5:::ADMIN=60;")
         assert "COMPLD" in await say('ENT-PATCH:"OCS1":1,17:6:;')
         assert "COMPLD" in await say("ENT-PATCH::2&3&4,18&19&20:123:;")
         patches = await say("RTRV-PATCH:::7:;")
-        assert [f'"{i},{i + 16}"' in patches for i in range(1, 6)] == [True] * 4 + [False]
+        assert [f'"{i},{i + 16}"' in patches for i in range(1, 6)] == [
+            True
+        ] * 4 + [False]
         assert (await say("RTRV-PATCH::3&1:8:;")).count('"') == 4
         assert "COMPLD" in await say("OPR-PORT-SHUTTER::1&2:123:;")
         shutters = await say("RTRV-PORT-SHUTTER::1&&640:9:;")
@@ -201,15 +237,22 @@ async def test_the_captured_polatis_tl1_session() -> None:
 
 async def test_the_captured_glimmerglass_session() -> None:
     async with conversation("glimmerglass-tl1", 16) as (say, device):
-        assert '"GGN:LicensedPortMatrix=16x16"' in await say("rtrv-system-info:::1;")
-        assert "PORTID=20016,PORTNAME=OUT16,PORTDIR=output,PORTHEALTH=good" in await say(
-            "RTRV-CFG-FIBER::all:2;"
+        assert '"GGN:LicensedPortMatrix=16x16"' in await say(
+            "rtrv-system-info:::1;"
         )
-        reply = await say("ent-crs-fiber::10001&10002,20002&20001:3:::opmode=sync;")
+        assert (
+            "PORTID=20016,PORTNAME=OUT16,PORTDIR=output,PORTHEALTH=good"
+            in await say("RTRV-CFG-FIBER::all:2;")
+        )
+        reply = await say(
+            "ent-crs-fiber::10001&10002,20002&20001:3:::opmode=sync;"
+        )
         assert "Port 10001 is in a connection already" in reply
         assert device.map == PortMap.of([(1, 7)])
         assert "COMPLD" in await say("dlt-crs-fiber::10001:1;")
-        assert "COMPLD" in await say("ent-crs-fiber::10001&10002,20002&20001:3;")
+        assert "COMPLD" in await say(
+            "ent-crs-fiber::10001&10002,20002&20001:3;"
+        )
         table = await say("rtrv-crs-fiber::all:4;")
         assert (
             "GGN:IPORTID=10001,IPORTNAME=,OPORTID=20002,OPORTNAME=,CONNID=0,CONNSTATE=steady,"
@@ -219,10 +262,15 @@ async def test_the_captured_glimmerglass_session() -> None:
             "IPORTID=10002,IPORTNAME=,OPORTID=20001,OPORTNAME=,CONNID=0,CONNSTATE=fault,"
             "CONNCAUSE=initial_connection_timer_expired,INPWR=-49.162" in table
         )
-        assert "IPORTID=10003,IPORTNAME=,OPORTID=0,OPORTNAME=,CONNID=0,CONNSTATE=single" in table
+        assert (
+            "IPORTID=10003,IPORTNAME=,OPORTID=0,OPORTNAME=,CONNID=0,CONNSTATE=single"
+            in table
+        )
         assert table.count("GGN:") == 2 + 14 + 14
         assert (await say("rtrv-crs-fiber::10001&20002:5;")).count("GGN:") == 1
-        assert "COMPLD" in await say("DLT-CRS-FIBER::10001&10002,20002&20001:1:::opmode=sync;")
+        assert "COMPLD" in await say(
+            "DLT-CRS-FIBER::10001&10002,20002&20001:1:::opmode=sync;"
+        )
         assert device.map == PortMap()
         denials = {
             "ent-crs-fiber::10001,20017:1;": "No port 20017",
@@ -265,22 +313,31 @@ READ = {
 @pytest.mark.parametrize("driver", PIECES)
 async def test_whatever_clients_send_the_device_goes_on(driver: str) -> None:
     scpi = driver.endswith("scpi")
-    async with conversation(driver, 320 if driver.startswith("calient") else 16) as (say, device):
+    async with conversation(
+        driver, 320 if driver.startswith("calient") else 16
+    ) as (say, device):
         troubles: list[dict[str, Any]] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: troubles.append(context))
         protocol = server_class(driver)(device)
         served = asyncio.Semaphore(0)
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def serve(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
             await protocol.serve(reader, writer)
             served.release()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         rng = random.Random(3)
         for _ in range(300):
-            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            pieces = [rng.choice(PIECES[driver]).encode() for _ in range(rng.randrange(8))]
+            _, writer = await asyncio.open_connection(
+                *server.sockets[0].getsockname()
+            )
+            pieces = [
+                rng.choice(PIECES[driver]).encode()
+                for _ in range(rng.randrange(8))
+            ]
             pieces += [rng.randbytes(rng.randrange(30)) for _ in range(3)]
             rng.shuffle(pieces)
             login = b"" if scpi else b"ACT-USER::admin:1::pw;"
@@ -289,6 +346,8 @@ async def test_whatever_clients_send_the_device_goes_on(driver: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
             for _ in range(300):
                 await served.acquire()
-                assert ("Polatis" if scpi else "COMPLD") in await say(READ[driver])
+                assert ("Polatis" if scpi else "COMPLD") in await say(
+                    READ[driver]
+                )
         assert troubles == []
         server.close()

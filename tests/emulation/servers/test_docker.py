@@ -32,7 +32,8 @@ RUNS = "docker inspect --format {{.State.Running}} waits"
 
 def image_with_a_shell(base: Path, folder: Path) -> Path:
     """An image that can run ``sh`` and nothing else."""
-    root, file = folder / "root.tar", folder / "image.tar"
+    root = folder / "root.tar"
+    file = folder / "image.tar"
     with tarfile.open(root, "w", dereference=True) as tar:
         tar.add(base / "usr/bin/dash", "bin/sh")
         for library in ("libc.so.6", "ld-linux-*.so.*"):
@@ -48,7 +49,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
     path = tmp_path_factory.mktemp("lab") / "one.yaml"
     path.write_text(ONE)
     with EmulatedLab.from_file(
-        path, name=NAME, servers="ssh", docker=True, fabric="bridge", controller=False
+        path,
+        name=NAME,
+        servers="ssh",
+        docker=True,
+        fabric="bridge",
+        controller=False,
     ) as lab:
         yield lab
 
@@ -56,7 +62,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
 def on_server(lab: EmulatedLab, command: str, file: Path | None = None) -> str:
     """What a command of root's writes that succeeds, with a file as its input."""
     with logged_in(lab.lab.servers[0]) as client:
-        stdin, output, error = client.exec_command(f"sudo {command}", timeout=PATIENCE_S)
+        stdin, output, error = client.exec_command(
+            f"sudo {command}", timeout=PATIENCE_S
+        )
         if file is not None:
             stdin.write(file.read_bytes())
         stdin.channel.shutdown_write()
@@ -68,11 +76,16 @@ def on_server(lab: EmulatedLab, command: str, file: Path | None = None) -> str:
 # A root file system that is not there yet is made first.
 @pytest.mark.root
 @pytest.mark.timeout(900)
-def test_containers_run_below_the_server_and_go_with_it(lab: EmulatedLab, tmp_path: Path) -> None:
+def test_containers_run_below_the_server_and_go_with_it(
+    lab: EmulatedLab, tmp_path: Path
+) -> None:
     image = image_with_a_shell(Path(lab.state.base), tmp_path)
     assert IMAGE in on_server(lab, "docker load", image)
     assert on_server(lab, f"{RUN} {IMAGE} sh -c 'echo $((6 * 7))'") == "42"
-    on_server(lab, f"{RUN} --detach --interactive --name waits {IMAGE} sh -c 'read line'")
+    on_server(
+        lab,
+        f"{RUN} --detach --interactive --name waits {IMAGE} sh -c 'read line'",
+    )
     assert on_server(lab, RUNS) == "true"
     # Its control group is one of the server's own.
     assert list(GROUPS.glob(f"**/{OURS}/{NAME}/server1/docker/*/cgroup.procs"))

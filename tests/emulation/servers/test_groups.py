@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.emulation.servers.server import make_groups, remove_groups, server_group
+from patchlight.emulation.servers.server import (
+    make_groups,
+    remove_groups,
+    server_group,
+)
 from patchlight.testbed.linux.processes import CgroupError, memory_for_workers
 
 GROUP = server_group("lab", "server1")
@@ -48,7 +52,11 @@ def test_version_two_hands_down_its_controllers(tmp_path: Path) -> None:
 def test_one_server_or_all_of_a_lab_are_removed(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/cgroup.procs").touch()
-    for name, server in (("lab", "server1"), ("lab", "server2"), ("other", "server1")):
+    for name, server in (
+        ("lab", "server1"),
+        ("lab", "server2"),
+        ("other", "server1"),
+    ):
         make_groups(name, server, tmp_path)
     (tmp_path / "memory" / GROUP / "docker/1234").mkdir(parents=True)
     remove_groups("lab", "server1", tmp_path)
@@ -58,7 +66,9 @@ def test_one_server_or_all_of_a_lab_are_removed(tmp_path: Path) -> None:
     remove_groups("lab", root=tmp_path)
     assert [each.name for each in lab.parent.iterdir()] == ["other"]
     remove_groups("other", root=tmp_path)
-    assert [each.name for each in (tmp_path / "memory").iterdir()] == ["cgroup.procs"]
+    assert [each.name for each in (tmp_path / "memory").iterdir()] == [
+        "cgroup.procs"
+    ]
     remove_groups("lab", root=tmp_path / "without-groups")
 
 
@@ -66,6 +76,8 @@ def test_what_cannot_be_made_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/cgroup.procs").touch()
     (tmp_path / "memory/patchlight-servers").touch()
-    with pytest.raises(CgroupError, match="making cgroups for server1") as error:
+    with pytest.raises(
+        CgroupError, match="making cgroups for server1"
+    ) as error:
         make_groups("lab", "server1", tmp_path)
     assert "or --server-kind ssh" in (error.value.hint or "")

@@ -14,7 +14,11 @@ from patchlight.emulation.servers.server import interface_of
 from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux.netlink import Netlink
 
-DEFAULT_ROUTES = [IPv4Network("0.0.0.0/0"), IPv4Network("128.0.0.0/1"), IPv4Network("0.0.0.0/1")]
+DEFAULT_ROUTES = [
+    IPv4Network("0.0.0.0/0"),
+    IPv4Network("128.0.0.0/1"),
+    IPv4Network("0.0.0.0/1"),
+]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +38,9 @@ DEFAULT_ROUTES = [IPv4Network("0.0.0.0/0"), IPv4Network("128.0.0.0/1"), IPv4Netw
 def test_the_first_network_that_overlaps_with_none(
     servers: int, taken: list[str], chosen: str
 ) -> None:
-    network = choose_network(servers, [*DEFAULT_ROUTES, *map(IPv4Network, taken)])
+    network = choose_network(
+        servers, [*DEFAULT_ROUTES, *map(IPv4Network, taken)]
+    )
     assert network == IPv4Network(chosen)
     names = tuple(f"s{number}" for number in range(servers))
     management = ManagementNetwork("lab", network, names)
@@ -50,7 +56,9 @@ def test_the_first_network_that_overlaps_with_none(
         (65_525, [], "at most 65,524 fit"),
     ],
 )
-def test_where_no_network_is_left(servers: int, taken: list[str], message: str) -> None:
+def test_where_no_network_is_left(
+    servers: int, taken: list[str], message: str
+) -> None:
     with pytest.raises(NoManagementNetwork, match=message):
         choose_network(servers, map(IPv4Network, taken))
 
@@ -66,7 +74,15 @@ def test_the_interface_is_called_as_no_nic_is() -> None:
 
     server = Server("s", None, (), (nic("nic0", 1),))
     assert interface_of(server) == "mgmt0"
-    assert interface_of(Server("s", None, (), (nic("mgmt0", 1), nic("mgmt1", 2)))) == "mgmt2"
-    assert ManagementNetwork("a-lab", IPv4Network("198.18.0.0/24"), ()).interface == "pl-a-lab"
-    long = ManagementNetwork("a-lab-with-a-long-name", IPv4Network("198.18.0.0/24"), ())
+    assert (
+        interface_of(Server("s", None, (), (nic("mgmt0", 1), nic("mgmt1", 2))))
+        == "mgmt2"
+    )
+    assert (
+        ManagementNetwork("a-lab", IPv4Network("198.18.0.0/24"), ()).interface
+        == "pl-a-lab"
+    )
+    long = ManagementNetwork(
+        "a-lab-with-a-long-name", IPv4Network("198.18.0.0/24"), ()
+    )
     assert len(long.interface) == 15

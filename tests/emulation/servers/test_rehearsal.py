@@ -18,7 +18,11 @@ from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.lab.emulated_lab import down_lab
 from patchlight.emulation.lab.options import LabOptions
 from patchlight.emulation.servers.rehearsal import prepare_rehearsal
-from patchlight.emulation.servers.server import NoRehearsalServers, check_overlay, server_base
+from patchlight.emulation.servers.server import (
+    NoRehearsalServers,
+    check_overlay,
+    server_base,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
@@ -62,7 +66,9 @@ def logged_in(lab: str, server: str) -> Iterator[paramiko.SSHClient]:
 
 def shell(client: paramiko.SSHClient, command: str) -> tuple[int, str]:
     """A command's exit status, and what it wrote."""
-    _, output, _ = client.exec_command(f"exec 2>&1; {command}", timeout=PATIENCE_S)
+    _, output, _ = client.exec_command(
+        f"exec 2>&1; {command}", timeout=PATIENCE_S
+    )
     text = output.read().decode()
     return output.channel.recv_exit_status(), text.strip()
 
@@ -83,20 +89,27 @@ def lab_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lab(lab_file: Path) -> Iterator[EmulatedLab]:
-    with EmulatedLab.from_file(lab_file, 1000, name=NAME, servers="ssh") as lab:
+    with EmulatedLab.from_file(
+        lab_file, 1000, name=NAME, servers="ssh"
+    ) as lab:
         yield lab
 
 
 def test_each_is_a_machine_of_its_own(lab: EmulatedLab) -> None:
     with logged_in(NAME, "server1") as one, logged_in(NAME, "server2") as two:
-        assert said(one, "hostname; cat /etc/hostname").split() == ["server1"] * 2
+        assert (
+            said(one, "hostname; cat /etc/hostname").split() == ["server1"] * 2
+        )
         assert said(two, "hostname") == "server2"
         assert said(one, "id -un; sudo -n id -un").split() == ["admin", "root"]
         said(one, "sudo touch /etc/mine /opt/mine /var/mine && touch mine")
         status, _ = shell(two, "ls /etc/mine /opt/mine /var/mine mine")
         assert status != 0
         assert not Path("/opt/mine").exists()
-        numbers = said(one, "cat /etc/machine-id"), said(two, "cat /etc/machine-id")
+        numbers = (
+            said(one, "cat /etc/machine-id"),
+            said(two, "cat /etc/machine-id"),
+        )
         assert len(set(numbers)) == 2
         seen = said(one, "ls /proc | grep -c '^[0-9]'")
         assert int(seen) < 20
@@ -109,14 +122,19 @@ def test_its_nics_are_those_of_the_lab_file(lab: EmulatedLab) -> None:
     for server in lab.lab.servers:
         with logged_in(NAME, server.name) as client:
             links = said(client, "ip -o link").splitlines()
-            shown = {line.split()[1].rstrip(":").partition("@")[0]: line for line in links}
+            shown = {
+                line.split()[1].rstrip(":").partition("@")[0]: line
+                for line in links
+            }
             assert {nic.name for nic in server.nics} | {"lo", "mgmt0"} == {
                 *shown,
                 *said(client, "ls /sys/class/net").split(),
             }
             for nic in server.nics:
                 assert nic.mac in shown[nic.name]
-                assert str(nic.address) in said(client, f"ip -o address show {nic.name}")
+                assert str(nic.address) in said(
+                    client, f"ip -o address show {nic.name}"
+                )
 
 
 def test_python_makes_a_virtual_environment(lab: EmulatedLab) -> None:
@@ -146,8 +164,12 @@ def test_packets_go_over_the_lab(lab: EmulatedLab) -> None:
     assert lab.status()["ssh_config"] == str(lab.run_dir / "ssh/config")
 
 
-def test_the_controller_runs_and_its_agents_are_silent(lab: EmulatedLab) -> None:
-    agents = {agent["server"]: agent for agent in lab.controller.status()["agents"]}
+def test_the_controller_runs_and_its_agents_are_silent(
+    lab: EmulatedLab,
+) -> None:
+    agents = {
+        agent["server"]: agent for agent in lab.controller.status()["agents"]
+    }
     assert [agent["reachable"] for agent in agents.values()] == [False, False]
     assert not [p for p in lab.state.processes if p.name.startswith("agent")]
     for server in lab.lab.servers:
@@ -158,7 +180,9 @@ def test_a_server_has_its_own_emulated_gpus(lab: EmulatedLab) -> None:
     for server in lab.lab.servers:
         with logged_in(NAME, server.name) as client:
             sockets = said(client, "sudo ls /dev/patchlight-gpus").split()
-        assert sockets == [f"{server.name}.{gpu.name}.sock" for gpu in server.gpus]
+        assert sockets == [
+            f"{server.name}.{gpu.name}.sock" for gpu in server.gpus
+        ]
 
 
 def test_an_sshd_that_is_ended_comes_back(lab: EmulatedLab) -> None:
@@ -169,20 +193,30 @@ def test_an_sshd_that_is_ended_comes_back(lab: EmulatedLab) -> None:
         said(client, f"sudo kill {before}")
         # The old one may still answer, and for a second there is none.
         again = "cat /run/sshd.pid 2>/dev/null || echo none"
-        wait_until(lambda: said(client, again) not in (before, "", "none"), "another sshd")
+        wait_until(
+            lambda: said(client, again) not in (before, "", "none"),
+            "another sshd",
+        )
         wait_until(lambda: ssh_answers(address), "sshd is back")
 
 
-def test_another_lab_goes_and_leaves_nothing(lab: EmulatedLab, lab_file: Path) -> None:
+def test_another_lab_goes_and_leaves_nothing(
+    lab: EmulatedLab, lab_file: Path
+) -> None:
     name = f"{NAME}-b"
     options = {"controller": False, "fabric": "bridge", "servers": "ssh"}
     with EmulatedLab.from_file(lab_file, name=name, **options) as other:  # type: ignore[arg-type]
-        addresses = [s.ssh.address for each in (lab, other) for s in each.lab.servers]
+        addresses = [
+            s.ssh.address for each in (lab, other) for s in each.lab.servers
+        ]
         assert len(set(addresses)) == 4
         with logged_in(name, "server2") as client:
             # Whatever is left running, also in a namespace of its own.
             said(client, "sudo ip netns add worker")
-            said(client, f"sudo ip netns exec worker setsid {SLEEPS} >/dev/null 2>&1 &")
+            said(
+                client,
+                f"sudo ip netns exec worker setsid {SLEEPS} >/dev/null 2>&1 &",
+            )
             wait_until(lambda: _runs(SLEEPS), "it runs")
         (Path(other.lab.servers[0].ssh.identity or "")).read_text()
     assert left_of(name) == []
@@ -199,15 +233,34 @@ def _mounts(pid: int) -> str:
 
 
 def _runs(command: str) -> bool:
-    ended = subprocess.run(["pgrep", "-f", f"^{command}"], capture_output=True, check=False)
+    ended = subprocess.run(
+        ["pgrep", "-f", f"^{command}"], capture_output=True, check=False
+    )
     return ended.returncode == 0
 
 
 def test_down_removes_what_a_killed_up_left(lab_file: Path) -> None:
     name = f"{NAME}-k"
-    up = ["emulate", "up", str(lab_file), "--name", name, "--server-kind", "ssh"]
+    up = [
+        "emulate",
+        "up",
+        str(lab_file),
+        "--name",
+        name,
+        "--server-kind",
+        "ssh",
+    ]
     with subprocess.Popen(
-        [sys.executable, "-c", PAUSING, "servers", *up, "--no-controller", "--fabric", "bridge"],
+        [
+            sys.executable,
+            "-c",
+            PAUSING,
+            "servers",
+            *up,
+            "--no-controller",
+            "--fabric",
+            "bridge",
+        ],
         stdout=subprocess.PIPE,
         text=True,
     ) as builder:
@@ -219,23 +272,31 @@ def test_down_removes_what_a_killed_up_left(lab_file: Path) -> None:
     assert left_of(name) == []
 
 
-def test_disks_of_a_lab_that_ended_with_the_machine_are_removed(lab_file: Path) -> None:
+def test_disks_of_a_lab_that_ended_with_the_machine_are_removed(
+    lab_file: Path,
+) -> None:
     name = f"{NAME}-f"
     (states.DISK_ROOT / name / "server1/upper/opt").mkdir(parents=True)
     assert not down_lab(name)
     assert left_of(name) == []
 
 
-def test_without_a_mirror_there_is_no_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_mirror_there_is_no_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATCHLIGHT_CACHE", str(tmp_path))
     monkeypatch.setenv("PATCHLIGHT_MIRROR", "http://127.0.0.1:9/debian")
     heard = list[str]()
-    with pytest.raises(NoRehearsalServers, match="ended with status 1") as error:
+    with pytest.raises(
+        NoRehearsalServers, match="ended with status 1"
+    ) as error:
         server_base(heard.append)
     assert "127.0.0.1" in error.value.message
     assert "PATCHLIGHT_MIRROR" in (error.value.hint or "")
     assert any("once, about a minute" in line for line in heard)
-    assert [path.name for path in (tmp_path / "servers").iterdir()] == [".lock"]
+    assert [path.name for path in (tmp_path / "servers").iterdir()] == [
+        ".lock"
+    ]
 
 
 def test_a_build_that_is_interrupted_leaves_nothing(
@@ -252,12 +313,22 @@ def test_a_build_that_is_interrupted_leaves_nothing(
         monkeypatch.setenv("PATCHLIGHT_MIRROR", f"http://{host}:{port}/debian")
         with pytest.raises(KeyboardInterrupt):
             server_base(interrupted)
-    wait_until(lambda: not any(str(tmp_path) in command_line(pid) for pid in process_ids()))
-    assert [path.name for path in (tmp_path / "servers").iterdir()] == [".lock"]
+    wait_until(
+        lambda: (
+            not any(
+                str(tmp_path) in command_line(pid) for pid in process_ids()
+            )
+        )
+    )
+    assert [path.name for path in (tmp_path / "servers").iterdir()] == [
+        ".lock"
+    ]
     assert set(Path(tempfile.gettempdir()).glob("mmdebstrap.*")) <= before
 
 
-def test_one_build_waits_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_build_waits_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard = list[str]()
 
     def listening(line: str) -> None:
@@ -278,20 +349,29 @@ def test_one_build_waits_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_base_that_cannot_be_mounted_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NoRehearsalServers, match=r"mounting a server's root over .*missing"):
+    with pytest.raises(
+        NoRehearsalServers, match=r"mounting a server's root over .*missing"
+    ):
         check_overlay(tmp_path / "missing", tmp_path / "trial")
     assert not (tmp_path / "trial").exists()
 
 
 def test_options_that_exclude_each_other() -> None:
-    with pytest.raises(BadInput, match="agents cannot be combined with servers that have an sshd"):
+    with pytest.raises(
+        BadInput,
+        match="agents cannot be combined with servers that have an sshd",
+    ):
         LabOptions(agents=True, servers="ssh")
-    with pytest.raises(BadInput, match="servers 'box': expected namespace, ssh or vm"):
+    with pytest.raises(
+        BadInput, match="servers 'box': expected namespace, ssh or vm"
+    ):
         LabOptions(servers="box")
 
 
 def test_a_lab_without_servers_is_refused_before_anything_is_made() -> None:
     lab = Lab(f"{NAME}-e")
     with pytest.raises(BadInput, match="has no servers"):
-        prepare_rehearsal(lab, states.new_state(lab.name, "", 1.0), print, kind="ssh")
+        prepare_rehearsal(
+            lab, states.new_state(lab.name, "", 1.0), print, kind="ssh"
+        )
     assert left_of(lab.name) == []

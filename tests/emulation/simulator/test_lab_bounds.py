@@ -23,23 +23,38 @@ def test_with_gpus_for_all_the_bound_is_each_job_alone() -> None:
 times = st.floats(0.5, 4.0)
 
 
-@given(st.lists(st.tuples(times, times, st.floats(0.5, 1.0)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(times, times, st.floats(0.5, 1.0)), min_size=1, max_size=4
+    )
+)
 @settings(deadline=None, max_examples=30)
-def test_no_order_of_jobs_on_two_gpus_goes_below(drawn: list[tuple[float, float, float]]) -> None:
-    jobs = [Work(at_s, {1: takes_s, 2: part * takes_s}) for at_s, takes_s, part in drawn]
+def test_no_order_of_jobs_on_two_gpus_goes_below(
+    drawn: list[tuple[float, float, float]],
+) -> None:
+    jobs = [
+        Work(at_s, {1: takes_s, 2: part * takes_s})
+        for at_s, takes_s, part in drawn
+    ]
     found = bound_s(jobs, 2.0, 0.25)
     for order in itertools.permutations(jobs):
         for wide in itertools.product([1, 2], repeat=len(jobs)):
-            free_s, ends_s = [0.0, 0.0], 0.0
+            free_s = [0.0, 0.0]
+            ends_s = 0.0
             for job, workers in zip(order, wide, strict=True):
                 free_s.sort()
-                end_s = max(job.arrived_s, free_s[workers - 1]) + job.takes_s[workers]
+                end_s = (
+                    max(job.arrived_s, free_s[workers - 1])
+                    + job.takes_s[workers]
+                )
                 free_s[:workers] = [end_s] * workers
                 ends_s += end_s - job.arrived_s
             assert found <= ends_s / len(jobs) + 1e-6
 
 
-def test_in_a_lab_the_bound_is_below_hindsight_and_that_not_above_the_built_in_policies() -> None:
+def test_in_a_lab_the_bound_is_below_hindsight_and_that_not_above_the_built_in_policies() -> (
+    None
+):
     found = measured(Drawn(jobs=8, load=1.1, largest=12), 7, plays=6)
     assert 0 < found["alone"] <= found["bound"] < found["hindsight"] <= 1.0
     assert min(found["least-delay"], found["constant:4"]) == 1.0

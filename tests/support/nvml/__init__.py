@@ -18,10 +18,24 @@ LIBRARY = "PATCHLIGHT_TEST_NVML_LIBRARY"
 _SOURCE = Path(__file__).parent / "library.c"
 _U64 = ctypes.c_ulonglong
 _FUNCTIONS = (
-    *("utilization", "memory", "power", "energy", "temperature", "temperature_v", "clock", "pcie"),
-    *("fields", "processes", "mig", "ecc", "events", "pcie_fields", "nvlink_fields"),
+    "utilization",
+    "memory",
+    "power",
+    "energy",
+    "temperature",
+    "temperature_v",
+    "clock",
+    "pcie",
+    "fields",
+    "processes",
+    "mig",
+    "ecc",
+    "events",
+    "pcie_fields",
+    "nvlink_fields",
 )
-LOST, UNKNOWN = 15, 999
+LOST = 15
+UNKNOWN = 999
 """What NVML answers for a GPU that has fallen off the bus, or so."""
 
 
@@ -75,7 +89,15 @@ def build(folder: Path) -> Path:
     if compiler is None:
         raise FileNotFoundError("no C compiler: apt install gcc libc6-dev")
     library = folder / "libnvidia-ml.so.1"
-    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,"]
+    flags = [
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wl,-soname,",
+    ]
     flags[-1] += library.name
     subprocess.run([compiler, *flags, "-o", library, _SOURCE], check=True)
     return library
@@ -91,7 +113,9 @@ def driver(folder: Path, count: int) -> Iterator[Driver]:
     """A driver with so many cards, for as long as the block lasts."""
     path = folder / "nvml"
     path.write_bytes(bytes(ctypes.sizeof(Driver)))
-    with path.open("r+b") as file:  # unmapped with the last one who knows of it
+    with path.open(
+        "r+b"
+    ) as file:  # unmapped with the last one who knows of it
         made = Driver.from_buffer(mmap.mmap(file.fileno(), 0))
     made.count = count
     for number in range(count):
@@ -104,9 +128,16 @@ def driver(folder: Path, count: int) -> Iterator[Driver]:
 
 
 def _usual(card: Card, number: int) -> None:
-    card.uuid, card.name = f"GPU-{number}".encode(), b"Tesla V100-SXM2-16GB"
+    card.uuid = f"GPU-{number}".encode()
+    card.name = b"Tesla V100-SXM2-16GB"
     card.bus = f"00000000:{0x17 + number:02X}:00.0".encode()
-    card.minor, card.utilization, card.power_mw, card.energy_mj = number, 50, 250_000, 4_000_000
-    card.memory_total, card.memory_used, card.temperature = 16 * 2**30, 3 * 2**30, 61
-    card.sm_mhz, card.memory_mhz = 1380, 877
+    card.minor = number
+    card.utilization = 50
+    card.power_mw = 250_000
+    card.energy_mj = 4_000_000
+    card.memory_total = 16 * 2**30
+    card.memory_used = 3 * 2**30
+    card.temperature = 61
+    card.sm_mhz = 1380
+    card.memory_mhz = 877
     card.pcie_kbps[:] = (3_000, 5_000)

@@ -11,9 +11,16 @@ HIDDEN = ("ryu",)
 class _Paths(PathFinder):
     @classmethod
     def find_spec(
-        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        cls,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        return None if fullname in HIDDEN else super().find_spec(fullname, path, target)
+        return (
+            None
+            if fullname in HIDDEN
+            else super().find_spec(fullname, path, target)
+        )
 
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = _Paths

@@ -43,13 +43,20 @@ def test_a_file_of_too_many_mistakes_is_not_read_on() -> None:
         parse_lab(text)
     assert len(caught.value.issues) == MOST_ISSUES + 1
     last = caught.value.issues[-1].message
-    assert last == "more than 1,000 mistakes: the rest of the file was not read"
+    assert (
+        last == "more than 1,000 mistakes: the rest of the file was not read"
+    )
 
 
 def test_aliases_that_explode_are_refused() -> None:
     many = ", ".join(["*n"] * 1500)
-    text = f"{START}servers:\n- &s {{name: a, nics: [&n {{name: n}}, {many}]}}\n" + "- *s\n" * 1500
-    with pytest.raises(LabFileError, match="aliases repeat more than 100,000 values"):
+    text = (
+        f"{START}servers:\n- &s {{name: a, nics: [&n {{name: n}}, {many}]}}\n"
+        + "- *s\n" * 1500
+    )
+    with pytest.raises(
+        LabFileError, match="aliases repeat more than 100,000 values"
+    ):
         parse_lab(text)
 
 
@@ -58,7 +65,9 @@ def test_an_unknown_driver_is_a_mistake_that_names_the_known_ones() -> None:
     with pytest.raises(LabFileError) as caught:
         parse_lab(f"name: x\ncircuit_switches: [{switch}]")
     message = str(caught.value)
-    assert "unknown driver 'calient-tl2': did you mean 'calient-tl1'?" in message
+    assert (
+        "unknown driver 'calient-tl2': did you mean 'calient-tl1'?" in message
+    )
     assert "polatis-scpi" in message
 
 
@@ -66,14 +75,19 @@ def test_an_unknown_driver_is_a_mistake_that_names_the_known_ones() -> None:
     ("text", "places"),
     [
         ('{"a": 1,\n "a": 2}', ["f:2:2: duplicate key 'a', first on line 1"]),
-        ('[{"a": {"b": 1, "b": 2}},\n{"a": 3}]', ["f:1:17: duplicate key 'b'"]),
+        (
+            '[{"a": {"b": 1, "b": 2}},\n{"a": 3}]',
+            ["f:1:17: duplicate key 'b'"],
+        ),
         (
             '{"a": [1], "a": [2], "\\u0061": 3}',
             ["f:1:12: duplicate key 'a'", "f:1:22: duplicate key 'a'"],
         ),
     ],
 )
-def test_keys_that_stand_twice_in_json_are_mistakes(text: str, places: list[str]) -> None:
+def test_keys_that_stand_twice_in_json_are_mistakes(
+    text: str, places: list[str]
+) -> None:
     with pytest.raises(FileError) as caught:
         JsonText(text, FileIssues("f")).parse()
     assert len(caught.value.issues) == len(places)

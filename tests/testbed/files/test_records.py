@@ -21,8 +21,12 @@ class MenuError(FileError):
 
 @dataclass(frozen=True)
 class Oven:
-    heat: float = setting(Number("the heat", above=0, highest=300), "degrees", 180.0)
-    racks: int = setting(Whole("the racks", 1, 1_000_000, grouped=True), "how many racks", 2)
+    heat: float = setting(
+        Number("the heat", above=0, highest=300), "degrees", 180.0
+    )
+    racks: int = setting(
+        Whole("the racks", 1, 1_000_000, grouped=True), "how many racks", 2
+    )
 
     def __post_init__(self) -> None:
         if self.heat > 250 and self.racks > 2:
@@ -35,10 +39,20 @@ def _number(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class Menu:
-    name: str = setting(matching("[a-z]+", "a name", "small letters", "soup"), "what it is called")
-    days: tuple[str, ...] = setting(ListOf(choice("a day", "mon", "tue"), "days"), "when", ("mon",))
+    name: str = setting(
+        matching("[a-z]+", "a name", "small letters", "soup"),
+        "what it is called",
+    )
+    days: tuple[str, ...] = setting(
+        ListOf(choice("a day", "mon", "tue"), "days"), "when", ("mon",)
+    )
     prices: Mapping[str, int | str] = setting(
-        MapOf(Text("a day", str), Text("a price", _number, numbers=True), "prices", "{mon: 3}"),
+        MapOf(
+            Text("a day", str),
+            Text("a price", _number, numbers=True),
+            "prices",
+            "{mon: 3}",
+        ),
         "what it costs",
         {},
     )
@@ -62,19 +76,46 @@ def test_what_is_not_in_the_file_has_its_default() -> None:
 
 def test_lists_mappings_and_groups_become_what_the_dataclass_has() -> None:
     text = "name: pie\ndays: [tue]\nprices: {mon: 3, tue: free}\noven: {heat: 2e2, racks: 10_000}"
-    assert read(text) == Menu("pie", ("tue",), {"mon": 3, "tue": "free"}, Oven(200.0, 10_000))
+    assert read(text) == Menu(
+        "pie", ("tue",), {"mon": 3, "tue": "free"}, Oven(200.0, 10_000)
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
         ("days: []", 1, 1, "a menu lacks 'name'"),
-        ("name: pie\noven: {heat: 0}", 2, 14, "a number above 0, at most 300, found the number 0"),
-        ("name: pie\noven: {racks: 1_00}", 2, 15, "a whole number from 1 to 1000000"),
-        ("name: x\noven: {rack: 1}", 2, 8, "unknown key 'rack' in the oven: did you mean 'racks'"),
-        ("name: pie\noven: {heat: 251, racks: 3}", 2, 7, "no more than 2 racks"),
+        (
+            "name: pie\noven: {heat: 0}",
+            2,
+            14,
+            "a number above 0, at most 300, found the number 0",
+        ),
+        (
+            "name: pie\noven: {racks: 1_00}",
+            2,
+            15,
+            "a whole number from 1 to 1000000",
+        ),
+        (
+            "name: x\noven: {rack: 1}",
+            2,
+            8,
+            "unknown key 'rack' in the oven: did you mean 'racks'",
+        ),
+        (
+            "name: pie\noven: {heat: 251, racks: 3}",
+            2,
+            7,
+            "no more than 2 racks",
+        ),
         ("name: pie\ndays: [sun]", 2, 8, "'sun' is not a day"),
-        ("name: pie\nprices: 3", 2, 9, "expected prices, like {mon: 3}, found the number 3"),
+        (
+            "name: pie\nprices: 3",
+            2,
+            9,
+            "expected prices, like {mon: 3}, found the number 3",
+        ),
         ("", 1, 1, "the file is empty: expected a menu with keys name"),
     ],
 )
@@ -91,20 +132,29 @@ def test_what_is_wrong_is_named_with_its_position(
 def test_the_schema_has_what_the_fields_say() -> None:
     schema = MENU.schema()
     assert schema["required"] == ["name"]
-    assert schema["properties"]["days"]["description"] == "when (default: [mon])"
+    assert (
+        schema["properties"]["days"]["description"] == "when (default: [mon])"
+    )
     heat = schema["properties"]["oven"]["properties"]["heat"]
     assert (heat["exclusiveMinimum"], heat["maximum"]) == (0, 300)
 
 
 def test_aliases_that_stand_for_more_and_more_are_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
-    with pytest.raises(MenuError, match="its aliases repeat more than 100,000 values"):
+    lines += [
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)
+    ]
+    with pytest.raises(
+        MenuError, match="its aliases repeat more than 100,000 values"
+    ):
         read("\n".join(lines))
 
 
 def test_a_group_may_be_used_again_by_an_alias() -> None:
-    assert read("name: pie\ndays: &d [mon, tue]\nprices: {mon: 1}").days == ("mon", "tue")
+    assert read("name: pie\ndays: &d [mon, tue]\nprices: {mon: 1}").days == (
+        "mon",
+        "tue",
+    )
     issues = FileIssues("x")
     twice = ListOf(ListOf(Text("a word", str), "words"), "lists")
     assert len(twice.parse("[&a [x, y], *a]", issues)) == 2
@@ -119,7 +169,9 @@ _json = st.recursive(
 
 
 @given(_json, st.sampled_from([None, 2]))
-def test_each_value_is_found_where_it_stands(value: object, indent: int | None) -> None:
+def test_each_value_is_found_where_it_stands(
+    value: object, indent: int | None
+) -> None:
     text = json.dumps(value, indent=indent)
     offsets = positions(text)
 

@@ -30,7 +30,9 @@ def test_parameters_and_arithmetic_are_the_published_ones(name: str) -> None:
         assert net.macs == pytest.approx(macs, rel=0.001)
 
 
-def test_attention_networks_cost_two_flops_a_parameter_and_token_at_least() -> None:
+def test_attention_networks_cost_two_flops_a_parameter_and_token_at_least() -> (
+    None
+):
     net = layers_of("bert-large")
     embeddings = (30522 + 512 + 2) * 1024
     dense = PUBLISHED["bert-large"][0] - embeddings
@@ -49,17 +51,27 @@ def test_all_are_marked_as_computed_for_a_gpu(name: str) -> None:
     assert 0 < graph.forward_ms < graph.backward_ms
 
 
-@pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet18", "squeezenet1_0", "gnmt"])
-def test_memory_is_near_that_of_pipedreams_profile(name: str, pipedream: Path) -> None:
-    profile, computed = read_graph(pipedream / f"{name}.txt"), builtin_graph(name)
-    assert computed.parameter_bytes == pytest.approx(profile.parameter_bytes, rel=0.001)
+@pytest.mark.parametrize(
+    "name", ["alexnet", "vgg16", "resnet18", "squeezenet1_0", "gnmt"]
+)
+def test_memory_is_near_that_of_pipedreams_profile(
+    name: str, pipedream: Path
+) -> None:
+    profile = read_graph(pipedream / f"{name}.txt")
+    computed = builtin_graph(name)
+    assert computed.parameter_bytes == pytest.approx(
+        profile.parameter_bytes, rel=0.001
+    )
     # The profile of GNMT counts the LSTMs' states and the views of lists too.
     slack = 0.15 if name == "gnmt" else 0.02
-    assert computed.activation_bytes == pytest.approx(profile.activation_bytes, rel=slack)
+    assert computed.activation_bytes == pytest.approx(
+        profile.activation_bytes, rel=slack
+    )
 
 
 def test_another_batch_and_another_gpu() -> None:
-    usual, double = builtin_graph("vgg16"), builtin_graph("vgg16", batch=256)
+    usual = builtin_graph("vgg16")
+    double = builtin_graph("vgg16", batch=256)
     assert double.activation_bytes == 2 * usual.activation_bytes
     assert double.parameter_bytes == usual.parameter_bytes
     slow = builtin_graph("vgg16", gpu=GpuModel("slow", 1e12, 1e11))

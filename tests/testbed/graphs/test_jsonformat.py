@@ -19,15 +19,31 @@ _sizes = st.integers(0, 2**50)
 
 @st.composite
 def graphs(draw: st.DrawFn) -> ComputationGraph:
-    names = draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True))
+    names = draw(
+        st.lists(
+            st.text(min_size=1, max_size=8),
+            min_size=1,
+            max_size=6,
+            unique=True,
+        )
+    )
     operations = tuple(
         Operation(
-            name, draw(st.text(max_size=8)), draw(_times), draw(_times), draw(_sizes), draw(_sizes)
+            name,
+            draw(st.text(max_size=8)),
+            draw(_times),
+            draw(_times),
+            draw(_sizes),
+            draw(_sizes),
         )
         for name in names
     )
     pairs = [(a, b) for b in range(len(names)) for a in range(b)]
-    edges = tuple(draw(st.lists(st.sampled_from(pairs), unique=True))) if pairs else ()
+    edges = (
+        tuple(draw(st.lists(st.sampled_from(pairs), unique=True)))
+        if pairs
+        else ()
+    )
     return ComputationGraph(
         draw(st.text(max_size=8)),
         operations,
@@ -92,7 +108,11 @@ def test_every_mistake_is_named_with_line_and_column() -> None:
         ("wrong.json:15:37: ", "a pair of names"),
         ("wrong.json:16:5: ", "unknown operation 'c'"),
     ]:
-        assert any(m.startswith(start) and what in m for m in found), (start, what, found)
+        assert any(m.startswith(start) and what in m for m in found), (
+            start,
+            what,
+            found,
+        )
     assert sum("closes a cycle" in m for m in found) == 1
     assert len(found) == 16
 
@@ -123,10 +143,30 @@ ONE = (
 @pytest.mark.parametrize(
     ("old", "new", "place", "what"),
     [
-        ('"activation_bytes": 1', '"activation_bytes": 1e300', "x:3:23: ", "0 to 1.15e+18"),
-        ('"parameter_bytes": 1', f'"parameter_bytes": 1{"0" * 400}', "x:3:45: ", "100000"),
-        ('"forward_ms": 1', '"forward_ms": 1e13', "x:2:58: ", "expected a number, 0 to 1e+12"),
-        ('"activation_bytes": 1', '"activation_bytes": 1e999', "x:3:23: ", "inf"),
+        (
+            '"activation_bytes": 1',
+            '"activation_bytes": 1e300',
+            "x:3:23: ",
+            "0 to 1.15e+18",
+        ),
+        (
+            '"parameter_bytes": 1',
+            f'"parameter_bytes": 1{"0" * 400}',
+            "x:3:45: ",
+            "100000",
+        ),
+        (
+            '"forward_ms": 1',
+            '"forward_ms": 1e13',
+            "x:2:58: ",
+            "expected a number, 0 to 1e+12",
+        ),
+        (
+            '"activation_bytes": 1',
+            '"activation_bytes": 1e999',
+            "x:3:23: ",
+            "inf",
+        ),
     ],
 )
 def test_sizes_of_nonsense(old: str, new: str, place: str, what: str) -> None:

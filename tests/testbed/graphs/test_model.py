@@ -24,14 +24,20 @@ def chain(*forward_ms: float) -> ComputationGraph:
         for i, ms in enumerate(forward_ms)
     )
     return ComputationGraph(
-        "chain", operations, tuple((i, i + 1) for i in range(len(operations) - 1))
+        "chain",
+        operations,
+        tuple((i, i + 1) for i in range(len(operations) - 1)),
     )
 
 
 def parts_and_edges(graph: PartitionedGraph) -> tuple[int, int]:
     """Parts of all operations, and edges between them, synchronisation included."""
-    half, splits = graph.training.half, graph.splits
-    between = sum(splits[source] * splits[target] for source, target in graph.training.edges)
+    half = graph.training.half
+    splits = graph.splits
+    between = sum(
+        splits[source] * splits[target]
+        for source, target in graph.training.edges
+    )
     return sum(splits), between + sum(n * (n - 1) for n in splits[half:])
 
 
@@ -78,7 +84,9 @@ def test_work_and_memory_are_shared_out() -> None:
     assert graph.splits == (4, 4, 1) * 2
     parts = np.array(graph.splits)
     assert (graph.part_ms * parts).tolist() == training.compute_ms.tolist()
-    assert (graph.part_bytes * parts).tolist() == training.memory_bytes.tolist()
+    assert (
+        graph.part_bytes * parts
+    ).tolist() == training.memory_bytes.tolist()
     # Forward 16 + 4, loss 1, backward 4 + 16, and 2 · 4·3 to synchronise.
     assert parts_and_edges(graph) == (18, 65)
     assert graph.forward_splits == (1, 4)
@@ -87,7 +95,9 @@ def test_work_and_memory_are_shared_out() -> None:
 
 def test_edges_take_the_size_of_whoever_was_split_before() -> None:
     graph = partition(mirror(chain(1.0, 2.0, 0.0)), 4)
-    by_edge = dict(zip(graph.training.edges, graph.edge_bytes.tolist(), strict=True))
+    by_edge = dict(
+        zip(graph.training.edges, graph.edge_bytes.tolist(), strict=True)
+    )
 
     assert by_edge[0, 1] == 100 / 4 / 4  # op0 was split first
     assert by_edge[1, 2] == 300 / 4  # op2 is whole: its memory, by op1's parts
@@ -109,19 +119,35 @@ def test_real_profiles_at_degree_16(
 
 
 def op(name: str, forward_ms: float = 1.0, **other: float) -> Operation:
-    numbers = {"backward_ms": 2.0, "activation_bytes": 8, "parameter_bytes": 4, **other}
+    numbers = {
+        "backward_ms": 2.0,
+        "activation_bytes": 8,
+        "parameter_bytes": 4,
+        **other,
+    }
     return Operation(name, "Test", forward_ms, **numbers)  # type: ignore[arg-type]
 
 
 def test_a_diamond_knows_its_order_parents_and_loss() -> None:
     graph = ComputationGraph(
-        "diamond", (op("d"), op("a"), op("b"), op("c")), ((1, 2), (1, 3), (2, 0), (3, 0))
+        "diamond",
+        (op("d"), op("a"), op("b"), op("c")),
+        ((1, 2), (1, 3), (2, 0), (3, 0)),
     )
 
-    assert [graph.operations[i].name for i in graph.order] == ["a", "b", "c", "d"]
+    assert [graph.operations[i].name for i in graph.order] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
     assert graph.parents == ((2, 3), (), (1,), (1,))
     assert graph.operations[graph.loss].name == "d"
-    assert (graph.forward_ms, graph.backward_ms, graph.memory_bytes) == (4.0, 8.0, 48)
+    assert (graph.forward_ms, graph.backward_ms, graph.memory_bytes) == (
+        4.0,
+        8.0,
+        48,
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,15 +158,25 @@ def test_a_diamond_knows_its_order_parents_and_loss() -> None:
         ((op("a", -1.0),), (), "forward_ms of 'a' is -1.0"),
         ((op("a", math.nan),), (), "forward_ms of 'a' is nan"),
         ((op("a", parameter_bytes=-4),), (), "parameter_bytes of 'a' is -4"),
-        ((op("a", activation_bytes=1 << 61),), (), "activation_bytes of 'a' is 2305843009"),
+        (
+            (op("a", activation_bytes=1 << 61),),
+            (),
+            "activation_bytes of 'a' is 2305843009",
+        ),
         ((op("a"),), ((0, 1),), "does not exist"),
         ((op("a"), op("b")), ((0, 1), (0, 1)), "a → b appears twice"),
-        ((op("a"), op("b"), op("c")), ((0, 1), (1, 2), (2, 1)), "a cycle: b → c → b"),
+        (
+            (op("a"), op("b"), op("c")),
+            ((0, 1), (1, 2), (2, 1)),
+            "a cycle: b → c → b",
+        ),
         ((op("a"),), ((0, 0),), "a cycle: a → a"),
     ],
 )
 def test_what_is_no_graph_is_refused(
-    operations: tuple[Operation, ...], edges: tuple[tuple[int, int], ...], what: str
+    operations: tuple[Operation, ...],
+    edges: tuple[tuple[int, int], ...],
+    what: str,
 ) -> None:
     with pytest.raises(BadInput, match="invalid computation graph") as refused:
         ComputationGraph("wrong", operations, edges)

@@ -11,7 +11,17 @@ from patchlight.testbed.graphs import GraphFileError, mirror, read_graph
 PROFILES = {
     "alexnet": (23, 23, 46, 47, 680.70, 40.52, 1278.7, 244.40, 36061.2),
     "resnet18": (71, 79, 142, 159, 581.07, 152.30, 8582.6, 46.76, 36668.4),
-    "squeezenet1_0": (68, 76, 136, 153, 587.88, 172.12, 12476.3, 4.99, 38000.2),
+    "squeezenet1_0": (
+        68,
+        76,
+        136,
+        153,
+        587.88,
+        172.12,
+        12476.3,
+        4.99,
+        38000.2,
+    ),
     "vgg16": (41, 41, 82, 83, 251.87, 438.63, 14759.2, 553.43, 34525.4),
     "gnmt": (48, 58, 96, 117, 33.53, 55.88, 409.2, 775.06, 4470.8),
 }
@@ -19,7 +29,17 @@ PROFILES = {
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_five_profiles_are_read_whole(name: str, pipedream: Path) -> None:
-    nodes, edges, nodes2, edges2, forward, backward, activations, parameters, jct = PROFILES[name]
+    (
+        nodes,
+        edges,
+        nodes2,
+        edges2,
+        forward,
+        backward,
+        activations,
+        parameters,
+        jct,
+    ) = PROFILES[name]
 
     graph = read_graph(pipedream / f"{name}.txt")
     training = mirror(graph)
@@ -41,7 +61,9 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def node(number: int, activation: str = "8.000", forward: str = "1.500") -> str:
+def node(
+    number: int, activation: str = "8.000", forward: str = "1.500"
+) -> str:
     return (
         f"node{number} -- Op -- forward_compute_time={forward}, backward_compute_time=2.000, "
         f"activation_size={activation}, parameter_size=4.000\n"
@@ -97,8 +119,14 @@ def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
         (9, "node9 does not exist"),
         (12, "forward_compute_time is 'inf'"),
     ]:
-        assert any(at == line and what in message for at, message in found), (line, what, found)
-    cycles = [(at, message) for at, message in found if "closes a cycle" in message]
+        assert any(at == line and what in message for at, message in found), (
+            line,
+            what,
+            found,
+        )
+    cycles = [
+        (at, message) for at, message in found if "closes a cycle" in message
+    ]
     assert len(cycles) == 1
     assert cycles[0][0] in (10, 11)
     assert len(found) == 12
@@ -110,7 +138,10 @@ def test_a_size_of_nonsense(tmp_path: Path, size: str) -> None:
     with pytest.raises(GraphFileError) as refused:
         read_graph(write(tmp_path, node(1) + node(2, size)))
     (mistake,) = refused.value.issues
-    assert (mistake.line, "expected a number, 0 to 1.15e+18" in mistake.message) == (2, True)
+    assert (
+        mistake.line,
+        "expected a number, 0 to 1.15e+18" in mistake.message,
+    ) == (2, True)
 
 
 def test_an_empty_file_and_none_at_all(tmp_path: Path) -> None:

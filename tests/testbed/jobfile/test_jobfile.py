@@ -78,7 +78,9 @@ jobs:
 def test_a_file_of_one_job() -> None:
     jobs = parse_jobs(ONE)
     compute_s = {"Tesla M40": 0.5, "Titan V": 0.25}
-    assert jobs.specs == (JobSpec("vgg", 1000, 553_000_000, compute_s, workers=4),)
+    assert jobs.specs == (
+        JobSpec("vgg", 1000, 553_000_000, compute_s, workers=4),
+    )
     assert jobs.together
 
 
@@ -121,8 +123,13 @@ def test_a_file_with_every_key() -> None:
 
 
 def test_a_shell_line_is_run_by_a_shell() -> None:
-    (spec,) = parse_jobs("name: a\nworkers: 1\ncommand: cd /srv && ./train > log").specs
-    assert (spec.trainer, spec.command) == ("command", ("sh", "-c", "cd /srv && ./train > log"))
+    (spec,) = parse_jobs(
+        "name: a\nworkers: 1\ncommand: cd /srv && ./train > log"
+    ).specs
+    assert (spec.trainer, spec.command) == (
+        "command",
+        ("sh", "-c", "cd /srv && ./train > log"),
+    )
 
 
 def test_several_jobs_start_together_and_have_defaults() -> None:
@@ -134,8 +141,12 @@ def test_several_jobs_start_together_and_have_defaults() -> None:
     ]
 
 
-def test_a_sweep_makes_a_job_for_each_combination_with_a_name_that_says_which() -> None:
-    jobs = parse_jobs(ONE + "sweep: {workers: [2, 6], gradient: [10MB, 1.5MiB]}")
+def test_a_sweep_makes_a_job_for_each_combination_with_a_name_that_says_which() -> (
+    None
+):
+    jobs = parse_jobs(
+        ONE + "sweep: {workers: [2, 6], gradient: [10MB, 1.5MiB]}"
+    )
     assert not jobs.together
     assert [(s.name, s.workers, s.gradient_bytes) for s in jobs.specs] == [
         ("vgg-workers-2-gradient-10MB", 2, 10_000_000),
@@ -148,8 +159,14 @@ def test_a_sweep_makes_a_job_for_each_combination_with_a_name_that_says_which() 
 def test_the_jobs_of_an_array_differ_in_seed_or_in_a_variable() -> None:
     synthetic = parse_jobs(ONE + "seed: 5\narray: 3")
     assert not synthetic.together
-    assert [(s.name, s.seed) for s in synthetic.specs] == [("vgg-1", 5), ("vgg-2", 6), ("vgg-3", 7)]
-    programs = parse_jobs("{name: p, workers: 1, command: ./run, environment: {A: b}, array: 2}")
+    assert [(s.name, s.seed) for s in synthetic.specs] == [
+        ("vgg-1", 5),
+        ("vgg-2", 6),
+        ("vgg-3", 7),
+    ]
+    programs = parse_jobs(
+        "{name: p, workers: 1, command: ./run, environment: {A: b}, array: 2}"
+    )
     assert [s.environment for s in programs.specs] == [
         {"A": "b", "ARRAY_INDEX": "1"},
         {"A": "b", "ARRAY_INDEX": "2"},
@@ -158,14 +175,22 @@ def test_the_jobs_of_an_array_differ_in_seed_or_in_a_variable() -> None:
 
 def test_what_a_command_line_says_goes_before_the_file() -> None:
     given = Overrides(
-        {"workers": 2, "gradient": 8, "retries": 1}, {"seed": [("1", 1), ("2", 2)]}, 2
+        {"workers": 2, "gradient": 8, "retries": 1},
+        {"seed": [("1", 1), ("2", 2)]},
+        2,
     )
-    jobs = parse_jobs(ONE + "seed: 9\nsweep: {seed: [3]}\narray: 4", given=given)
+    jobs = parse_jobs(
+        ONE + "seed: 9\nsweep: {seed: [3]}\narray: 4", given=given
+    )
     assert [s.name for s in jobs.specs] == [
         f"vgg-seed-{seed}-{n}" for seed in (1, 2) for n in (1, 2)
     ]
-    assert {(s.workers, s.gradient_bytes, s.retries) for s in jobs.specs} == {(2, 8, 1)}
-    (spec,) = parse_jobs(ONE, given=Overrides({"hosts": ("gpu0", "gpu1")})).specs
+    assert {(s.workers, s.gradient_bytes, s.retries) for s in jobs.specs} == {
+        (2, 8, 1)
+    }
+    (spec,) = parse_jobs(
+        ONE, given=Overrides({"hosts": ("gpu0", "gpu1")})
+    ).specs
     assert (spec.workers, spec.hosts) == (0, ("gpu0", "gpu1"))
     with pytest.raises(JobFileError, match="options need a file with one job"):
         parse_jobs(GANG, given=given)
@@ -173,11 +198,20 @@ def test_what_a_command_line_says_goes_before_the_file() -> None:
 
 def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
     assert value_of(KEYS["workers"].type, "auto") == 0
-    assert value_of(KEYS["hosts"].type, "gpu0, server1.gpu2") == ("gpu0", "server1.gpu2")
-    assert value_of(KEYS["gpu_models"].type, "3090,Titan V") == ("3090", "Titan V")
+    assert value_of(KEYS["hosts"].type, "gpu0, server1.gpu2") == (
+        "gpu0",
+        "server1.gpu2",
+    )
+    assert value_of(KEYS["gpu_models"].type, "3090,Titan V") == (
+        "3090",
+        "Titan V",
+    )
     assert value_of(KEYS["deadline"].type, "2h") == 7200.0
     sweep = {key.name: key.type for key in SWEEP.keys}
-    assert value_of(sweep["deadline"], "1h,30min") == (("1h", 3600.0), ("30min", 1800.0))
+    assert value_of(sweep["deadline"], "1h,30min") == (
+        ("1h", 3600.0),
+        ("30min", 1800.0),
+    )
     with pytest.raises(BadInput, match="'' is not a size"):
         value_of(KEYS["gradient"].type, "")
 
@@ -287,7 +321,10 @@ def changed(text: str, good: str, bad: str) -> str:
     ("marked", "message"),
     [
         *((changed(ONE, good, bad), message) for good, bad, message in OF_ONE),
-        *((changed(GANG, good, bad), message) for good, bad, message in OF_GANG),
+        *(
+            (changed(GANG, good, bad), message)
+            for good, bad, message in OF_GANG
+        ),
         *OTHERS,
         (
             ONE.replace("4", "‸4", 1) + "hosts: [a, b]",
@@ -303,12 +340,17 @@ def test_each_mistake_is_told_at_its_place(marked: str, message: str) -> None:
     text, line, column = unmarked(marked)
     with pytest.raises(JobFileError) as caught:
         parse_jobs(text, "f")
-    assert str(caught.value).startswith(f"f:{line}:{column}: "), str(caught.value)
+    assert str(caught.value).startswith(f"f:{line}:{column}: "), str(
+        caught.value
+    )
     assert message in str(caught.value)
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    wrong = ONE.replace("553MB", "553").replace("500ms", "500") + "retries: x\ncolour: red"
+    wrong = (
+        ONE.replace("553MB", "553").replace("500ms", "500")
+        + "retries: x\ncolour: red"
+    )
     with pytest.raises(JobFileError) as caught:
         parse_jobs(wrong)
     assert [issue.line for issue in caught.value.issues] == [4, 5, 6, 7]
@@ -323,23 +365,33 @@ def test_a_text_that_explodes_is_refused() -> None:
 
 
 def test_a_graph_file_is_found_beside_the_job_file(tmp_path: Path) -> None:
-    graph = "node1 -- Input -- forward_compute_time=1, backward_compute_time=2, "
+    graph = (
+        "node1 -- Input -- forward_compute_time=1, backward_compute_time=2, "
+    )
     graph += "activation_size=4, parameter_size=8"
     (tmp_path / "small.txt").write_text(graph)
     file = tmp_path / "job.yaml"
     file.write_text(ONE + "graph: small.txt")
     assert read_jobs(file).specs[0].graph == str(tmp_path / "small.txt")
     (tmp_path / "small.txt").write_text("not a graph")
-    with pytest.raises(JobFileError, match=r"job.yaml:6:8: .*small.txt:1:1: cannot read"):
+    with pytest.raises(
+        JobFileError, match=r"job.yaml:6:8: .*small.txt:1:1: cannot read"
+    ):
         read_jobs(file)
 
 
-def test_a_file_that_is_not_there_says_what_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match=r"No such file.*expected a job file"):
+def test_a_file_that_is_not_there_says_what_was_expected(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        JobFileError, match=r"No such file.*expected a job file"
+    ):
         read_jobs(tmp_path / "none.yaml")
 
 
-def test_jobs_are_meant_by_value_by_mapping_and_by_file(tmp_path: Path) -> None:
+def test_jobs_are_meant_by_value_by_mapping_and_by_file(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(ONE)
     mapping = yaml.safe_load(ONE.replace("1_000", "1000"))
@@ -347,23 +399,36 @@ def test_jobs_are_meant_by_value_by_mapping_and_by_file(tmp_path: Path) -> None:
     assert jobs_meant([spec, mapping, file, str(file)]).specs == (spec,) * 4
     with pytest.raises(BadInput, match="start one by one"):
         jobs_meant([spec, {**mapping, "array": 2}])
-    with pytest.raises(BadInput, match=r"^unknown key 'worker' in a job file: did you mean"):
+    with pytest.raises(
+        BadInput, match=r"^unknown key 'worker' in a job file: did you mean"
+    ):
         jobs_of({**mapping, "worker": 1})
     with pytest.raises(BadInput, match="may contain only texts, numbers"):
         jobs_of({**mapping, "graph": tmp_path})
 
 
-@pytest.mark.parametrize("text", [ONE, EVERYTHING, GANG, ONE + "sweep: {seed: [1]}\narray: 2"])
+@pytest.mark.parametrize(
+    "text", [ONE, EVERYTHING, GANG, ONE + "sweep: {seed: [1]}\narray: 2"]
+)
 def test_the_schema_for_editors_takes_what_is_good(text: str) -> None:
     document = yaml.safe_load(text.replace("1_000", "1000"))
     Draft202012Validator(json_schema()).validate(document)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"worker": 1}, {"gradient": 5}, {"workers": "many"}, {"jobs": []}, {"array": 0}]
+    "wrong",
+    [
+        {"worker": 1},
+        {"gradient": 5},
+        {"workers": "many"},
+        {"jobs": []},
+        {"array": 0},
+    ],
 )
 def test_the_schema_for_editors_knows_mistakes(wrong: dict[str, Any]) -> None:
-    assert not Draft202012Validator(json_schema()).is_valid({"name": "a", **wrong})
+    assert not Draft202012Validator(json_schema()).is_valid(
+        {"name": "a", **wrong}
+    )
 
 
 def test_the_files_of_examples_and_of_the_page_are_good() -> None:
@@ -371,9 +436,13 @@ def test_the_files_of_examples_and_of_the_page_are_good() -> None:
     for file in (root / "examples" / "jobs").glob("*.yaml"):
         assert read_jobs(file).specs
     shown = re.findall(
-        r"^```yaml\n(.*?)^```$", (root / "docs" / "jobs.md").read_text(), re.M | re.S
+        r"^```yaml\n(.*?)^```$",
+        (root / "docs" / "jobs.md").read_text(),
+        re.M | re.S,
     )
-    of_labs = [text for text in shown if text.startswith(("policies:", "queue:"))]
+    of_labs = [
+        text for text in shown if text.startswith(("policies:", "queue:"))
+    ]
     assert len(shown) - len(of_labs) == 5
     assert all(parse_jobs(text).specs for text in shown if text not in of_labs)
     lab = builtin_lab("ofc2022").read_text()
@@ -381,18 +450,36 @@ def test_the_files_of_examples_and_of_the_page_are_good() -> None:
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from([*KEYS, "jobs", "sweep", "M"]), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from([*KEYS, "jobs", "sweep", "M"]), inner, max_size=3
+        )
     ),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(st.sampled_from([*KEYS, "jobs", "defaults", "sweep", "array"]), values))
-def test_whatever_stands_there_is_read_or_refused_in_words(changes: dict[str, Any]) -> None:
-    base = {"name": "a", "workers": 2, "iterations": 1, "gradient": "4B", "compute": {"M": "1s"}}
+@given(
+    st.dictionaries(
+        st.sampled_from([*KEYS, "jobs", "defaults", "sweep", "array"]), values
+    )
+)
+def test_whatever_stands_there_is_read_or_refused_in_words(
+    changes: dict[str, Any],
+) -> None:
+    base = {
+        "name": "a",
+        "workers": 2,
+        "iterations": 1,
+        "gradient": "4B",
+        "compute": {"M": "1s"},
+    }
     specs: list[JobSpec] = []
     with contextlib.suppress(JobFileError):
         specs += parse_jobs(json.dumps({**base, **changes})).specs

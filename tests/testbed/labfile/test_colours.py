@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.testbed.lab.model import Lab, PacketSwitch
-from patchlight.testbed.lab.spectrum import Band, Channel, ChannelConnect, Grid, SpectrumMap
+from patchlight.testbed.lab.spectrum import (
+    Band,
+    Channel,
+    ChannelConnect,
+    Grid,
+    SpectrumMap,
+)
 from patchlight.testbed.lab.wavelengths import (
     PassivePart,
     Transceiver,
@@ -16,7 +22,11 @@ from patchlight.testbed.lab.wavelengths import (
     channels_in,
 )
 from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab
-from patchlight.testbed.labfile.writer import json_schema, write_commented_lab, write_lab
+from patchlight.testbed.labfile.writer import (
+    json_schema,
+    write_commented_lab,
+    write_lab,
+)
 from tests.support.schemas import Draft202012Validator
 from tests.support.tables import mistakes
 
@@ -115,7 +125,9 @@ def test_what_is_declared_is_read_and_written_again() -> None:
     lab = parse_lab(GOOD)
     first, second = (server.nics[0].transceiver for server in lab.servers)
     band = Band(Channel(0), Channel(24))
-    assert first == Transceiver(Channel(0), band, tuning_time_s=0.001, sensitivity_dbm=-18)
+    assert first == Transceiver(
+        Channel(0), band, tuning_time_s=0.001, sensitivity_dbm=-18
+    )
     assert second == Transceiver(Channel(8), launch_power_dbm=1)
     (tor,) = lab.packet_switches
     assert [(port, str(one.channel)) for port, one in tor.transceivers] == [
@@ -123,12 +135,20 @@ def test_what_is_declared_is_read_and_written_again() -> None:
         (2, "193.300/100"),
     ]
     wss, branching = lab.wavelength_switches
-    assert (wss.grid, wss.switching_time_s, wss.outputs) == (Grid(None), 0.02, 4)
-    assert wss.initial == SpectrumMap.parse(["1>2@193.1", "2>1@193.1", "3>1@193.2-2.5dB"])
+    assert (wss.grid, wss.switching_time_s, wss.outputs) == (
+        Grid(None),
+        0.02,
+        4,
+    )
+    assert wss.initial == SpectrumMap.parse(
+        ["1>2@193.1", "2>1@193.1", "3>1@193.2-2.5dB"]
+    )
     assert (branching.inputs, branching.outputs, branching.ports) == (1, 9, 9)
     star, awg, mux = lab.passive_parts
     assert (star.ports, star.loss_db) == (4, 6.52)
-    assert [str(channel) for channel in awg.channels] == [f"193.{n}00/100" for n in range(1, 5)]
+    assert [str(channel) for channel in awg.channels] == [
+        f"193.{n}00/100" for n in range(1, 5)
+    ]
     assert (awg.loss_db, mux.loss_db, mux.ports) == (5.0, 3.0, 5)
     for text in (write_lab(lab), write_commented_lab(lab)):
         assert parse_lab(text) == lab
@@ -136,23 +156,34 @@ def test_what_is_declared_is_read_and_written_again() -> None:
 
 def test_a_lab_without_wavelengths_is_written_as_ever() -> None:
     text = write_lab(load_lab("ofc2022"))
-    assert not {"transceiver", "wavelength", "passive"} & set(text.replace("_", " ").split())
+    assert not {"transceiver", "wavelength", "passive"} & set(
+        text.replace("_", " ").split()
+    )
 
 
-@pytest.mark.parametrize(("old", "new", "message"), MISTAKES, ids=lambda v: str(v)[:40])
-def test_every_mistake_is_told_with_its_place(old: str, new: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "message"), MISTAKES, ids=lambda v: str(v)[:40]
+)
+def test_every_mistake_is_told_with_its_place(
+    old: str, new: str, message: str
+) -> None:
     assert old in GOOD
     marked = GOOD.replace(old, new, 1)
     before, _, after = marked.partition("‸")
     place = (before.count("\n") + 1, len(before) - before.rfind("\n"))
     with pytest.raises(LabFileError) as caught:
         parse_lab(before + after)
-    found = {(issue.line, issue.column): issue.message for issue in caught.value.issues}
+    found = {
+        (issue.line, issue.column): issue.message
+        for issue in caught.value.issues
+    }
     assert message in found[place]
 
 
 def test_all_mistakes_at_once() -> None:
-    text = GOOD.replace("193.2}", "193.225}").replace("3>1@193.2-2.5dB", "9>1@193.2")
+    text = GOOD.replace("193.2}", "193.225}").replace(
+        "3>1@193.2-2.5dB", "9>1@193.2"
+    )
     with pytest.raises(LabFileError) as caught:
         parse_lab(text.replace("kind: coupler", "kind: prism"))
     assert len(caught.value.issues) == 3
@@ -187,7 +218,9 @@ def test_where_parts_let_light_out(
 ) -> None:
     for (inp, steps), outputs in ways.items():
         assert list(part.outputs_of(inp, Channel(steps))) == outputs
-    assert list(part.outputs_of(1, None)) == ([2, 3] if part.kind == "coupler" else [])
+    assert list(part.outputs_of(1, None)) == (
+        [2, 3] if part.kind == "coupler" else []
+    )
 
 
 GRIDS_WITH_CHANNELS = st.sampled_from([12.5, 25.0, 50.0, 75.0, 100.0, 200.0])
@@ -196,8 +229,10 @@ GRIDS_WITH_CHANNELS = st.sampled_from([12.5, 25.0, 50.0, 75.0, 100.0, 200.0])
 @st.composite
 def transceivers(draw: st.DrawFn) -> Transceiver:
     spacing_ghz = draw(GRIDS_WITH_CHANNELS)
-    apart, slots = int(spacing_ghz / 6.25), int(spacing_ghz / 12.5)
-    first, more = draw(st.integers(-20, 20)), draw(st.integers(0, 9))
+    apart = int(spacing_ghz / 6.25)
+    slots = int(spacing_ghz / 12.5)
+    first = draw(st.integers(-20, 20))
+    more = draw(st.integers(0, 9))
     channel = Channel(apart * (first + draw(st.integers(0, more))), slots)
     band = Band(Channel(apart * first), Channel(apart * (first + more)))
     tunable = draw(st.booleans())
@@ -229,7 +264,9 @@ def labs(draw: st.DrawFn) -> Lab:
     spectrum = SpectrumMap()
     for way in ways:
         spectrum = spectrum.joined(SpectrumMap.of([way]))
-    switch = WavelengthSwitch("wss1", 3, 4, Grid(None), draw(st.floats(0, 9)), 6.0, spectrum)
+    switch = WavelengthSwitch(
+        "wss1", 3, 4, Grid(None), draw(st.floats(0, 9)), 6.0, spectrum
+    )
     spacing_ghz = draw(GRIDS_WITH_CHANNELS)
     first = Channel(int(spacing_ghz / 6.25) * draw(st.integers(-9, 9)))
     last = first._replace(steps=first.steps + draw(st.integers(8, 90)))
@@ -238,11 +275,18 @@ def labs(draw: st.DrawFn) -> Lab:
     parts = (
         PassivePart("star1", "coupler", draw(st.integers(2, 64)), (), loss_db),
         PassivePart("awg1", "awg", 8, channels, loss_db),
-        PassivePart("mux1", "multiplexer", len(channels) + 1, channels, loss_db),
+        PassivePart(
+            "mux1", "multiplexer", len(channels) + 1, channels, loss_db
+        ),
     )
     own = ((1, draw(transceivers())), (3, draw(transceivers())))
     tor = PacketSwitch("tor1", 1, 4, transceivers=own)
-    return Lab("made", packet_switches=(tor,), wavelength_switches=(switch,), passive_parts=parts)
+    return Lab(
+        "made",
+        packet_switches=(tor,),
+        wavelength_switches=(switch,),
+        passive_parts=parts,
+    )
 
 
 @settings(max_examples=50)
@@ -290,17 +334,37 @@ def test_drivers_that_do_not_fit_are_mistakes_in_their_place() -> None:
         parse_lab(DRIVEN)
     found = [(issue.line, issue.message) for issue in raised.value.issues]
     for place, words in (
-        (4, "a waveshaper-http has one common port, not 4 inputs and 4 outputs"),
-        (5, "unknown driver 'waveshaper-htp': did you mean 'waveshaper-http'?"),
+        (
+            4,
+            "a waveshaper-http has one common port, not 4 inputs and 4 outputs",
+        ),
+        (
+            5,
+            "unknown driver 'waveshaper-htp': did you mean 'waveshaper-http'?",
+        ),
         (5, "duplicate address of a switch 10.0.0.1:80, first on line 4"),
-        (6, "the driver calient-tl1 is for circuit switches: expected one of waveshaper-http"),
-        (7, "a wavelength switch with 'driver' needs 'address': expected both or neither"),
-        (8, "a wavelength switch with 'address' needs 'driver': expected both or neither"),
+        (
+            6,
+            "the driver calient-tl1 is for circuit switches: expected one of waveshaper-http",
+        ),
+        (
+            7,
+            "a wavelength switch with 'driver' needs 'address': expected both or neither",
+        ),
+        (
+            8,
+            "a wavelength switch with 'address' needs 'driver': expected both or neither",
+        ),
         (9, "has no flexible grid: expected a fixed one"),
         (10, "a waveshaper-http has no logins: expected no users"),
         (10, "invalid entry for this switch: expected one like 3>9@193.100"),
         (10, "port 5 is outside the switch: expected 1 to 4"),
-        (12, "the driver waveshaper-http is for wavelength switches: expected one of calient-tl1"),
+        (
+            12,
+            "the driver waveshaper-http is for wavelength switches: expected one of calient-tl1",
+        ),
         (14, "invalid entry for this switch: expected one like 3>9"),
     ):
-        assert any(line == place and words in message for line, message in found), found
+        assert any(
+            line == place and words in message for line, message in found
+        ), found

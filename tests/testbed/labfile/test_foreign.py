@@ -9,9 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, builtin_labs, load_lab
+from patchlight.testbed.labfile.reader import (
+    LabFileError,
+    builtin_lab,
+    builtin_labs,
+    load_lab,
+)
 
-INIT, WIRE = "patchlight lab init", "servers, switches and fibres"
+INIT = "patchlight lab init"
+WIRE = "servers, switches and fibres"
 FOREIGN = {
     "srl.clab.yml": (
         """
@@ -25,7 +31,10 @@ FOREIGN = {
         """,
         ("a containerlab topology", WIRE, INIT),
     ),
-    "topology.yml": ("provider: clab\nnodes: [a, b]\nlinks: [a-b]\n", ("netlab's", INIT)),
+    "topology.yml": (
+        "provider: clab\nnodes: [a, b]\nlinks: [a-b]\n",
+        ("netlab's", INIT),
+    ),
     "net.py": (
         """
         #!/usr/bin/env python
@@ -36,28 +45,49 @@ FOREIGN = {
     ),
     "net.mn": (
         json.dumps(
-            {"application": {}, "controllers": [], "hosts": [], "links": [], "switches": []}
+            {
+                "application": {},
+                "controllers": [],
+                "hosts": [],
+                "links": [],
+                "switches": [],
+            }
         ),
         ("MiniEdit", INIT),
     ),
-    "lab.conf": ('# Kathara\nr1[0]="A"\nr1[image]="kathara/frr"\n', ("a Kathará lab", INIT)),
+    "lab.conf": (
+        '# Kathara\nr1[0]="A"\nr1[image]="kathara/frr"\n',
+        ("a Kathará lab", INIT),
+    ),
     "x.gns3": (
         '{"project_id": "1", "topology": {"nodes": [], "links": []}}',
         ("a GNS3 project", INIT),
     ),
     "x.dot": ("digraph G {\n  a -> b;\n}\n", ("a graph", INIT)),
-    "x.graphml": ('<?xml version="1.0"?>\n<graphml xmlns="x">\n</graphml>\n', ("a graph", INIT)),
+    "x.graphml": (
+        '<?xml version="1.0"?>\n<graphml xmlns="x">\n</graphml>\n',
+        ("a graph", INIT),
+    ),
     "mesh.json": (
         '{"elements": [{"uid": "a", "type": "Fiber"}], "connections": []}',
         ("a GNPy network", "fibres with a loss", INIT),
     ),
-    "eqpt.json": ('{"Edfa": [], "Fiber": [], "Span": [{}]}', ("GNPy equipment", INIT)),
+    "eqpt.json": (
+        '{"Edfa": [], "Fiber": [], "Span": [{}]}',
+        ("GNPy equipment", INIT),
+    ),
     "services.json": ('{"path-request": []}', ("GNPy list of services",)),
     "topology.conf": (
         "# tree\nSwitchName=s1 Nodes=n[1-4]\n",
-        ("Slurm's topology.conf", "patchlight lab show LAB --format slurm-conf"),
+        (
+            "Slurm's topology.conf",
+            "patchlight lab show LAB --format slurm-conf",
+        ),
     ),
-    "block.conf": ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=4\n", ("Slurm's topology.conf",)),
+    "block.conf": (
+        "BlockName=b1 Nodes=n[1-4]\nBlockSizes=4\n",
+        ("Slurm's topology.conf",),
+    ),
     "topology.yaml": (
         "- topology: default\n  cluster_default: true\n  tree:\n    switches: []\n",
         ("Slurm's topology.yaml", "patchlight lab show LAB --format slurm"),
@@ -66,15 +96,36 @@ FOREIGN = {
         "---\n- cluster_default: true\n  topology: default\n  flat: true\n",
         ("Slurm's topology.yaml",),
     ),
-    "flow-topology.yaml": ("[{topology: a, flat: true}]\n", ("Slurm's topology.yaml",)),
-    "own-line.yaml": ("---\n-\n  topology: default\n", ("Slurm's topology.yaml",)),
-    "partitions.conf": ("# queues\nPartitionName=gpu Nodes=ALL\n", ("Slurm's slurm.conf", INIT)),
-    "yang.json": ('{"gnpy-network-topology:topology": {}}', ("a GNPy network", INIT)),
-    "yang.yaml": ("ietf-network:networks:\n  network: []\n", ("a GNPy network", INIT)),
-    "inventory.yaml": ("all:\n  hosts:\n    gpu1: {}\n", ("an Ansible inventory", INIT)),
+    "flow-topology.yaml": (
+        "[{topology: a, flat: true}]\n",
+        ("Slurm's topology.yaml",),
+    ),
+    "own-line.yaml": (
+        "---\n-\n  topology: default\n",
+        ("Slurm's topology.yaml",),
+    ),
+    "partitions.conf": (
+        "# queues\nPartitionName=gpu Nodes=ALL\n",
+        ("Slurm's slurm.conf", INIT),
+    ),
+    "yang.json": (
+        '{"gnpy-network-topology:topology": {}}',
+        ("a GNPy network", INIT),
+    ),
+    "yang.yaml": (
+        "ietf-network:networks:\n  network: []\n",
+        ("a GNPy network", INIT),
+    ),
+    "inventory.yaml": (
+        "all:\n  hosts:\n    gpu1: {}\n",
+        ("an Ansible inventory", INIT),
+    ),
     "include.conf": (
         "# racks\nInclude /etc/slurm/row1.conf\n",
-        ("a Slurm file that includes others", "patchlight lab show LAB --format slurm-conf"),
+        (
+            "a Slurm file that includes others",
+            "patchlight lab show LAB --format slurm-conf",
+        ),
     ),
     "slurm.conf": (
         "# slurm\nClusterName=c\nNodeName=n[1-4] Gres=gpu:4\n",
@@ -92,8 +143,14 @@ FOREIGN = {
         "services:\n  web:\n    image: nginx\n",
         ("a Docker Compose file", "patchlight job submit NAME --image IMAGE"),
     ),
-    "flow.yaml": ("services:\n  web: {image: nginx}\n", ("a Docker Compose file",)),
-    "compose.json": ('{"services": {"web": {"image": "x"}}}', ("a Docker Compose file",)),
+    "flow.yaml": (
+        "services:\n  web: {image: nginx}\n",
+        ("a Docker Compose file",),
+    ),
+    "compose.json": (
+        '{"services": {"web": {"image": "x"}}}',
+        ("a Docker Compose file",),
+    ),
     "infra.yaml": (
         "name: a\ndevices: []\ninstances: []\nedges: []\n",
         ("an InfraGraph infrastructure", INIT),
@@ -106,24 +163,47 @@ FOREIGN = {
         "name: vgg\nworkers: 4\nmodel: vgg19\n",
         ("a Patchlight job file", "patchlight job submit"),
     ),
-    "jobs.yaml": ("jobs:\n  - name: a\n    workers: 4\n", ("a Patchlight job file",)),
-    "flow-jobs.yaml": ("jobs: [{name: a, workers: 4}]\n", ("a Patchlight job file",)),
+    "jobs.yaml": (
+        "jobs:\n  - name: a\n    workers: 4\n",
+        ("a Patchlight job file",),
+    ),
+    "flow-jobs.yaml": (
+        "jobs: [{name: a, workers: 4}]\n",
+        ("a Patchlight job file",),
+    ),
     "policy.py": (
         '"""Mine."""\nimport math\n\nclass Mine:\n    def choose(self): ...\n',
         ("a Python program", "policies"),
     ),
-    "card.json": ('{\n  "format": "patchlight-policy",\n  "version": 2\n}', ("policy's card",)),
-    "result.json": ('{"experiment": "pac-ml", "provenance": {}}', ("an experiment's result",)),
-    "astra.yml": ("topology: [Ring]\nnpus_count: [8]\n", ("ASTRA-sim", "--network astra:FILE")),
-    "log.swf": ("; Version: 2.2\n1 0 5\n", ("a job trace", "patchlight simulate --trace")),
+    "card.json": (
+        '{\n  "format": "patchlight-policy",\n  "version": 2\n}',
+        ("policy's card",),
+    ),
+    "result.json": (
+        '{"experiment": "pac-ml", "provenance": {}}',
+        ("an experiment's result",),
+    ),
+    "astra.yml": (
+        "topology: [Ring]\nnpus_count: [8]\n",
+        ("ASTRA-sim", "--network astra:FILE"),
+    ),
+    "log.swf": (
+        "; Version: 2.2\n1 0 5\n",
+        ("a job trace", "patchlight simulate --trace"),
+    ),
     "jobs.txt": ("JobID|Submit|State\n1|2|3\n", ("a job trace",)),
-    "trace.csv": ("job_id,submit_time,duration\r\n1,2,3\r\n", ("a job trace",)),
+    "trace.csv": (
+        "job_id,submit_time,duration\r\n1,2,3\r\n",
+        ("a job trace",),
+    ),
     "bare.swf": (f"\n 1{' -1' * 17}\n", ("a job trace",)),
 }
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_foreign_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
+def test_a_foreign_file_is_named_with_what_to_do(
+    tmp_path: Path, name: str
+) -> None:
     text, words = FOREIGN[name]
     path = tmp_path / name
     path.write_text(textwrap.dedent(text).lstrip("\n"))
@@ -148,16 +228,30 @@ def test_a_foreign_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> N
         (b"\x08\x07\x12\0pytorch", "binary"),
     ],
 )
-def test_a_binary_file_is_named(tmp_path: Path, content: bytes, what: str) -> None:
+def test_a_binary_file_is_named(
+    tmp_path: Path, content: bytes, what: str
+) -> None:
     (tmp_path / "lab.yaml").write_bytes(content)
-    with pytest.raises(LabFileError, match=f"1:1: it is {what}, not a text file in UTF-8: exp"):
+    with pytest.raises(
+        LabFileError, match=f"1:1: it is {what}, not a text file in UTF-8: exp"
+    ):
         load_lab(str(tmp_path / "lab.yaml"))
 
 
 def test_long_files_of_no_kind_are_read_once(tmp_path: Path) -> None:
     begun = time.process_time()
-    texts = ["9" * 10**6, "\n" * 10**6, "a b\n" * 10**5, "[" * 10**6, "graph " * 10**5]
-    texts += [f"{key}:{gap * 10**5}" for key in ("jobs", "services") for gap in ("\n", " ", " \n")]
+    texts = [
+        "9" * 10**6,
+        "\n" * 10**6,
+        "a b\n" * 10**5,
+        "[" * 10**6,
+        "graph " * 10**5,
+    ]
+    texts += [
+        f"{key}:{gap * 10**5}"
+        for key in ("jobs", "services")
+        for gap in ("\n", " ", " \n")
+    ]
     for text in texts:
         (tmp_path / "lab.yaml").write_text(text)
         with pytest.raises(LabFileError):
@@ -168,7 +262,9 @@ def test_long_files_of_no_kind_are_read_once(tmp_path: Path) -> None:
 def test_an_empty_file_says_how_to_begin(tmp_path: Path) -> None:
     for text in ("", "# only a comment\n"):
         (tmp_path / "lab.yaml").write_text(text)
-        with pytest.raises(LabFileError, match=f"1:1: the file is empty: .*{INIT}"):
+        with pytest.raises(
+            LabFileError, match=f"1:1: the file is empty: .*{INIT}"
+        ):
             load_lab(str(tmp_path / "lab.yaml"))
 
 
@@ -180,10 +276,16 @@ def test_lab_files_with_mistakes_stay_lab_files(tmp_path: Path) -> None:
         "model": "# from mininet import Mininet\nmodel: vgg19\n",
     }
     for key, text in wrong.items():
-        (tmp_path / "lab.yaml").write_text(f"{builtin_lab('ofc2022').read_text()}{text}")
-        with pytest.raises(LabFileError, match=f"unknown key '{key}' in a lab"):
+        (tmp_path / "lab.yaml").write_text(
+            f"{builtin_lab('ofc2022').read_text()}{text}"
+        )
+        with pytest.raises(
+            LabFileError, match=f"unknown key '{key}' in a lab"
+        ):
             load_lab(str(tmp_path / "lab.yaml"))
-    (tmp_path / "lab.yaml").write_text("# submit_time, duration: JobID\nname: only\n")
+    (tmp_path / "lab.yaml").write_text(
+        "# submit_time, duration: JobID\nname: only\n"
+    )
     assert load_lab(str(tmp_path / "lab.yaml")).name == "only"
     for name in builtin_labs():
         assert load_lab(name).name

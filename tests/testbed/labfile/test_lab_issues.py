@@ -202,22 +202,33 @@ server server1 has no NIC 'nic9': did you mean 'nic0'?
 def issues_in(text: str) -> list[tuple[int, int, str]]:
     with pytest.raises(LabFileError) as caught:
         parse_lab(text, "lab.yaml")
-    return [(issue.line, issue.column, issue.message) for issue in caught.value.issues]
+    return [
+        (issue.line, issue.column, issue.message)
+        for issue in caught.value.issues
+    ]
 
 
 @pytest.mark.parametrize(("old", "new", "message"), MISTAKES)
-def test_a_mistake_is_found_where_it_is_and_alone(old: str, new: str, message: str) -> None:
+def test_a_mistake_is_found_where_it_is_and_alone(
+    old: str, new: str, message: str
+) -> None:
     assert SMALL_LAB.count(old) >= 1
     head, _, tail = (
-        SMALL_LAB.rpartition(old) if old.startswith("ports") else SMALL_LAB.partition(old)
+        SMALL_LAB.rpartition(old)
+        if old.startswith("ports")
+        else SMALL_LAB.partition(old)
     )
     text, line, column = unmarked(head + new + tail)
     issues = issues_in(text)
-    assert [issue[:2] for issue in issues if message in issue[2]] == [(line, column)], issues
+    assert [issue[:2] for issue in issues if message in issue[2]] == [
+        (line, column)
+    ], issues
     others = [issue for issue in issues if message not in issue[2]]
     # What was renamed is also missed where it was used: nothing else may be said.
     missed = ("lacks", "unknown device", "has no NIC")
-    assert all(any(word in issue[2] for word in missed) for issue in others), others
+    assert all(any(word in issue[2] for word in missed) for issue in others), (
+        others
+    )
 
 
 def test_all_mistakes_come_at_once_in_the_order_of_the_file() -> None:
@@ -258,7 +269,9 @@ def test_mistakes_are_lines_that_editors_understand() -> None:
         ("&a [*a]", 1, 1, "found a list"),
     ],
 )
-def test_what_is_no_lab_file_at_all(text: str, line: int, column: int, message: str) -> None:
+def test_what_is_no_lab_file_at_all(
+    text: str, line: int, column: int, message: str
+) -> None:
     issues = issues_in(text)
     assert issues[0][:2] == (line, column)
     assert message in issues[0][2]

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.rules import KINDS, Allowance, Discipline, WorkerPolicy
+from patchlight.testbed.lab.rules import (
+    KINDS,
+    Allowance,
+    Discipline,
+    WorkerPolicy,
+)
 from patchlight.testbed.lab.wavelengths import Emulation, OcsFault, OcsUser
 from patchlight.testbed.labfile.reader import (
     LabFileError,
@@ -30,14 +35,21 @@ def test_the_good_file_is_good() -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(LabFileError, match=f"{path}:1:1: cannot be read .{reason}"):
+    for path, reason in (
+        (tmp_path / "none.yaml", "No such file"),
+        (tmp_path, "Is a directory"),
+    ):
+        with pytest.raises(
+            LabFileError, match=f"{path}:1:1: cannot be read .{reason}"
+        ):
             read_lab(path)
     with pytest.raises(LabFileError, match="cannot be read"):
         read_lab("a\0b")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"name: x\nnetwork: \xff\n")
-    with pytest.raises(LabFileError, match=r"binary\.yaml:2:10: byte 0xff is not UTF-8"):
+    with pytest.raises(
+        LabFileError, match=r"binary\.yaml:2:10: byte 0xff is not UTF-8"
+    ):
         read_lab(binary)
 
 
@@ -48,18 +60,24 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 
 
 def test_words_that_yaml_guesses_about_are_just_words() -> None:
-    lab = parse_lab(SMALL_LAB.replace("server1", "on").replace("server2", "no"))
+    lab = parse_lab(
+        SMALL_LAB.replace("server1", "on").replace("server2", "no")
+    )
     assert [server.name for server in lab.servers] == ["on", "no"]
 
 
-def test_a_lab_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_is_found_by_path_or_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert "ofc2022" in builtin_labs()
     (tmp_path / "ofc2022").mkdir()  # A folder of that name is not a lab file.
     assert read_lab(find_lab("ofc2022")).name == "ofc2022"
     (tmp_path / "mine.yaml").write_text(SMALL_LAB)
     assert load_lab("mine.yaml").name == "small"
-    with pytest.raises(BadInput, match=r"lab 'ofc2023' not found.*did you mean 'ofc2022'"):
+    with pytest.raises(
+        BadInput, match=r"lab 'ofc2023' not found.*did you mean 'ofc2022'"
+    ):
         find_lab("ofc2023")
     with pytest.raises(BadInput, match="not found"):
         find_lab("a\0b")
@@ -117,7 +135,9 @@ workers:
         ("{user: -x}", "is not a user"),
     ],
 )
-def test_what_workers_cannot_be_allowed_is_refused(said: str, words: str) -> None:
+def test_what_workers_cannot_be_allowed_is_refused(
+    said: str, words: str
+) -> None:
     with pytest.raises(LabFileError, match=words):
         parse_lab(f"name: shared\nworkers: {said}\n")
 
@@ -138,12 +158,20 @@ queue:
 """
     lab = parse_lab(text)
     queue = lab.queue
-    assert (queue.backfill, queue.preempt, queue.quantum_s) == (True, False, 600)
+    assert (queue.backfill, queue.preempt, queue.quantum_s) == (
+        True,
+        False,
+        600,
+    )
     assert queue.half_life_s == 3 * 86400
     assert (queue.keep_jobs, queue.keep_for_s) == (500, 90 * 86400)
     # What is not said of one user is what everybody may have.
-    assert queue.allowance("ann") == Allowance(share=2, gpus=8, gpu_hours=100.5)
-    assert queue.allowance("bob@lab") == Allowance(gpus=4, jobs=3, gpu_hours=100.5)
+    assert queue.allowance("ann") == Allowance(
+        share=2, gpus=8, gpu_hours=100.5
+    )
+    assert queue.allowance("bob@lab") == Allowance(
+        gpus=4, jobs=3, gpu_hours=100.5
+    )
     assert queue.allowance("eve") == Allowance(gpus=4, gpu_hours=100.5)
     assert parse_lab(write_lab(lab)) == lab
     assert parse_lab(write_commented_lab(lab)) == lab
@@ -162,9 +190,13 @@ def test_how_often_a_controller_polls_is_read_and_written_again() -> None:
 
 
 def test_a_queue_is_within_bounds_wherever_it_is_from() -> None:
-    with pytest.raises(BadInput, match="half_life_s cannot be nan s: expected at least 1 and"):
+    with pytest.raises(
+        BadInput, match="half_life_s cannot be nan s: expected at least 1 and"
+    ):
         Discipline(half_life_s=float("nan"))
-    with pytest.raises(BadInput, match="share cannot be 0: expected more than 0 and at most"):
+    with pytest.raises(
+        BadInput, match="share cannot be 0: expected more than 0 and at most"
+    ):
         Allowance(share=0)
     with pytest.raises(BadInput, match="user ann is named twice"):
         Discipline(users=(("ann", Allowance()), ("ann", Allowance())))
@@ -192,18 +224,30 @@ policies:
     }
     assert parse_lab(write_lab(lab)) == lab
     assert parse_lab(write_commented_lab(lab)) == lab
-    assert parse_lab("name: plain\npolicies: {defragment: false}").policies.defragment is False
+    assert (
+        parse_lab(
+            "name: plain\npolicies: {defragment: false}"
+        ).policies.defragment
+        is False
+    )
     assert "policies" not in write_lab(parse_lab("name: plain"))
 
 
 def test_every_kind_of_policy_has_a_key() -> None:
     for kind in KINDS:
-        assert parse_lab(f"name: x\npolicies: {{{kind}: fifo}}").policies.of(kind) == "fifo"
+        assert (
+            parse_lab(f"name: x\npolicies: {{{kind}: fifo}}").policies.of(kind)
+            == "fifo"
+        )
 
 
-def test_policy_files_are_looked_for_beside_the_lab_file(tmp_path: Path) -> None:
+def test_policy_files_are_looked_for_beside_the_lab_file(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "lab.yaml"
-    path.write_text("name: mine\npolicies: {placement: 'my/own.py:Roomy:a=1', order: srpt}\n")
+    path.write_text(
+        "name: mine\npolicies: {placement: 'my/own.py:Roomy:a=1', order: srpt}\n"
+    )
     lab = read_lab(path)
     assert lab.policies.placement == f"{tmp_path}/my/own.py:Roomy:a=1"
     assert lab.policies.order == "srpt"
@@ -297,13 +341,20 @@ def test_what_is_declared_is_read_and_written_again() -> None:
         faults=(
             OcsFault.of({"refuse_next": "busy: #1"}, after_changes=2),
             OcsFault.of({"drift_db": {"3": 1.5, "4": -2.0}}, after_s=30.0),
-            OcsFault.of({"refuse_ports": [1, 2], "stall_s": 2.0, "acknowledge": True}),
+            OcsFault.of(
+                {"refuse_ports": [1, 2], "stall_s": 2.0, "acknowledge": True}
+            ),
             OcsFault.of({"lose": "1>7"}),
         ),
-        users=(OcsUser("viewer", "VIEWER_PW", read_only=True), OcsUser("second")),
+        users=(
+            OcsUser("viewer", "VIEWER_PW", read_only=True),
+            OcsUser("second"),
+        ),
         conflict_time_s=0.5,
     )
-    assert first.emulated.faults[1].control == {"drift_db": {"3": 1.5, "4": -2.0}}
+    assert first.emulated.faults[1].control == {
+        "drift_db": {"3": 1.5, "4": -2.0}
+    }
     assert parse_lab(write_lab(lab)) == lab
 
 
@@ -319,14 +370,20 @@ def test_what_is_declared_is_read_and_written_again() -> None:
         ("1234567890123456", 1234567890123456),
     ],
 )
-def test_a_datapath_id_may_be_as_the_switch_prints_it(written: str, datapath_id: int) -> None:
-    lab = parse_lab(SMALL_LAB.replace("datapath_id: 2,", f"datapath_id: {written},"))
+def test_a_datapath_id_may_be_as_the_switch_prints_it(
+    written: str, datapath_id: int
+) -> None:
+    lab = parse_lab(
+        SMALL_LAB.replace("datapath_id: 2,", f"datapath_id: {written},")
+    )
     assert lab.packet_switches[1].datapath_id == datapath_id
     assert parse_lab(write_lab(lab)) == lab
 
 
 @pytest.mark.parametrize(("good", "bad", "message"), MISTAKES)
-def test_every_mistake_has_its_line_and_column(good: str, bad: str, message: str) -> None:
+def test_every_mistake_has_its_line_and_column(
+    good: str, bad: str, message: str
+) -> None:
     assert good in GOOD
     text = GOOD.replace(good, bad)
     if "needs 'datapath_id'" in message:
@@ -334,8 +391,12 @@ def test_every_mistake_has_its_line_and_column(good: str, bad: str, message: str
     text, line, column = unmarked(text)
     with pytest.raises(LabFileError) as caught:
         parse_lab(text)
-    issues = [issue for issue in caught.value.issues if message in issue.message]
-    assert [(issue.line, issue.column) for issue in issues] == [(line, column)], str(caught.value)
+    issues = [
+        issue for issue in caught.value.issues if message in issue.message
+    ]
+    assert [(issue.line, issue.column) for issue in issues] == [
+        (line, column)
+    ], str(caught.value)
 
 
 @pytest.mark.parametrize("driver", ["polatis-scpi", "openflow"])

@@ -25,7 +25,11 @@ from patchlight.testbed.lab.model import (
 )
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.rules import SshAccess
-from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_lab
+from patchlight.testbed.labfile.reader import (
+    LabFileError,
+    builtin_lab,
+    parse_lab,
+)
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.writer import write_lab
 
@@ -43,7 +47,9 @@ def read_or_refuse(text: str) -> None:
     assert mistakes
     # YAML ends a line in more ways than "\n".
     lines = len(text.splitlines()) + 1
-    assert all(1 <= found.line <= lines and found.column >= 1 for found in mistakes)
+    assert all(
+        1 <= found.line <= lines and found.column >= 1 for found in mistakes
+    )
     assert all(found.message.strip() for found in mistakes)
 
 
@@ -69,16 +75,34 @@ SCALARS = st.one_of(
     st.floats(),
     st.text(max_size=8),
     st.dates(),
-    st.sampled_from(["tor1.1", "1-2", "2>1", "40Gbps", "10.0.0.1", "10.0.0.0/24", "h:1", "1dB"]),
+    st.sampled_from(
+        [
+            "tor1.1",
+            "1-2",
+            "2>1",
+            "40Gbps",
+            "10.0.0.1",
+            "10.0.0.0/24",
+            "h:1",
+            "1dB",
+        ]
+    ),
 )
-VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(SCALARS, SCALARS, max_size=2)
+VALUES = (
+    SCALARS
+    | st.lists(SCALARS, max_size=2)
+    | st.dictionaries(SCALARS, SCALARS, max_size=2)
+)
 
 
 def almost(kind: FieldType) -> st.SearchStrategy[object]:
     """Values of nearly the shape that this kind has."""
     if isinstance(kind, Group):
         right = {key.name: almost(key.type) for key in kind.keys}
-        return st.fixed_dictionaries({}, optional={**right, "nmae": VALUES}) | VALUES
+        return (
+            st.fixed_dictionaries({}, optional={**right, "nmae": VALUES})
+            | VALUES
+        )
     if isinstance(kind, ListOf):
         return st.lists(almost(kind.item), max_size=3) | VALUES
     return VALUES
@@ -114,10 +138,14 @@ SSH = st.tuples(
     *[st.none()] * 2,
 ) | st.builds(
     lambda jump, key: (None, 22, None, None, None, jump, key),
-    st.sampled_from(["gate", "me@gate.example.org:2222", "10.0.0.1:22", "[fd00::1]:65535"]),
+    st.sampled_from(
+        ["gate", "me@gate.example.org:2222", "10.0.0.1:22", "[fd00::1]:65535"]
+    ),
     st.sampled_from([None, f"SHA256:{'a1+/' * 10}xyz"]),
 )
-MODELS = st.tuples(st.text(max_size=10), st.sampled_from("aZ0"), st.text(max_size=9)).map("".join)
+MODELS = st.tuples(
+    st.text(max_size=10), st.sampled_from("aZ0"), st.text(max_size=9)
+).map("".join)
 MODELS = MODELS.filter(str.isprintable)
 
 LAB_MAC = st.booleans()
@@ -127,7 +155,9 @@ WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "mode": st.sampled_from(["physical", "sriov", "macvlan", "veth"]),
         "mtu": st.integers(576, 65535),
         "vlan": st.integers(1, 4094),
-        "routes": st.just((Route(IPv4Network("10.9.0.0/16"), IPv4Address("10.0.0.254")),)),
+        "routes": st.just(
+            (Route(IPv4Network("10.9.0.0/16"), IPv4Address("10.0.0.254")),)
+        ),
         "dscp": st.integers(0, 63),
         "rdma": st.sampled_from(["exclusive", "shared", "none"]),
         "relock_s": st.floats(0, 20),
@@ -135,7 +165,11 @@ WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 ).filter(
     lambda way: (
         (way.get("mode"), way.get("rdma"))
-        not in {("macvlan", "exclusive"), ("veth", "exclusive"), ("veth", "shared")}
+        not in {
+            ("macvlan", "exclusive"),
+            ("veth", "exclusive"),
+            ("veth", "shared"),
+        }
     )
 )
 
@@ -145,9 +179,13 @@ def labs(draw: st.DrawFn) -> Lab:
     devices = draw(st.lists(NAMES, unique=True, max_size=8))
     kinds = [draw(st.integers(0, 2)) for _ in devices]
     addresses = iter(range(1, 250))
-    servers, packet, circuit = [], [], []
+    servers = []
+    packet = []
+    circuit = []
     free: list[Endpoint] = []
-    for number, (name, kind) in enumerate(zip(devices, kinds, strict=True), start=1):
+    for number, (name, kind) in enumerate(
+        zip(devices, kinds, strict=True), start=1
+    ):
         if kind == 0:
             parts = draw(st.lists(NAMES, unique=True, max_size=6))
             served = parts[: len(parts) // 2]
@@ -155,27 +193,63 @@ def labs(draw: st.DrawFn) -> Lab:
             nics = []
             for index, part in enumerate(parts[len(served) :]):
                 address = IPv4Address("10.0.0.0") + next(addresses)
-                macs = [default_mac(address), f"06:00:00:00:00:{address.packed[3]:02x}"]
-                mac, rate_bps, power_dbm = draw(st.tuples(st.sampled_from(macs), RATES, POWERS))
+                macs = [
+                    default_mac(address),
+                    f"06:00:00:00:00:{address.packed[3]:02x}",
+                ]
+                mac, rate_bps, power_dbm = draw(
+                    st.tuples(st.sampled_from(macs), RATES, POWERS)
+                )
                 gpu = served[index] if index < len(served) else None
-                nic = Nic(part, address, mac, rate_bps, gpu, launch_power_dbm=power_dbm)
-                nics.append(replace(nic, **draw(WAYS), lab_mac=draw(LAB_MAC) and mac == macs[0]))
+                nic = Nic(
+                    part,
+                    address,
+                    mac,
+                    rate_bps,
+                    gpu,
+                    launch_power_dbm=power_dbm,
+                )
+                nics.append(
+                    replace(
+                        nic,
+                        **draw(WAYS),
+                        lab_mac=draw(LAB_MAC) and mac == macs[0],
+                    )
+                )
                 free.append(Endpoint(name, part))
-            management = draw(st.sampled_from([None, f"10.1.0.{number}:8471", f"unix:/a/{name}"]))
+            management = draw(
+                st.sampled_from(
+                    [None, f"10.1.0.{number}:8471", f"unix:/a/{name}"]
+                )
+            )
             ssh = SshAccess(*draw(SSH))
             servers.append(Server(name, management, gpus, tuple(nics), ssh))
         else:
             ports = draw(st.integers(1, 6))
             free += [Endpoint(name, str(port)) for port in range(1, ports + 1)]
             if kind == 1:
-                packet.append(PacketSwitch(name, number * 2**40, ports, draw(POWERS)))
+                packet.append(
+                    PacketSwitch(name, number * 2**40, ports, draw(POWERS))
+                )
             else:
                 outputs = draw(st.permutations(range(1, ports + 1)))
-                pairs = zip(range(1, draw(st.integers(0, ports)) + 1), outputs, strict=False)
+                pairs = zip(
+                    range(1, draw(st.integers(0, ports)) + 1),
+                    outputs,
+                    strict=False,
+                )
                 initial = PortMap.of((i, o) for i, o in pairs if i != o)
-                drawn = (draw(st.floats(0, 10)), draw(LOSSES), "admin", draw(PASSWORDS), initial)
+                drawn = (
+                    draw(st.floats(0, 10)),
+                    draw(LOSSES),
+                    "admin",
+                    draw(PASSWORDS),
+                    initial,
+                )
                 at = f"10.2.0.{number}:3082"
-                circuit.append(CircuitSwitch(name, "calient-tl1", at, ports, *drawn))
+                circuit.append(
+                    CircuitSwitch(name, "calient-tl1", at, ports, *drawn)
+                )
     ends = draw(st.permutations(free)) if free else []
     return Lab(
         name=draw(NAMES),
@@ -191,7 +265,9 @@ def labs(draw: st.DrawFn) -> Lab:
         fabric=draw(st.sampled_from(["openvswitch", "bridge"])),
         paths=draw(st.sampled_from(["none", "nodes"])),
         scale=draw(st.sampled_from([1.0, 1000.0, 2.5, 1e-3])),
-        controller_api=draw(st.sampled_from(["127.0.0.1:8470", "localhost:1"])),
+        controller_api=draw(
+            st.sampled_from(["127.0.0.1:8470", "localhost:1"])
+        ),
     )
 
 
@@ -211,10 +287,30 @@ def test_the_papers_lab_written_and_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["0E0", "3090", "0o17", "0x1F", "null", "0b1", "true", "1.5", "on", "a: b", "- a"]
+    "model",
+    [
+        "0E0",
+        "3090",
+        "0o17",
+        "0x1F",
+        "null",
+        "0b1",
+        "true",
+        "1.5",
+        "on",
+        "a: b",
+        "- a",
+    ],
 )
-def test_a_text_that_looks_like_something_else_is_written_in_quotes(model: str) -> None:
-    nic = Nic("n", IPv4Address("10.0.0.1"), default_mac(IPv4Address("10.0.0.1")), gpu="g")
+def test_a_text_that_looks_like_something_else_is_written_in_quotes(
+    model: str,
+) -> None:
+    nic = Nic(
+        "n",
+        IPv4Address("10.0.0.1"),
+        default_mac(IPv4Address("10.0.0.1")),
+        gpu="g",
+    )
     server = Server("s", None, (Gpu("g", model),), (nic,))
     lab = Lab("x", IPv4Network("10.0.0.0/24"), (server,))
     assert parse_lab(write_lab(lab)) == lab

@@ -40,7 +40,9 @@ def test_how_a_nic_is_given_is_read_and_written_again() -> None:
         mode="sriov",
         mtu=9000,
         vlan=100,
-        routes=(Route(IPv4Network("10.2.0.0/16"), IPv4Address("192.168.10.1")),),
+        routes=(
+            Route(IPv4Network("10.2.0.0/16"), IPv4Address("192.168.10.1")),
+        ),
         dscp=26,
         rdma="exclusive",
         relock_s=2.0,
@@ -108,7 +110,9 @@ duplicate address of a rendezvous 10.0.0.51/24
 
 
 @pytest.mark.parametrize(("good", "bad", "message"), MISTAKES)
-def test_every_mistake_has_its_line_and_column(good: str, bad: str, message: str) -> None:
+def test_every_mistake_has_its_line_and_column(
+    good: str, bad: str, message: str
+) -> None:
     text, line, column = unmarked(LAB.replace(good, bad, 1))
     with pytest.raises(LabFileError) as caught:
         parse_lab(text)
@@ -156,7 +160,9 @@ def test_one_size_along_the_whole_path_is_good() -> None:
          "tor1 carries 1500 bytes, but server1.nic0 sends 9000"),
     ],
 )  # fmt: skip
-def test_a_path_that_carries_less_is_refused(old: str, new: str, line: int, words: str) -> None:
+def test_a_path_that_carries_less_is_refused(
+    old: str, new: str, line: int, words: str
+) -> None:
     with pytest.raises(PatchlightError) as caught:
         parse_lab(SIZES.replace(old, new))
     assert f"lab:{line}:" in caught.value.message

@@ -27,19 +27,29 @@ driver dry-run has no emulated device
 def warnings(tmp_path: Path, text: str) -> list[tuple[int, int, str]]:
     path = tmp_path / "lab.yaml"
     path.write_text(text)
-    return [(found.line, found.column, found.message) for found in oversights(path)]
+    return [
+        (found.line, found.column, found.message) for found in oversights(path)
+    ]
 
 
 @pytest.mark.parametrize(("good", "bad", "message"), WARNINGS)
-def test_a_warning_has_its_place(tmp_path: Path, good: str, bad: str, message: str) -> None:
+def test_a_warning_has_its_place(
+    tmp_path: Path, good: str, bad: str, message: str
+) -> None:
     text, line, column = unmarked(SMALL_LAB.replace(good, bad))
-    text = text.replace("    management: 10.0.0.11:8471\n", "") if "management" in message else text
+    text = (
+        text.replace("    management: 10.0.0.11:8471\n", "")
+        if "management" in message
+        else text
+    )
     gone = {"nic1": "server2.nic1, ocs1.2", "tor2": "tor2.1, ocs1.4"}
     for name, ends in gone.items():
         if name in message:
             text = text.replace(f"  - {{ends: [{ends}]}}\n", "")
     found = warnings(tmp_path, text)
-    assert [(*place, message in said) for *place, said in found] == [(line, column, True)]
+    assert [(*place, message in said) for *place, said in found] == [
+        (line, column, True)
+    ]
 
 
 def test_a_name_is_not_a_lab(tmp_path: Path) -> None:

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.reader import LabFileError, parse_lab, spread_text
-from patchlight.testbed.labfile.writer import json_schema, lab_file_reference, write_lab
+from patchlight.testbed.labfile.reader import (
+    LabFileError,
+    parse_lab,
+    spread_text,
+)
+from patchlight.testbed.labfile.writer import (
+    json_schema,
+    lab_file_reference,
+    write_lab,
+)
 from tests.support.schemas import Draft202012Validator
 from tests.support.tables import mistakes, unmarked
 
@@ -58,11 +66,15 @@ def written_out(servers: int, nics: int, padded: bool, rate: str) -> str:
             nic = f"name: n{n}, address: 10.0.1.{1 + server * nics + n}, gpu: g{n}, rate: {rate}"
             lines += [f"  - {{{nic}}}"]
     lines += ["packet_switches:"]
-    lines += [f"- {{name: t{n}, datapath_id: {n}, ports: {nics}}}" for n in range(1, servers + 1)]
+    lines += [
+        f"- {{name: t{n}, datapath_id: {n}, ports: {nics}}}"
+        for n in range(1, servers + 1)
+    ]
     lines += ["fibres:"]
     for n, name in enumerate(numbers, 1):
         lines += [
-            f"- {{ends: [s{name}.n{port}, t{n}.{port + 1}], rate: {rate}}}" for port in range(nics)
+            f"- {{ends: [s{name}.n{port}, t{n}.{port + 1}], rate: {rate}}}"
+            for port in range(nics)
         ]
     return "\n".join(lines)
 
@@ -92,7 +104,12 @@ fibres:
 
 
 @settings(max_examples=25)
-@given(st.integers(1, 20), st.integers(1, 8), st.booleans(), st.sampled_from(["1Gbps", "40Gbps"]))
+@given(
+    st.integers(1, 20),
+    st.integers(1, 8),
+    st.booleans(),
+    st.sampled_from(["1Gbps", "40Gbps"]),
+)
 def test_short_and_written_out_are_the_same_lab(
     servers: int, nics: int, padded: bool, rate: str
 ) -> None:
@@ -102,7 +119,11 @@ def test_short_and_written_out_are_the_same_lab(
 
 
 def fibre(lab: Lab, end: str) -> str:
-    return next(f"{f.a} {f.b} {f.loss_db} {f.rate_bps}" for f in lab.fibres if str(f.a) == end)
+    return next(
+        f"{f.a} {f.b} {f.loss_db} {f.rate_bps}"
+        for f in lab.fibres
+        if str(f.a) == end
+    )
 
 
 def test_what_equal_things_have_in_common_is_written_once() -> None:
@@ -110,9 +131,17 @@ def test_what_equal_things_have_in_common_is_written_once() -> None:
     assert [str(host.nic.address) for host in lab.hosts] == [
         f"192.168.10.{n}" for n in range(11, 15)
     ]
-    assert {nic.rate_bps for server in lab.servers for nic in server.nics} == {40_000_000_000}
+    assert {nic.rate_bps for server in lab.servers for nic in server.nics} == {
+        40_000_000_000
+    }
     assert [switch.datapath_id for switch in lab.packet_switches] == [1, 2]
-    assert lab.circuit_switches[0].initial.texts == ("1-5", "2-6", "3-7", "4-8", "9>10")
+    assert lab.circuit_switches[0].initial.texts == (
+        "1-5",
+        "2-6",
+        "3-7",
+        "4-8",
+        "9>10",
+    )
     assert len(lab.fibres) == 13
     assert fibre(lab, "server2.nic1") == "server2.nic1 ocs1.4 0.2 40000000000"
     assert fibre(lab, "tor2.1") == "tor2.1 ocs1.9 0.5 40000000000"
@@ -151,27 +180,39 @@ unknown key 'fibr' in the defaults: did you mean 'fibre'?
 
 
 @pytest.mark.parametrize(("good", "bad", "message"), MISTAKES)
-def test_a_mistake_is_told_once_at_its_place(good: str, bad: str, message: str) -> None:
+def test_a_mistake_is_told_once_at_its_place(
+    good: str, bad: str, message: str
+) -> None:
     assert good in SHORT
     text, line, column = unmarked(SHORT.replace(good, bad, 1))
     with pytest.raises(LabFileError) as caught:
         parse_lab(text)
-    found = [issue for issue in caught.value.issues if message in issue.message]
-    assert [(issue.line, issue.column) for issue in found] == [(line, column)], str(caught.value)
-    at_place = [i for i in caught.value.issues if (i.line, i.column) == (line, column)]
+    found = [
+        issue for issue in caught.value.issues if message in issue.message
+    ]
+    assert [(issue.line, issue.column) for issue in found] == [
+        (line, column)
+    ], str(caught.value)
+    at_place = [
+        i for i in caught.value.issues if (i.line, i.column) == (line, column)
+    ]
     assert len(at_place) == 1
 
 
 def test_ranges_that_multiply_beyond_measure_are_refused() -> None:
     text = "name: x\nservers:\n- name: s[1-99999]\n  nics:\n  - name: n[1-99999]\n"
-    with pytest.raises(LabFileError, match="expand to more than 100,000 items"):
+    with pytest.raises(
+        LabFileError, match="expand to more than 100,000 items"
+    ):
         parse_lab(text)
 
 
 def test_long_ranges_in_many_places_are_refused() -> None:
     ocs = "{driver: calient-tl1, address: 'a:1', ports: 9, password_env: 'P[1-99999]', name: "
     switches = "".join(f"- {ocs}o{n}}}\n" for n in range(5))
-    with pytest.raises(LabFileError, match="ranges expand to more than 400,000 values"):
+    with pytest.raises(
+        LabFileError, match="ranges expand to more than 400,000 values"
+    ):
         parse_lab(f"name: x\ncircuit_switches:\n{switches}")
 
 
@@ -186,7 +227,12 @@ def test_a_long_lab_is_short() -> None:
 
 
 def test_a_text_stands_for_each_of_its_ranges() -> None:
-    assert spread_text("a[1-2,7]b[08-10]")[:4] == ["a1b08", "a1b09", "a1b10", "a2b08"]
+    assert spread_text("a[1-2,7]b[08-10]")[:4] == [
+        "a1b08",
+        "a1b09",
+        "a1b10",
+        "a2b08",
+    ]
     assert spread_text("plain") == ["plain"]
     with pytest.raises(BadInput, match="is not a range"):
         spread_text("a[1,,2]")

@@ -13,7 +13,10 @@ from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.labfile.reader import builtin_labs, load_lab, parse_lab
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
-from patchlight.testbed.labfile.writer import lab_file_reference, write_commented_lab
+from patchlight.testbed.labfile.writer import (
+    lab_file_reference,
+    write_commented_lab,
+)
 
 
 def keys_of(path: str, group: Group) -> Iterator[tuple[str, Key]]:
@@ -68,10 +71,15 @@ def test_a_first_lab_reads_back_equal(servers: int, gpus: int) -> None:
 
 @pytest.mark.parametrize("driver", KNOWN_DRIVERS)
 def test_a_first_lab_is_good_with_every_driver(driver: str) -> None:
-    assert parse_lab(write_commented_lab(two_tors(2, driver=driver))).circuit_switch("ocs1")
+    assert parse_lab(
+        write_commented_lab(two_tors(2, driver=driver))
+    ).circuit_switch("ocs1")
 
 
 def test_what_may_be_left_out_is_there_behind_a_sign() -> None:
     lines = write_commented_lab(two_tors(2)).splitlines()
     where = lines.index("    # switching_time: 25ms")
-    assert lines[where - 1] == "    # The outage of a new circuit (default: 25ms)."
+    assert (
+        lines[where - 1]
+        == "    # The outage of a new circuit (default: 25ms)."
+    )

@@ -7,7 +7,8 @@ from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.tables import below, mistakes
 
-KEY, OTHER = f"SHA256:{'a' * 43}", f"SHA256:{'b' * 43}"
+KEY = f"SHA256:{'a' * 43}"
+OTHER = f"SHA256:{'b' * 43}"
 FILE = f"""\
 name: x
 network: 10.0.0.0/8
@@ -30,7 +31,9 @@ servers:
 
 def test_what_a_server_says_goes_before_what_all_have_in_common() -> None:
     lab = parse_lab(FILE)
-    first, second, third, fourth, fifth = (server.ssh for server in lab.servers)
+    first, second, third, fourth, fifth = (
+        server.ssh for server in lab.servers
+    )
     common = SshAccess(None, 2222, "admin", None, None, "me@gate", KEY)
     assert first == second == common
     assert third == SshAccess("there", 2222, "root", None, KEY, "me@gate", KEY)
@@ -41,14 +44,18 @@ def test_what_a_server_says_goes_before_what_all_have_in_common() -> None:
 
 
 def test_old_algorithms_are_allowed_one_by_one() -> None:
-    switch = "{{name: {0}, driver: {1}, address: '{0}:830', {2}, legacy_ssh: true}}"
+    switch = (
+        "{{name: {0}, driver: {1}, address: '{0}:830', {2}, legacy_ssh: true}}"
+    )
     lab = parse_lab(
         FILE.replace("{jump: none}", "{legacy: true}")
         + f"circuit_switches: [{switch.format('ocs1', 'polatis-netconf', 'ports: 16')}]\n"
         + "wavelength_switches: "
         + f"[{switch.format('wss1', 'lumentum-netconf', 'inputs: 1, outputs: 20')}]\n"
     )
-    assert [server.name for server in lab.servers if server.ssh.legacy] == ["s4"]
+    assert [server.name for server in lab.servers if server.ssh.legacy] == [
+        "s4"
+    ]
     assert all(switch.legacy_ssh for switch in lab.optical_switches)
     assert parse_lab(write_lab(lab)) == lab
 
@@ -63,7 +70,9 @@ def test_old_algorithms_are_allowed_one_by_one() -> None:
         ("domain\\\\me@[fd00::1]", JumpHost("fd00::1", 22, "domain\\\\me")),
     ],
 )
-def test_a_host_to_go_through_is_read_as_ssh_reads_it(jump: str, host: JumpHost) -> None:
+def test_a_host_to_go_through_is_read_as_ssh_reads_it(
+    jump: str, host: JumpHost
+) -> None:
     text = FILE.replace("jump: other", f"jump: '{jump}'")
     assert parse_lab(text).servers[4].ssh.jump_host == host
     assert SshAccess().jump_host is None
@@ -86,7 +95,9 @@ unknown key 'address' in the defaults of a server's SSH
     jump: me@gate ⇒ address: gate
 """),
 )
-def test_what_is_no_way_in_is_refused(right: str, wrong: str, message: str) -> None:
+def test_what_is_no_way_in_is_refused(
+    right: str, wrong: str, message: str
+) -> None:
     with pytest.raises(LabFileError) as error:
         parse_lab(FILE.replace(right, wrong))
     assert message in str(error.value)
@@ -99,8 +110,14 @@ packet_switches:
 """
 
 
-def test_ranges_reach_into_telemetry_and_what_is_written_is_read_again() -> None:
-    lab = parse_lab(LAB.replace("SNMP", '{address: "10.0.0.[2-3]:161", community_env: "C[1-2]"}'))
+def test_ranges_reach_into_telemetry_and_what_is_written_is_read_again() -> (
+    None
+):
+    lab = parse_lab(
+        LAB.replace(
+            "SNMP", '{address: "10.0.0.[2-3]:161", community_env: "C[1-2]"}'
+        )
+    )
     assert [switch.snmp for switch in lab.packet_switches] == [
         Snmp("10.0.0.2:161", "C1"),
         Snmp("10.0.0.3:161", "C2"),

@@ -21,7 +21,8 @@ def pair() -> Iterator[tuple[Netlink, Netlink]]:
     paths = [namespaces.namespace_path(name) for name in names]
     with Netlink(paths[0]) as a, Netlink(paths[1]) as b:
         with namespaces.opened(paths[1]) as fd:
-            near, far = links.LinkEnd("a", 100, up=True), links.LinkEnd("b", 100, None, fd)
+            near = links.LinkEnd("a", 100, up=True)
+            far = links.LinkEnd("b", 100, None, fd)
             a.run([links.add_veth(near, far)])
         b.run([links.set_up(100, "b")])
         yield a, b

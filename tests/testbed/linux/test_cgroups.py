@@ -33,7 +33,9 @@ def test_version_two_has_one_group_for_all(tmp_path: Path) -> None:
     groups.make("w", Limits(2**28, 100))
     assert (folder / "cpu.max").read_text() == "max 100000"
     assert not groups.ran_out_of_memory("w")
-    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\n")
+    (folder / "memory.events").write_text(
+        "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\n"
+    )
     assert groups.ran_out_of_memory("w")
     assert list(groups.names()) == ["w"]
     (folder / "cgroup.kill").touch()
@@ -50,18 +52,23 @@ def test_version_one_has_a_group_for_each(tmp_path: Path) -> None:
     for controller in ("memory", "pids", "cpu"):
         (tmp_path / controller).mkdir()
     groups = Cgroups(tmp_path)
-    memory, pids, cpu = (tmp_path / each / "patchlight/w" for each in ("memory", "pids", "cpu"))
+    memory, pids, cpu = (
+        tmp_path / each / "patchlight/w" for each in ("memory", "pids", "cpu")
+    )
     joined = groups.make("w", LIMITS)
     assert joined == [each / "cgroup.procs" for each in (memory, pids, cpu)]
     assert (memory / "memory.limit_in_bytes").read_text() == str(2**28)
     assert (pids / "pids.max").read_text() == "100"
     assert (cpu / "cpu.cfs_quota_us").read_text() == "150000"
-    (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    (memory / "memory.oom_control").write_text(
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
+    )
     assert groups.ran_out_of_memory("w")
     for folder in (memory, pids, cpu):
         empty(folder)
     groups.remove("w")
-    assert groups.make("w", Limits(2**28, 100)) == joined  # beside others its part is fair
+    # Beside others its part is fair.
+    assert groups.make("w", Limits(2**28, 100)) == joined
     assert (cpu / "cpu.cfs_quota_us").read_text() == "-1"
     groups.kill("w")
     assert not (pids / "cgroup.kill").exists()
@@ -69,8 +76,12 @@ def test_version_one_has_a_group_for_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_all_workers_together_leave_the_machine_a_part(tmp_path: Path, version: int) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n" if version == 2 else "")
+def test_all_workers_together_leave_the_machine_a_part(
+    tmp_path: Path, version: int
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text(
+        "cpu memory pids\n" if version == 2 else ""
+    )
     for controller in ("memory", "pids", "cpu"):
         (tmp_path / controller).mkdir()
     Cgroups(tmp_path)
@@ -94,13 +105,17 @@ def test_a_machine_without_groups_limits_nothing(tmp_path: Path) -> None:
     groups.remove("w")
 
 
-def test_what_cannot_be_limited_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_what_cannot_be_limited_is_said_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "memory").mkdir()
     groups = Cgroups(tmp_path)
     empty(tmp_path / "memory/patchlight")
     (tmp_path / "memory/patchlight").rmdir()
     (tmp_path / "memory/patchlight").write_text("in the way")
-    with pytest.raises(CgroupError, match="limiting w by a cgroup: Not a directory"):
+    with pytest.raises(
+        CgroupError, match="limiting w by a cgroup: Not a directory"
+    ):
         groups.make("w", LIMITS)
 
 
@@ -113,12 +128,24 @@ def test_the_kernel_counts_the_processes_of_a_group() -> None:
     joined = groups.make(name, Limits(2**28, 3))
     script = 'for file; do echo $$ >"$file"; done; for n in 1 2 3 4; do sleep 60 2>&- >&2 & done'
     try:
-        command = ["timeout", "20", "sh", "-c", script, "sh", *map(str, joined)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [
+            "timeout",
+            "20",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *map(str, joined),
+        ]
+        ended = subprocess.run(
+            command, capture_output=True, text=True, check=False
+        )
         assert "fork" in ended.stderr
         assert groups.make(name, Limits(2**28, 100)) == joined
         groups.kill(name)
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, check=False
+        )
         assert "fork" in ended.stderr
     finally:
         for file in joined:

@@ -16,15 +16,24 @@ from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 
 
 @pytest.mark.root
-def test_a_pair_is_made_across_namespaces(pair: tuple[Netlink, Netlink]) -> None:
+def test_a_pair_is_made_across_namespaces(
+    pair: tuple[Netlink, Netlink],
+) -> None:
     a, b = pair
     assert set(links.list_links(a)) == {"lo", "a"}
     link = links.list_links(b)["b"]
-    assert (link.index, link.kind, link.up, link.peer_index) == (100, "veth", True, 100)
+    assert (link.index, link.kind, link.up, link.peer_index) == (
+        100,
+        "veth",
+        True,
+        100,
+    )
 
 
 @pytest.mark.root
-def test_a_batch_says_which_request_the_kernel_refused(pair: tuple[Netlink, Netlink]) -> None:
+def test_a_batch_says_which_request_the_kernel_refused(
+    pair: tuple[Netlink, Netlink],
+) -> None:
     a, _ = pair
     address = IPv4Interface("10.9.9.1/24")
     requests = [
@@ -32,7 +41,9 @@ def test_a_batch_says_which_request_the_kernel_refused(pair: tuple[Netlink, Netl
         links.set_up(4711, "nobody"),
         links.set_alias(100, "after"),
     ]
-    with pytest.raises(KernelRefused, match=r"bringing nobody up.*No such device") as caught:
+    with pytest.raises(
+        KernelRefused, match=r"bringing nobody up.*No such device"
+    ) as caught:
         a.run(requests)
     assert caught.value.code == errno.ENODEV
     a.run(requests[:1])  # The socket is still in step.
@@ -46,7 +57,9 @@ def test_long_batches_are_answered(pair: tuple[Netlink, Netlink]) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("rate_bps", [1e6, 10e6, 40e9, 400e9])
-def test_limits_are_read_back_as_set(pair: tuple[Netlink, Netlink], rate_bps: float) -> None:
+def test_limits_are_read_back_as_set(
+    pair: tuple[Netlink, Netlink], rate_bps: float
+) -> None:
     a, _ = pair
     a.run([rate_limits.limit_request(100, "a", rate_bps)])
     rate_limits.verify_limits(a, [(100, "a", rate_bps)])
@@ -56,8 +69,12 @@ def test_limits_are_read_back_as_set(pair: tuple[Netlink, Netlink], rate_bps: fl
 
 
 @pytest.mark.root
-def test_an_unlimited_link_is_not_taken_for_a_limited_one(pair: tuple[Netlink, Netlink]) -> None:
-    with pytest.raises(rate_limits.NotShaped, match="no limit instead of 10Mbps"):
+def test_an_unlimited_link_is_not_taken_for_a_limited_one(
+    pair: tuple[Netlink, Netlink],
+) -> None:
+    with pytest.raises(
+        rate_limits.NotShaped, match="no limit instead of 10Mbps"
+    ):
         rate_limits.verify_limits(pair[1], [(100, "b", 10e6)])
 
 
@@ -68,7 +85,9 @@ def test_a_limit_on_nothing_is_an_error(pair: tuple[Netlink, Netlink]) -> None:
 
 
 @pytest.mark.root
-def test_checksum_offload_goes_off_and_links_carry_at_once(pair: tuple[Netlink, Netlink]) -> None:
+def test_checksum_offload_goes_off_and_links_carry_at_once(
+    pair: tuple[Netlink, Netlink],
+) -> None:
     name = f"pl.test-{os.getpid()}-a.x"
     with namespaces.entered(namespaces.namespace_path(name)):
         set_tx_checksum("a", False)
@@ -95,7 +114,9 @@ def test_a_token_bucket_can_reach_its_rate(rate_bps: float) -> None:
     bucket = rate_limits.token_bucket(rate_bps)
     assert bucket.rate_bytes_per_s == pytest.approx(rate_bps / 8, rel=0.01)
     # Two full frames, or what the rate sends in a 4 ms tick (up to 1 GiB).
-    assert bucket.burst_bytes >= min(max(2 * 1514, bucket.rate_bytes_per_s * 0.0039), 1 << 30)
+    assert bucket.burst_bytes >= min(
+        max(2 * 1514, bucket.rate_bytes_per_s * 0.0039), 1 << 30
+    )
     assert bucket.limit_bytes - bucket.burst_bytes >= 64 * 1024
     assert bucket.limit_bytes < 1 << 32
 

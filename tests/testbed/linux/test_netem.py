@@ -11,8 +11,16 @@ import pytest
 from patchlight.emulation.fabric import links
 from patchlight.testbed.linux import namespaces, rate_limits
 from patchlight.testbed.linux import rate_limits as netem
-from patchlight.testbed.linux.netlink import KernelRefused, Netlink, set_neighbours
-from patchlight.testbed.linux.rate_limits import Impairment, impair_request, read_impairments
+from patchlight.testbed.linux.netlink import (
+    KernelRefused,
+    Netlink,
+    set_neighbours,
+)
+from patchlight.testbed.linux.rate_limits import (
+    Impairment,
+    impair_request,
+    read_impairments,
+)
 
 pytestmark = pytest.mark.root
 
@@ -39,7 +47,10 @@ def pair(pair: tuple[Netlink, Netlink]) -> tuple[Netlink, Netlink]:
 
 def round_trips_s(count: int) -> list[float]:
     """The times of UDP packets from ``a`` to ``b`` that arrive, of so many."""
-    paths = [namespaces.namespace_path(f"pl.test-{os.getpid()}-{n}.x") for n in ("a", "b")]
+    paths = [
+        namespaces.namespace_path(f"pl.test-{os.getpid()}-{n}.x")
+        for n in ("a", "b")
+    ]
     with namespaces.entered(paths[1]):
         receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with namespaces.entered(paths[0]):
@@ -48,7 +59,9 @@ def round_trips_s(count: int) -> list[float]:
         receiver.bind(("10.9.9.2", 5000))
         receiver.settimeout(1)
         for _ in range(count):
-            sender.sendto(struct.pack("=d", time.monotonic()), ("10.9.9.2", 5000))
+            sender.sendto(
+                struct.pack("=d", time.monotonic()), ("10.9.9.2", 5000)
+            )
         times: list[float] = []
         while len(times) < count:
             try:
@@ -59,12 +72,20 @@ def round_trips_s(count: int) -> list[float]:
     return times
 
 
-@pytest.mark.skipif(not os.geteuid() and has_netem(), reason="this kernel has netem")
-def test_a_kernel_without_it_is_told_with_what_to_do(pair: tuple[Netlink, Netlink]) -> None:
-    with pytest.raises(netem.NoNetem, match="this kernel has no netem") as caught:
+@pytest.mark.skipif(
+    not os.geteuid() and has_netem(), reason="this kernel has netem"
+)
+def test_a_kernel_without_it_is_told_with_what_to_do(
+    pair: tuple[Netlink, Netlink],
+) -> None:
+    with pytest.raises(
+        netem.NoNetem, match="this kernel has no netem"
+    ) as caught:
         netem.check_supported()
     assert "modprobe sch_netem" in str(caught.value)
-    with pytest.raises(KernelRefused, match="delaying and losing packets at a with netem"):
+    with pytest.raises(
+        KernelRefused, match="delaying and losing packets at a with netem"
+    ):
         pair[0].run([impair_request(100, "a", Impairment(0.01), None)])
 
 
@@ -87,7 +108,11 @@ def test_packets_are_delayed_and_lost(
         assert read_impairments(a) == {100: impairment}
         arrived = round_trips_s(200)
         assert min(arrived) >= impairment.delay_s - impairment.jitter_s - 0.001
-        assert len(arrived) < 200 if impairment.packet_loss else len(arrived) == 200
+        assert (
+            len(arrived) < 200
+            if impairment.packet_loss
+            else len(arrived) == 200
+        )
     if rate_bps is not None:
         rate_limits.verify_limits(a, [(100, "a", rate_bps)])
     a.run([impair_request(100, "a", netem.NOT_IMPAIRED, rate_bps)])
@@ -98,7 +123,9 @@ def test_packets_are_delayed_and_lost(
 @pytest.mark.kernel
 @needs_netem
 @pytest.mark.parametrize("rate_bps", [None, 40e6])
-def test_what_is_saved_is_restored(pair: tuple[Netlink, Netlink], rate_bps: float | None) -> None:
+def test_what_is_saved_is_restored(
+    pair: tuple[Netlink, Netlink], rate_bps: float | None
+) -> None:
     a, b = pair
     impairment = Impairment(0.02, 0.001, 0.25)
     if rate_bps is not None:

@@ -17,22 +17,30 @@ def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o702, 0o1777])
-def test_one_that_others_write_in_is_refused(tmp_path: Path, mode: int) -> None:
+def test_one_that_others_write_in_is_refused(
+    tmp_path: Path, mode: int
+) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(mode)
-    with pytest.raises(PatchlightError, match="other users can put files into the folder") as error:
+    with pytest.raises(
+        PatchlightError, match="other users can put files into the folder"
+    ) as error:
         private_folder(shared)
     assert f"chmod go-w {shared}" in (error.value.hint or "")
 
 
 @pytest.mark.root
-def test_one_of_somebody_else_is_refused_and_a_link_to_ours_too(tmp_path: Path) -> None:
-    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+def test_one_of_somebody_else_is_refused_and_a_link_to_ours_too(
+    tmp_path: Path,
+) -> None:
+    theirs = tmp_path / "theirs"
+    ours = tmp_path / "ours"
     theirs.mkdir()
     ours.mkdir()
     os.chown(theirs, 65534, 65534)
-    link, own_link = tmp_path / "link", tmp_path / "own-link"
+    link = tmp_path / "link"
+    own_link = tmp_path / "own-link"
     link.symlink_to(ours)
     os.chown(link, 65534, 65534, follow_symlinks=False)
     own_link.symlink_to(ours)

@@ -39,13 +39,19 @@ def test_threads_that_are_there_already_are_favoured_too() -> None:
     code = "import threading, time; [threading.Thread(target=time.sleep, args=(60,)).start()"
     code += " for _ in range(3)]; print('up', flush=True)"
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         favour(process.pid, real_time=False)
-        threads = [int(thread) for thread in os.listdir(f"/proc/{process.pid}/task")]
+        threads = [
+            int(thread) for thread in os.listdir(f"/proc/{process.pid}/task")
+        ]
         assert len(threads) == 4
-        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {-10}
+        assert {
+            os.getpriority(os.PRIO_PROCESS, thread) for thread in threads
+        } == {-10}
         process.kill()
 
 

@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.agreement import Asking, Bounds, Lit, Message, Node
+from patchlight.testbed.paths.agreement import (
+    Asking,
+    Bounds,
+    Lit,
+    Message,
+    Node,
+)
 from patchlight.testbed.paths.scheduling import NO_CHANNEL
 from tests.support.path_search import Faults, Make, Meeting, Search
 
@@ -40,7 +46,9 @@ def test_light_never_meets_and_everybody_comes_to_an_end(
     assert found.states > 1000
 
 
-def test_where_channels_go_by_destination_receivers_are_all_there_is_to_give() -> None:
+def test_where_channels_go_by_destination_receivers_are_all_there_is_to_give() -> (
+    None
+):
     found = Search(replace(BOUNDS, owners=()), ALL, Faults(losses=1)).run()
     assert (found.stuck, found.ends > 0) == ([], True)
 
@@ -86,14 +94,20 @@ def test_a_node_that_is_made_wrong_is_found_out(
 
 def test_clocks_that_drift_further_than_the_margin_are_found_out() -> None:
     with pytest.raises(Meeting):
-        Search(replace(BOUNDS, margin_us=0), TO_ONE, Faults(late_ticks=1)).run()
+        Search(
+            replace(BOUNDS, margin_us=0), TO_ONE, Faults(late_ticks=1)
+        ).run()
 
 
-BOUNDS_OF_4 = Bounds(epoch=1, nodes=4, owners=(0, 1, 2, 3), lease_us=1000, margin_us=10)
+BOUNDS_OF_4 = Bounds(
+    epoch=1, nodes=4, owners=(0, 1, 2, 3), lease_us=1000, margin_us=10
+)
 
 
 def _awake(number: int, bounds: Bounds = BOUNDS_OF_4) -> Node:
-    return Node.started(number, bounds, 0).elapse(bounds.lease_us + bounds.margin_us)[0]
+    return Node.started(number, bounds, 0).elapse(
+        bounds.lease_us + bounds.margin_us
+    )[0]
 
 
 def test_with_a_channel_for_each_receiver_one_answer_is_enough() -> None:
@@ -120,12 +134,20 @@ def test_those_that_wait_get_it_in_the_order_in_which_they_came() -> None:
     assert told == [2, 0, 1]
 
 
-def test_light_goes_off_with_its_lease_and_what_was_given_a_margin_later() -> None:
+def test_light_goes_off_with_its_lease_and_what_was_given_a_margin_later() -> (
+    None
+):
     sender, (ask,) = _awake(0).want(1)
     receiver, (give,) = _awake(1).hear(ask)
     sender, _ = sender.hear(give)
-    for us, lit, held in ((999, True, True), (1, False, True), (9, False, True), (1, False, False)):
-        sender, receiver = sender.elapse(us)[0], receiver.elapse(us)[0]
+    for us, lit, held in (
+        (999, True, True),
+        (1, False, True),
+        (9, False, True),
+        (1, False, False),
+    ):
+        sender = sender.elapse(us)[0]
+        receiver = receiver.elapse(us)[0]
         assert (sender.path is not None, bool(receiver.given)) == (lit, held)
 
 
@@ -137,7 +159,10 @@ def test_messages_of_other_bounds_are_not_heard() -> None:
 
 def test_what_makes_no_sense_is_said() -> None:
     node = _awake(0)
-    with pytest.raises(BadInput, match="node 0 cannot send to node 0: expected another of 0 to 3"):
+    with pytest.raises(
+        BadInput,
+        match="node 0 cannot send to node 0: expected another of 0 to 3",
+    ):
         node.want(0)
     with pytest.raises(BadInput, match="node 0 has one transmitter"):
         node.want(1)[0].want(2)

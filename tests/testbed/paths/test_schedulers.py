@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.schedulers import SCHEDULERS, in_time, path_scheduler
-from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetwork
+from patchlight.testbed.paths.schedulers import (
+    SCHEDULERS,
+    in_time,
+    path_scheduler,
+)
+from patchlight.testbed.paths.scheduling import (
+    FlowRequest,
+    PathGrant,
+    PathNetwork,
+)
 
 every_scheduler = pytest.mark.parametrize("name", SCHEDULERS)
 
@@ -43,7 +51,10 @@ def _arrivals(draw: st.DrawFn, nodes: int) -> list[tuple[float, FlowRequest]]:
         source, destination = draw(st.permutations(range(nodes)))[:2]
         collective = draw(st.sampled_from([None, "a", "b"]))
         flow = FlowRequest(
-            *(number, source, destination, draw(st.integers(1, 4))),
+            number,
+            source,
+            destination,
+            draw(st.integers(1, 4)),
             collective=collective,
             round=draw(st.integers(0, 2)) if collective else 0,
         )
@@ -54,7 +65,9 @@ def _arrivals(draw: st.DrawFn, nodes: int) -> list[tuple[float, FlowRequest]]:
 @every_scheduler
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
-def test_paths_never_meet_and_every_flow_is_sent(name: str, data: st.DataObject) -> None:
+def test_paths_never_meet_and_every_flow_is_sent(
+    name: str, data: st.DataObject
+) -> None:
     network = data.draw(_networks())
     arrivals = data.draw(_arrivals(network.nodes))
     paths = list(in_time(path_scheduler(name, network), arrivals))
@@ -66,13 +79,17 @@ def test_paths_never_meet_and_every_flow_is_sent(name: str, data: st.DataObject)
             assert a.channel != b.channel or network.routes is not None
     for path in paths:
         if network.routes is not None:
-            assert path.channel == network.routes[path.source, path.destination]
+            assert (
+                path.channel == network.routes[path.source, path.destination]
+            )
 
 
 @every_scheduler
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
-def test_nobody_waits_for_whom_all_is_free(name: str, data: st.DataObject) -> None:
+def test_nobody_waits_for_whom_all_is_free(
+    name: str, data: st.DataObject
+) -> None:
     network = data.draw(_networks())
     scheduler = path_scheduler(name, network)
     waiting = {}
@@ -80,7 +97,11 @@ def test_nobody_waits_for_whom_all_is_free(name: str, data: st.DataObject) -> No
     for now_s, flow in data.draw(_arrivals(network.nodes)):
         scheduler.admit([flow], now_s)
         waiting[flow.flow] = flow
-        for done in data.draw(st.sets(st.sampled_from(sorted(in_use)))) if in_use else ():
+        for done in (
+            data.draw(st.sets(st.sampled_from(sorted(in_use))))
+            if in_use
+            else ()
+        ):
             scheduler.release(done, now_s)
             del in_use[done]
         for grant in scheduler.grants(now_s):
@@ -88,7 +109,9 @@ def test_nobody_waits_for_whom_all_is_free(name: str, data: st.DataObject) -> No
             del waiting[grant.flow]
         sending = Counter(grant.source for grant in in_use.values())
         receiving = Counter(grant.destination for grant in in_use.values())
-        has_channels = network.routes is not None or len(in_use) < network.channels
+        has_channels = (
+            network.routes is not None or len(in_use) < network.channels
+        )
         assert not [
             flow
             for flow in waiting.values()
@@ -102,14 +125,20 @@ def test_nobody_waits_for_whom_all_is_free(name: str, data: st.DataObject) -> No
 
 def _all_to_all(nodes: int, collective: str = "a") -> list[FlowRequest]:
     pairs = [(a, b) for a in range(nodes) for b in range(nodes) if a != b]
-    return [FlowRequest(i, a, b, 1.0, collective=collective) for i, (a, b) in enumerate(pairs)]
+    return [
+        FlowRequest(i, a, b, 1.0, collective=collective)
+        for i, (a, b) in enumerate(pairs)
+    ]
 
 
 def test_an_all_to_all_takes_one_path_less_than_it_has_nodes() -> None:
     network = PathNetwork(12, 12, rate_bps=8.0, tuning_s=0.25)
     flows = [(0.0, flow) for flow in _all_to_all(12)]
     ends_s = {
-        name: max(path.ends_s for path in in_time(path_scheduler(name, network), flows))
+        name: max(
+            path.ends_s
+            for path in in_time(path_scheduler(name, network), flows)
+        )
         for name in SCHEDULERS
     }
     assert ends_s["collective"] == 11 * 1.25
@@ -121,10 +150,15 @@ def test_a_ring_is_one_round_and_keeps_its_light() -> None:
     scheduler = path_scheduler("collective", network)
     for step in range(3):
         now_s = 2.0 * step
-        ring = [FlowRequest(n, n, (n + 1) % 1024, 1.0, collective="r") for n in range(1024)]
+        ring = [
+            FlowRequest(n, n, (n + 1) % 1024, 1.0, collective="r")
+            for n in range(1024)
+        ]
         scheduler.admit(ring, now_s)
         paths = scheduler.grants(now_s)
-        assert {path.starts_s for path in paths} == {now_s + (0.25 if step == 0 else 0.0)}
+        assert {path.starts_s for path in paths} == {
+            now_s + (0.25 if step == 0 else 0.0)
+        }
         assert len(paths) == 1024
         for path in paths:
             scheduler.release(path.flow, path.ends_s)
@@ -156,7 +190,8 @@ def test_the_order_is_what_the_name_says() -> None:
 
 @pytest.mark.parametrize("channels", [2, 5])
 def test_matching_passes_no_pair_over(channels: int) -> None:
-    nodes, rounds = 5, 200
+    nodes = 5
+    rounds = 200
     scheduler = path_scheduler("matching", PathNetwork(nodes, channels))
     served = Counter[tuple[int, int]]()
     number = 0
@@ -167,7 +202,9 @@ def test_matching_passes_no_pair_over(channels: int) -> None:
         for path in scheduler.grants(0.0):
             served[path.source, path.destination] += 1
             scheduler.release(path.flow, 0.0)
-            scheduler.admit([FlowRequest(number, path.source, path.destination, 1.0)], 0.0)
+            scheduler.admit(
+                [FlowRequest(number, path.source, path.destination, 1.0)], 0.0
+            )
             number += 1
     mean = rounds * channels / (nodes * (nodes - 1))
     assert len(served) == nodes * (nodes - 1)
@@ -177,20 +214,27 @@ def test_matching_passes_no_pair_over(channels: int) -> None:
 def test_control_takes_its_time_before_and_after_a_path() -> None:
     network = PathNetwork(2, 1, rate_bps=8.0)
     flows = [(0.0, FlowRequest(number, 0, 1, 1.0)) for number in range(2)]
-    paths = list(in_time(path_scheduler("first-come", network), flows, control_s=0.1))
+    paths = list(
+        in_time(path_scheduler("first-come", network), flows, control_s=0.1)
+    )
     assert [path.starts_s for path in paths] == pytest.approx([0.2, 1.4])
 
 
 def test_a_flow_that_cannot_be_in_time_or_has_no_way_is_refused() -> None:
     routes = np.full((3, 3), -1)
     routes[0, 1] = 0
-    scheduler = path_scheduler("first-come", PathNetwork(3, 1, rate_bps=8.0, routes=routes))
+    scheduler = path_scheduler(
+        "first-come", PathNetwork(3, 1, rate_bps=8.0, routes=routes)
+    )
     flows = [
         FlowRequest(0, 0, 1, 4.0, deadline_s=12.0),
         FlowRequest(1, 0, 1, 4.0, deadline_s=14.0),
         FlowRequest(2, 1, 0, 1.0),
     ]
-    assert [(refusal.flow, refusal.reason) for refusal in scheduler.admit(flows, 10.0)] == [
+    assert [
+        (refusal.flow, refusal.reason)
+        for refusal in scheduler.admit(flows, 10.0)
+    ] == [
         (0, "its deadline is in 2 s, and sending it takes 4 s"),
         (2, "no path leads from node 1 to node 0"),
     ]
@@ -201,13 +245,24 @@ def test_a_flow_that_cannot_be_in_time_or_has_no_way_is_refused() -> None:
 @pytest.mark.parametrize(
     ("flow", "words"),
     [
-        (FlowRequest(1, 2, 2, 1.0), "flow 1 goes from node 2 to itself: expected another"),
+        (
+            FlowRequest(1, 2, 2, 1.0),
+            "flow 1 goes from node 2 to itself: expected another",
+        ),
         (FlowRequest(1, 2, 4, 1.0), "flow 1: unknown node 4: expected 0 to 3"),
-        (FlowRequest(1, 2, 3, 0.0), "flow 1 has 0 bytes: expected more than 0"),
-        (FlowRequest(0, 2, 3, 1.0), "flow 0 already exists: expected another number"),
+        (
+            FlowRequest(1, 2, 3, 0.0),
+            "flow 1 has 0 bytes: expected more than 0",
+        ),
+        (
+            FlowRequest(0, 2, 3, 1.0),
+            "flow 0 already exists: expected another number",
+        ),
     ],
 )
-def test_of_flows_with_a_mistake_none_is_taken(name: str, flow: FlowRequest, words: str) -> None:
+def test_of_flows_with_a_mistake_none_is_taken(
+    name: str, flow: FlowRequest, words: str
+) -> None:
     scheduler = path_scheduler(name, PathNetwork(4, 4))
     with pytest.raises(BadInput, match=words):
         scheduler.admit([FlowRequest(0, 0, 1, 1.0), flow], 0.0)

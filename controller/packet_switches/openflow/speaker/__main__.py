@@ -26,7 +26,11 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from patchlight.controller.packet_switches.openflow.flowtable import Message, SpeakerOptions, encode
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    Message,
+    SpeakerOptions,
+    encode,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import deploy_file, namespaces
 from patchlight.testbed.linux.sockets import PortTaken, listen
@@ -52,7 +56,9 @@ class EngineMissing(PatchlightError):
 def available() -> tuple[str, ...]:
     """The installed engines, best first. Imports neither."""
     return tuple(
-        name for name, package in PACKAGES.items() if importlib.util.find_spec(package) is not None
+        name
+        for name, package in PACKAGES.items()
+        if importlib.util.find_spec(package) is not None
     )
 
 
@@ -62,7 +68,9 @@ def choose(name: str | None = None) -> tuple[str, str]:
     Patches the process for eventlet. ``EngineMissing`` says how to install what is missing.
     """
     if name is not None and name not in PACKAGES:
-        raise BadInput(f"{name!r} is not an OpenFlow engine: expected {' or '.join(PACKAGES)}")
+        raise BadInput(
+            f"{name!r} is not an OpenFlow engine: expected {' or '.join(PACKAGES)}"
+        )
     there = available()
     if name is not None and name not in there:
         raise EngineMissing(
@@ -87,7 +95,9 @@ def choose(name: str | None = None) -> tuple[str, str]:
 
 def leave_setuptools_out() -> None:
     """Give Ryu the ``distutils`` class that it needs without importing setuptools."""
-    if sys.version_info < (3, 12) and (shim := sys.modules.get("_distutils_hack")):
+    if sys.version_info < (3, 12) and (
+        shim := sys.modules.get("_distutils_hack")
+    ):
         shim.remove_shim()
         try:
             with warnings.catch_warnings():
@@ -106,7 +116,9 @@ def _prepare(name: str) -> tuple[str, str]:
             # Hide eventlet's warning that it is in maintenance mode.
             warnings.simplefilter("ignore")
             _load(name)
-    except Exception as error:  # libraries raise anything on an unsupported Python
+    except (
+        Exception
+    ) as error:  # libraries raise anything on an unsupported Python
         raise EngineMissing(
             f"importing the OpenFlow engine {name}: {type(error).__name__}: {error}",
             hint=f"reinstall it: {_INSTALL[name]}; or use an older Python, because eventlet may "
@@ -134,18 +146,28 @@ def _load(name: str) -> None:
 
 class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, alias: str, package: str) -> None:
-        self._alias, self._package = alias, package
+        self._alias = alias
+        self._package = package
         self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._alias and not fullname.startswith(self._alias + "."):
+        if fullname != self._alias and not fullname.startswith(
+            self._alias + "."
+        ):
             return None
         return importlib.machinery.ModuleSpec(fullname, self)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self._package + spec.name[len(self._alias) :])
+    def create_module(
+        self, spec: importlib.machinery.ModuleSpec
+    ) -> ModuleType:
+        module = importlib.import_module(
+            self._package + spec.name[len(self._alias) :]
+        )
         self._specs[spec.name] = module.__spec__
         return module
 
@@ -158,9 +180,14 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the speaker until it is stopped or its parent has ended; returns the exit status."""
     program = "patchlight.controller.packet_switches.openflow.speaker"
-    parser = argparse.ArgumentParser(prog=program, description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=__doc__,
+    )
     parser.add_argument(
-        "options", type=SpeakerOptions.from_command, help="JSON, see SpeakerOptions.command"
+        "options",
+        type=SpeakerOptions.from_command,
+        help="JSON, see SpeakerOptions.command",
     )
     options: SpeakerOptions = parser.parse_args(arguments).options
     log_to_stderr(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
@@ -187,7 +214,9 @@ def _run(options: SpeakerOptions) -> None:
     gc.disable()
     name, version = choose(options.engine)
     # Only now: these import the engine.
-    from patchlight.controller.packet_switches.openflow.speaker.apps import run_apps
+    from patchlight.controller.packet_switches.openflow.speaker.apps import (
+        run_apps,
+    )
     from patchlight.controller.packet_switches.openflow.speaker.server import (
         Handlers,
         SpeakerServer,
@@ -201,7 +230,9 @@ def _run(options: SpeakerOptions) -> None:
     about: Message = {
         "engine": name,
         "engine_version": version,
-        "listen": f"[{address}]:{port}" if ":" in address else f"{address}:{port}",
+        "listen": f"[{address}]:{port}"
+        if ":" in address
+        else f"{address}:{port}",
         "pid": os.getpid(),
         "apps": list(options.apps),
     }
@@ -209,7 +240,9 @@ def _run(options: SpeakerOptions) -> None:
         frozenset(options.datapath_ids),
         lambda event: server.publish(event),
         count=options.counters,
-        tls=TlsAuth(options.tls, options.datapath_ids) if options.tls else None,
+        tls=TlsAuth(options.tls, options.datapath_ids)
+        if options.tls
+        else None,
     )
     server = SpeakerServer(options.socket, Handlers(registry, about))
     try:

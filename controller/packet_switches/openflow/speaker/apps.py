@@ -21,29 +21,60 @@ from typing import Any, TypeVar
 from ryu import cfg
 from ryu.base import app_manager
 from ryu.controller import controller, ofp_event
-from ryu.controller.handler import CONFIG_DISPATCHER, DEAD_DISPATCHER, MAIN_DISPATCHER, set_ev_cls
+from ryu.controller.handler import (
+    CONFIG_DISPATCHER,
+    DEAD_DISPATCHER,
+    MAIN_DISPATCHER,
+    set_ev_cls,
+)
 from ryu.lib import hub
 from ryu.ofproto import ofproto_v1_3 as ofp
 
-from patchlight.controller.packet_switches.openflow.speaker.switch import port_of
-from patchlight.controller.packet_switches.openflow.speaker.switch_registry import SwitchRegistry
+from patchlight.controller.packet_switches.openflow.speaker.switch import (
+    port_of,
+)
+from patchlight.controller.packet_switches.openflow.speaker.switch_registry import (
+    SwitchRegistry,
+)
 from patchlight.testbed.errors import BadInput
 
 # Message types of the handshake and of keeping a connection alive.
-_HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY, _FEATURES_REQUEST = 0, 1, 2, 3, 5
-_HANDSHAKE = {_HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY, _FEATURES_REQUEST}
+_HELLO = 0
+_ERROR = 1
+_ECHO_REQUEST = 2
+_ECHO_REPLY = 3
+_FEATURES_REQUEST = 5
+_HANDSHAKE = {
+    _HELLO,
+    _ERROR,
+    _ECHO_REQUEST,
+    _ECHO_REPLY,
+    _FEATURES_REQUEST,
+}
 
-_PORT_CHANGES = {ofp.OFPPR_ADD: "added", ofp.OFPPR_DELETE: "removed", ofp.OFPPR_MODIFY: "changed"}
+_PORT_CHANGES = {
+    ofp.OFPPR_ADD: "added",
+    ofp.OFPPR_DELETE: "removed",
+    ofp.OFPPR_MODIFY: "changed",
+}
 _Handler = TypeVar("_Handler", bound=Callable[..., None])
 
 
-def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple[str, ...]) -> None:
+def run_apps(
+    listener: socket.socket,
+    registry: SwitchRegistry,
+    user_apps: tuple[str, ...],
+) -> None:
     """Load and start every application; then switches are accepted.
 
     ``BadInput`` names a user's application that cannot be loaded.
     """
     address, port = listener.getsockname()[:2]
-    cfg.CONF(args=[], project="patchlight", default_config_files=[])
+    cfg.CONF(
+        args=[],
+        project="patchlight",
+        default_config_files=[],
+    )
     overrides = {
         "ofp_listen_host": address,
         "ofp_tcp_listen_port": port,
@@ -59,12 +90,19 @@ def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple
     _count_received(registry)
 
     manager = _Apps()
-    manager.load_apps(["patchlight.controller.packet_switches.openflow.speaker.apps:Patchlight"])
+    manager.load_apps(
+        [
+            "patchlight.controller.packet_switches.openflow.speaker.apps:Patchlight"
+        ]
+    )
     for name in user_apps:
         with _blaming(name):
             manager.load_apps([name])
     with _blaming(", ".join(user_apps)):
-        manager.instantiate_apps(**manager.create_contexts(), patchlight=registry)
+        manager.instantiate_apps(
+            **manager.create_contexts(),
+            patchlight=registry,
+        )
     hub.spawn(registry.tell_traffic)
     _serve_http(manager)
 
@@ -80,13 +118,18 @@ class _Apps(app_manager.AppManager):  # type: ignore[misc]
 
 def _load_class(name: str) -> Any:
     where, _, class_name = name.rpartition(":")
-    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    module = (
+        _load_file(Path(where))
+        if where.endswith(".py")
+        else importlib.import_module(where)
+    )
     app = getattr(module, class_name, None)
     if not (inspect.isclass(app) and issubclass(app, app_manager.RyuApp)):
         apps = [
             class_name
             for class_name, app in inspect.getmembers(module, inspect.isclass)
-            if issubclass(app, app_manager.RyuApp) and app.__module__ == module.__name__
+            if issubclass(app, app_manager.RyuApp)
+            and app.__module__ == module.__name__
         ]
         raise BadInput(
             f"{where} has no OpenFlow application {class_name!r}",
@@ -128,8 +171,14 @@ def _listen_through(listener: socket.socket, registry: SwitchRegistry) -> None:
     from eventlet.greenio import GreenSocket
 
     class Server:
-        def __init__(self, _address: object, handle: Any, **_ssl: object) -> None:
-            self._server, self._handle = GreenSocket(listener), handle
+        def __init__(
+            self,
+            _address: object,
+            handle: Any,
+            **_ssl: object,
+        ) -> None:
+            self._server = GreenSocket(listener)
+            self._handle = handle
 
         def serve_forever(self) -> None:
             while True:
@@ -154,12 +203,31 @@ def _guard(registry: SwitchRegistry) -> None:
     # Patch the method, because the engine's `super` calls look the class up by name.
     send = controller.Datapath.send
 
-    def guarded(datapath: Any, message: bytes, *args: Any, **options: Any) -> Any:
+    def guarded(
+        datapath: Any,
+        message: bytes,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         if datapath.id is None or registry.may_be_told(datapath):
             registry.said(datapath, message)
-            return send(datapath, message, *args, **options)
+            return send(
+                datapath,
+                message,
+                *args,
+                **options,
+            )
         (kind,) = struct.unpack_from("!xB", message)
-        return send(datapath, message, *args, **options) if kind in _HANDSHAKE else False
+        return (
+            send(
+                datapath,
+                message,
+                *args,
+                **options,
+            )
+            if kind in _HANDSHAKE
+            else False
+        )
 
     controller.Datapath.send = guarded
 
@@ -192,7 +260,12 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
 
     OFP_VERSIONS = (ofp.OFP_VERSION,)
 
-    def __init__(self, *args: Any, patchlight: SwitchRegistry, **contexts: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        patchlight: SwitchRegistry,
+        **contexts: Any,
+    ) -> None:
         super().__init__(*args, **contexts)
         self._registry = patchlight
 
@@ -215,14 +288,21 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
         message = event.msg
         if message.desc.port_no <= ofp.OFPP_MAX:
             change = _PORT_CHANGES.get(message.reason, "changed")
-            self._registry.port(message.datapath, port_of(message.desc), change)
+            self._registry.port(
+                message.datapath, port_of(message.desc), change
+            )
 
     @_on(ofp_event.EventOFPPacketIn, MAIN_DISPATCHER)
     def on_frame(self, event: Any) -> None:
         """A switch sent a frame to the controller."""
         message = event.msg
         port = message.match.get("in_port", 0)
-        self._registry.frame(message.datapath, port, message.cookie, bytes(message.data))
+        self._registry.frame(
+            message.datapath,
+            port,
+            message.cookie,
+            bytes(message.data),
+        )
 
     @_on(
         [

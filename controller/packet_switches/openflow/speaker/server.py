@@ -20,8 +20,12 @@ from patchlight.controller.packet_switches.openflow.flowtable import (
     Message,
     ProtocolError,
 )
-from patchlight.controller.packet_switches.openflow.speaker.switch import Switch
-from patchlight.controller.packet_switches.openflow.speaker.switch_registry import SwitchRegistry
+from patchlight.controller.packet_switches.openflow.speaker.switch import (
+    Switch,
+)
+from patchlight.controller.packet_switches.openflow.speaker.switch_registry import (
+    SwitchRegistry,
+)
 from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.linux.sockets import bind_unix
 
@@ -39,7 +43,12 @@ class DeadlinePassed(PatchlightError):
 class EntriesRefused(PatchlightError):
     """A switch or the codec refused some flow entries; the others are installed."""
 
-    def __init__(self, message: str, failed: list[Message], result: Message) -> None:
+    def __init__(
+        self,
+        message: str,
+        failed: list[Message],
+        result: Message,
+    ) -> None:
         super().__init__(message)
         self.failed = failed
         self.result = result
@@ -67,7 +76,11 @@ class Handlers:
         return getattr(self, f"_{name}")(request)
 
     def _hello(self, request: Message) -> Message:
-        return {"protocol": VERSION, "datapaths": sorted(self._registry.declared), **self._about}
+        return {
+            "protocol": VERSION,
+            "datapaths": sorted(self._registry.declared),
+            **self._about,
+        }
 
     def _switches(self, request: Message) -> list[Message]:
         return self._registry.switches()
@@ -84,15 +97,22 @@ class Handlers:
     def _read_flows(self, request: Message) -> Message:
         switch = self._switch(request)
         flows = [entry.to_json() for entry in switch.read_flows()]
-        return {"flows": flows, "selects": switch.selects() if request.get("spread") else None}
+        return {
+            "flows": flows,
+            "selects": switch.selects() if request.get("spread") else None,
+        }
 
     def _apply(self, request: Message) -> Message:
         switch = self._switch(request)
-        removes = [FlowEntry.from_json(item) for item in request.get("removes", [])]
+        removes = [
+            FlowEntry.from_json(item) for item in request.get("removes", [])
+        ]
         adds = [FlowEntry.from_json(item) for item in request.get("adds", [])]
         for entry in (*removes, *adds):
             if not entry.is_ours:
-                raise ProtocolError(f"not Patchlight's entry, so it was not changed: {entry}")
+                raise ProtocolError(
+                    f"not Patchlight's entry, so it was not changed: {entry}"
+                )
         refused = switch.apply(removes, adds)
         failed = {id(entry) for entry, _ in refused}
         result = {
@@ -103,13 +123,17 @@ class Handlers:
             raise EntriesRefused(
                 f"switch {switch.id:#x} refused {len(refused)} of {len(removes) + len(adds)} "
                 f"flow entries; the first: {refused[0][0]}: {refused[0][1]}",
-                [{"entry": entry.to_json(), "error": text} for entry, text in refused],
+                [
+                    {"entry": entry.to_json(), "error": text}
+                    for entry, text in refused
+                ],
                 result,
             )
         return result
 
     def _send(self, request: Message) -> Message:
-        switch, frames = self._switch(request), request.get("frames", [])
+        switch = self._switch(request)
+        frames = request.get("frames", [])
         for item in frames:
             switch.send(int(item["port"]), bytes.fromhex(item["frame"]))
         return {"sent": len(frames)}
@@ -117,7 +141,9 @@ class Handlers:
     def _switch(self, request: Message) -> Switch:
         datapath_id = request.get("datapath_id")
         if not isinstance(datapath_id, int):
-            raise ProtocolError(f"{request.get('op')} needs a datapath_id, not {datapath_id!r}")
+            raise ProtocolError(
+                f"{request.get('op')} needs a datapath_id, not {datapath_id!r}"
+            )
         return self._registry.switch(datapath_id)
 
 
@@ -159,7 +185,9 @@ class SpeakerServer:
 
 
 class _Client:
-    def __init__(self, connection: Any, answer: Callable[[Message], Any]) -> None:
+    def __init__(
+        self, connection: Any, answer: Callable[[Message], Any]
+    ) -> None:
         self._connection = connection
         self._answer = answer
         self._replies: deque[Message] = deque()
@@ -182,7 +210,9 @@ class _Client:
             with self._connection.makefile("rb") as lines:
                 while line := lines.readline(flowtable.LONGEST_LINE):
                     if not line.endswith(b"\n"):
-                        LOG.warning("a client sent a line that is too long or cut short")
+                        LOG.warning(
+                            "a client sent a line that is too long or cut short"
+                        )
                         break
                     self._free.acquire()
                     eventlet.spawn_n(self._handle, line)
@@ -216,7 +246,9 @@ class _Client:
     def _in_time(self, request: Message) -> Any:
         deadline_s = request.get("deadline_s", flowtable.DEFAULT_DEADLINE_S)
         if not isinstance(deadline_s, int | float) or deadline_s <= 0:
-            raise ProtocolError(f"deadline_s must be seconds above 0, not {deadline_s!r}")
+            raise ProtocolError(
+                f"deadline_s must be seconds above 0, not {deadline_s!r}"
+            )
         with eventlet.Timeout(deadline_s, False):
             return self._answer(request)
         raise DeadlinePassed(

@@ -70,20 +70,37 @@ class Switch:
 
     def ports(self) -> list[dict[str, Any]]:
         """The switch's ports: number, name, MAC and whether a signal arrives."""
-        return [port_of(p) for n, p in sorted(self.datapath.ports.items()) if n <= ofp.OFPP_MAX]
+        return [
+            port_of(p)
+            for n, p in sorted(self.datapath.ports.items())
+            if n <= ofp.OFPP_MAX
+        ]
 
     def ports_now(self) -> list[dict[str, Any]]:
         """The same, read again: some switches do not report changes."""
         request = parser.OFPPortDescStatsRequest(self.datapath, 0)
         ports = {port.port_no: port_of(port) for port in self._gather(request)}
-        return [port for number, port in sorted(ports.items()) if number <= ofp.OFPP_MAX]
+        return [
+            port
+            for number, port in sorted(ports.items())
+            if number <= ofp.OFPP_MAX
+        ]
 
     def description(self) -> dict[str, str]:
         """The switch's manufacturer and description."""
-        (description, *_) = self._gather(parser.OFPDescStatsRequest(self.datapath, 0))
-        names = {"vendor": "mfr_desc", "hardware": "hw_desc", "software": "sw_desc"}
+        (description, *_) = self._gather(
+            parser.OFPDescStatsRequest(self.datapath, 0)
+        )
+        names = {
+            "vendor": "mfr_desc",
+            "hardware": "hw_desc",
+            "software": "sw_desc",
+        }
         names |= {"serial": "serial_num", "name": "dp_desc"}
-        return {name: _words(getattr(description, field)) for name, field in names.items()}
+        return {
+            name: _words(getattr(description, field))
+            for name, field in names.items()
+        }
 
     def answers(self, within_s: float) -> bool:
         """Whether the switch answers an echo."""
@@ -118,20 +135,52 @@ class Switch:
         ids |= new
         group = partial(group_message, self.datapath)
         work: list[tuple[FlowEntry | int, Callable[[int], bytes]]] = [
-            (number, partial(group, ofp.OFPGC_ADD, number, ports)) for ports, number in new.items()
+            (
+                number,
+                partial(
+                    group,
+                    ofp.OFPGC_ADD,
+                    number,
+                    ports,
+                ),
+            )
+            for ports, number in new.items()
         ]
         work += [(entry, partial(remove_message, entry)) for entry in removes]
         work += [
-            (entry, partial(add_message, entry, group=ids[entry.outputs] if entry.spread else None))
+            (
+                entry,
+                partial(
+                    add_message,
+                    entry,
+                    group=ids[entry.outputs] if entry.spread else None,
+                ),
+            )
             for entry in adds
         ]
         failed = self._send_all(work)
         if old := groups.keys() - {ids[ports] for ports in wanted}:
-            used = {number for stats in self.flow_stats(0, 0) for number in groups_of(stats)}
+            used = {
+                number
+                for stats in self.flow_stats(0, 0)
+                for number in groups_of(stats)
+            }
             for number in old - used:
-                self._send(group(ofp.OFPGC_DELETE, number, (), self._next_xid()))
+                self._send(
+                    group(
+                        ofp.OFPGC_DELETE,
+                        number,
+                        (),
+                        self._next_xid(),
+                    )
+                )
         return [
-            (entry, failed.get(ids.get(entry.outputs, 0), text) if entry.spread else text)
+            (
+                entry,
+                failed.get(ids.get(entry.outputs, 0), text)
+                if entry.spread
+                else text,
+            )
             for entry, text in failed.items()
             if isinstance(entry, FlowEntry)
         ]
@@ -140,7 +189,9 @@ class Switch:
         self, work: Iterable[tuple[FlowEntry | int, Callable[[int], bytes]]]
     ) -> dict[FlowEntry | int, str]:
         """Send the messages of these subjects; returns why some were refused."""
-        waiter, refused, batch = _Waiter(), dict[FlowEntry | int, str](), bytearray()
+        waiter = _Waiter()
+        refused = dict[FlowEntry | int, str]()
+        batch = bytearray()
         subjects = list[FlowEntry | int]()
         try:
             for index, (subject, message) in enumerate(work):
@@ -162,7 +213,9 @@ class Switch:
             waiter.done.wait()
         finally:
             self._forget(waiter)
-        return refused | {subjects[index]: text for index, text in waiter.errors.items()}
+        return refused | {
+            subjects[index]: text for index, text in waiter.errors.items()
+        }
 
     def send(self, port: int, frame: bytes) -> None:
         """Send a frame out of a port. There is no confirmation."""
@@ -180,7 +233,9 @@ class Switch:
     def read_flows(self) -> list[FlowEntry]:
         """Every entry of every table, including others'."""
         stats = self.flow_stats(0, 0)
-        self._uses_groups |= any(g in GROUP_IDS for each in stats for g in groups_of(each))
+        self._uses_groups |= any(
+            g in GROUP_IDS for each in stats for g in groups_of(each)
+        )
         groups = self._groups() if self._uses_groups else {}
         return [entry_of(each, groups) for each in stats]
 
@@ -188,7 +243,9 @@ class Switch:
         """Whether the switch has select groups."""
         if self._selects is None:
             try:
-                (found,) = self._gather(parser.OFPGroupFeaturesStatsRequest(self.datapath, 0))
+                (found,) = self._gather(
+                    parser.OFPGroupFeaturesStatsRequest(self.datapath, 0)
+                )
                 self._selects = bool(found.types & 1 << ofp.OFPGT_SELECT)
             except SwitchGone:
                 raise
@@ -197,20 +254,38 @@ class Switch:
         return self._selects
 
     def _groups(self) -> Groups:
-        described = self._gather(parser.OFPGroupDescStatsRequest(self.datapath, 0))
-        return {g.group_id: group_ports(g) for g in described if g.group_id in GROUP_IDS}
+        described = self._gather(
+            parser.OFPGroupDescStatsRequest(self.datapath, 0)
+        )
+        return {
+            g.group_id: group_ports(g)
+            for g in described
+            if g.group_id in GROUP_IDS
+        }
 
-    def flow_stats(self, cookie: int = COOKIE_MARK, mask: int = COOKIE_MASK) -> list[Any]:
+    def flow_stats(
+        self, cookie: int = COOKIE_MARK, mask: int = COOKIE_MASK
+    ) -> list[Any]:
         """The engine's flow statistics of entries with this cookie: by default Patchlight's."""
         request = parser.OFPFlowStatsRequest(
-            self.datapath, 0, ofp.OFPTT_ALL, ofp.OFPP_ANY, ofp.OFPG_ANY, cookie, mask
+            self.datapath,
+            0,
+            ofp.OFPTT_ALL,
+            ofp.OFPP_ANY,
+            ofp.OFPG_ANY,
+            cookie,
+            mask,
         )
         return self._gather(request)
 
     def port_stats(self) -> list[Any]:
         """The engine's port statistics of the switch's own ports."""
         request = parser.OFPPortStatsRequest(self.datapath, 0, ofp.OFPP_ANY)
-        return [stats for stats in self._gather(request) if stats.port_no <= ofp.OFPP_MAX]
+        return [
+            stats
+            for stats in self._gather(request)
+            if stats.port_no <= ofp.OFPP_MAX
+        ]
 
     def _gather(self, request: Any) -> list[Any]:
         waiter = _Waiter()
@@ -227,7 +302,12 @@ class Switch:
             )
         return waiter.parts
 
-    def _ask(self, request: Any, waiter: _Waiter, before: bytes = b"") -> None:
+    def _ask(
+        self,
+        request: Any,
+        waiter: _Waiter,
+        before: bytes = b"",
+    ) -> None:
         xid = self._next_xid()
         request.set_xid(xid)
         request.serialize()
@@ -238,12 +318,16 @@ class Switch:
     def _send(self, data: bytes) -> None:
         # Ryu drops messages silently when disconnected; its state shows that.
         if not self.datapath.is_active or self.datapath.send_q is None:
-            raise SwitchGone(f"switch {self.id:#x} disconnected during a request")
+            raise SwitchGone(
+                f"switch {self.id:#x} disconnected during a request"
+            )
         self.datapath.send(data)
 
     def _next_xid(self) -> int:
         # The engine's counter, shared with every application on this switch.
-        self.datapath.xid = (self.datapath.xid + 1) & self.datapath.ofproto.MAX_XID
+        self.datapath.xid = (
+            self.datapath.xid + 1
+        ) & self.datapath.ofproto.MAX_XID
         return int(self.datapath.xid)
 
     def _forget(self, waiter: _Waiter) -> None:
@@ -261,9 +345,14 @@ class Switch:
         if message.msg_type == ofp.OFPT_ERROR:
             index = waiter.index_of[message.xid]
             waiter.errors[index] = error_text(message)
-            last = index < 0  # the request itself, not an entry before its barrier
+            # The request itself, not an entry before its barrier.
+            last = index < 0
         elif message.msg_type == ofp.OFPT_MULTIPART_REPLY:
-            waiter.parts += message.body if isinstance(message.body, list) else [message.body]
+            waiter.parts += (
+                message.body
+                if isinstance(message.body, list)
+                else [message.body]
+            )
             last = not message.flags & ofp.OFPMPF_REPLY_MORE
         if last and not waiter.done.ready():
             waiter.done.send()
@@ -285,7 +374,9 @@ def port_of(port: Any) -> dict[str, Any]:
     ``up``: enabled, and a signal arrives. ``enabled``: not switched off. ``blocked``: the switch
     keeps it out of use.
     """
-    down = port.config & ofp.OFPPC_PORT_DOWN or port.state & ofp.OFPPS_LINK_DOWN
+    down = (
+        port.config & ofp.OFPPC_PORT_DOWN or port.state & ofp.OFPPS_LINK_DOWN
+    )
     return {
         "port": port.port_no,
         "name": _words(port.name),
@@ -297,7 +388,9 @@ def port_of(port: Any) -> dict[str, Any]:
 
 
 def _words(text: Any) -> str:
-    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    return (
+        text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    )
 
 
 @dataclass(slots=True)
@@ -327,24 +420,38 @@ class Traffic:
         counts = self._counts[datapath_id]
         counts.echo_s = counts.echo_xid = None
 
-    def said(self, datapath_id: int, data: bytes, now: float) -> None:
+    def said(
+        self,
+        datapath_id: int,
+        data: bytes,
+        now: float,
+    ) -> None:
         """Messages go to a switch."""
-        counts, at = self._counts[datapath_id], 0
+        counts = self._counts[datapath_id]
+        at = 0
         while at + HEADER.size <= len(data):
             _, kind, length, xid = HEADER.unpack_from(data, at)
             counts.sent += 1
             if kind == ofp.OFPT_ECHO_REQUEST:
-                counts.echo_xid, counts.echo_at = xid, now
+                counts.echo_xid = xid
+                counts.echo_at = now
             at += max(length, HEADER.size)
 
-    def heard(self, datapath_id: int, kind: int, xid: int, now: float) -> None:
+    def heard(
+        self,
+        datapath_id: int,
+        kind: int,
+        xid: int,
+        now: float,
+    ) -> None:
         """A message came from a switch."""
         counts = self._counts[datapath_id]
         counts.received += 1
         if kind == ofp.OFPT_ERROR:
             counts.errors += 1
         elif kind == ofp.OFPT_ECHO_REPLY and xid == counts.echo_xid:
-            counts.echo_s, counts.echo_xid = now - counts.echo_at, None
+            counts.echo_s = now - counts.echo_at
+            counts.echo_xid = None
 
     def message(self, waiting: Mapping[int, int]) -> dict[str, Any]:
         """The event with the counts; ``waiting`` messages are not sent yet, by switch."""
@@ -357,4 +464,8 @@ class Traffic:
             }
             for number, each in self._counts.items()
         ]
-        return {"event": "traffic", "switches": switches, "refused": dict(self.refused)}
+        return {
+            "event": "traffic",
+            "switches": switches,
+            "refused": dict(self.refused),
+        }

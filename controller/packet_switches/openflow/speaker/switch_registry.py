@@ -36,7 +36,8 @@ _SHARE_FOR_FLOWS = 0.1
 _COUNTERS_DEADLINE_S = 10.0
 # A live switch answers an echo within this, even while it installs entries.
 _FIRST_ANSWERS_S = 5.0
-_TELL_EVERY_S, _TOLD_KEPT = 60.0, 256
+_TELL_EVERY_S = 60.0
+_TOLD_KEPT = 256
 # Also limits how long a silent connection holds a place.
 _HANDSHAKE_WITHIN_S = 10.0
 _REASONS = {
@@ -61,8 +62,11 @@ class TlsAuth:
     """
 
     def __init__(self, tls: SwitchTls, datapath_ids: tuple[int, ...]) -> None:
-        self._folder, self._lab = tls.folder, tls.lab
-        names = [credentials.switch_name(name, tls.lab) for name in tls.switches]
+        self._folder = tls.folder
+        self._lab = tls.lab
+        names = [
+            credentials.switch_name(name, tls.lab) for name in tls.switches
+        ]
         self._names = dict(zip(datapath_ids, names, strict=True))
         self._stamp = credentials.stamp(tls.folder)
         self._context = self._new_context()
@@ -70,18 +74,26 @@ class TlsAuth:
     def admit(self, connection: Any) -> "TlsConnection":
         """Do the handshake; ``NotLetIn`` with the problem closes the connection."""
         if (found := credentials.stamp(self._folder)) != self._stamp:
-            with suppress(BadInput):  # the new certificate is incomplete: keep the present one
-                self._context, self._stamp = self._new_context(), found
+            with suppress(
+                BadInput
+            ):  # the new certificate is incomplete: keep the present one
+                self._context = self._new_context()
+                self._stamp = found
         connection.settimeout(_HANDSHAKE_WITHIN_S)
         try:
-            return TlsConnection(self._context.wrap_socket(connection, server_side=True))
+            return TlsConnection(
+                self._context.wrap_socket(connection, server_side=True)
+            )
         except OSError as error:
             connection.close()
             raise NotLetIn(_words(error)) from error
 
     def is_for(self, connection: "TlsConnection", datapath_id: int) -> bool:
         """Whether the peer's certificate belongs to the switch with this id."""
-        good = (self._names.get(datapath_id), credentials.switches_name(self._lab))
+        good = (
+            self._names.get(datapath_id),
+            credentials.switches_name(self._lab),
+        )
         return any(name in good for name in connection.names)
 
     def _new_context(self) -> ssl.SSLContext:
@@ -103,7 +115,11 @@ class TlsConnection:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         shown = connection.getpeercert() or {}
-        self.names = [name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS"]
+        self.names = [
+            name
+            for kind, name in shown.get("subjectAltName", ())
+            if kind == "DNS"
+        ]
         self._over = False
 
     def recv(self, size: int) -> bytes:
@@ -173,13 +189,19 @@ class SwitchRegistry:
     def of(self, datapath: Any) -> Switch | None:
         """The switch of this connection, if it is the accepted one."""
         switch = self._switches.get(datapath.id)
-        return switch if switch is not None and switch.datapath is datapath else None
+        return (
+            switch
+            if switch is not None and switch.datapath is datapath
+            else None
+        )
 
     def may_be_told(self, datapath: Any) -> bool:
         """Whether a connection may be used beyond the handshake: it is a switch of the lab, with
         its certificate if required, and not connected twice."""
         switch = self._switches.get(datapath.id)
-        return self._is_of_the_lab(datapath) and (switch is None or switch.datapath is datapath)
+        return self._is_of_the_lab(datapath) and (
+            switch is None or switch.datapath is datapath
+        )
 
     def _is_of_the_lab(self, datapath: Any) -> bool:
         return datapath.id in self.declared and (
@@ -207,15 +229,25 @@ class SwitchRegistry:
             host = address[0]
             where = "{}:{}".format(*address[:2])
             if self._is_news("refused-switch", host):
-                self._publish({"event": "refused-switch", "address": where, "why": error.message})
-                LOG.warning("connection from %s refused: %s", where, error.message)
+                self._publish(
+                    {
+                        "event": "refused-switch",
+                        "address": where,
+                        "why": error.message,
+                    }
+                )
+                LOG.warning(
+                    "connection from %s refused: %s", where, error.message
+                )
             return None
 
     def features(self, datapath: Any, datapath_id: int) -> None:
         """A connection reported its switch; nothing else has been sent to it yet."""
         if datapath_id not in self.declared:
             self._traffic.refused["unknown"] += 1
-            self._leave_alone("unknown-switch", datapath, "the lab has no such switch")
+            self._leave_alone(
+                "unknown-switch", datapath, "the lab has no such switch"
+            )
         elif not self._is_of_the_lab(datapath):
             shown = ", ".join(datapath.socket.names) or "nobody"
             why = f"its certificate is for {shown}"
@@ -224,7 +256,9 @@ class SwitchRegistry:
         elif not self.may_be_told(datapath):
             # The request that the engine would send next, which was blocked.
             ports = parser.OFPPortDescStatsRequest(datapath, 0)
-            eventlet.spawn_n(self._second, datapath, lambda: datapath.send_msg(ports))
+            eventlet.spawn_n(
+                self._second, datapath, lambda: datapath.send_msg(ports)
+            )
 
     def _second(self, datapath: Any, go_on: Callable[[], None]) -> None:
         """A second connection has a connected switch's id: check whether the first is dead."""
@@ -236,25 +270,47 @@ class SwitchRegistry:
             datapath.close()
             return
         if first is not None and self.of(first.datapath) is first:
-            LOG.warning("switch %#x reconnected from %s", datapath.id, datapath.address[0])
+            LOG.warning(
+                "switch %#x reconnected from %s",
+                datapath.id,
+                datapath.address[0],
+            )
             first.datapath.close()
             self.down(first.datapath)
         if self.may_be_told(datapath) and datapath.is_active:
             go_on()
 
-    def _leave_alone(self, event: str, datapath: Any, why: str) -> None:
+    def _leave_alone(
+        self,
+        event: str,
+        datapath: Any,
+        why: str,
+    ) -> None:
         """Report it, once a minute per id: such switches may retry forever."""
         news = self._is_news(event, datapath.id)
         address = "{}:{}".format(*datapath.address[:2])
-        if event == "unknown-switch" or news:  # the controller counts unknown ones
-            message = {"event": event, "datapath_id": datapath.id, "address": address, "why": why}
+        if (
+            event == "unknown-switch" or news
+        ):  # the controller counts unknown ones
+            message = {
+                "event": event,
+                "datapath_id": datapath.id,
+                "address": address,
+                "why": why,
+            }
             self._publish(message)
         if news:
             words = "a switch with datapath id %#x connected from %s: %s; it is ignored"
-            LOG.warning(words, datapath.id, address, why)
+            LOG.warning(
+                words,
+                datapath.id,
+                address,
+                why,
+            )
 
     def _is_news(self, event: str, who: int | str) -> bool:
-        now, key = time.monotonic(), (event, who)
+        now = time.monotonic()
+        key = (event, who)
         if now - self._told.get(key, -_TELL_EVERY_S) < _TELL_EVERY_S:
             return False
         if len(self._told) >= _TOLD_KEPT:
@@ -286,15 +342,40 @@ class SwitchRegistry:
             switch.on_gone()
             self._publish({"event": "switch-down", "datapath_id": switch.id})
 
-    def port(self, datapath: Any, port: dict[str, Any], change: str) -> None:
+    def port(
+        self,
+        datapath: Any,
+        port: dict[str, Any],
+        change: str,
+    ) -> None:
         """A port was added, removed (``change``) or changed."""
         if self.of(datapath) is not None:
-            self._publish({"event": "port", "datapath_id": datapath.id, "change": change, **port})
+            self._publish(
+                {
+                    "event": "port",
+                    "datapath_id": datapath.id,
+                    "change": change,
+                    **port,
+                }
+            )
 
-    def frame(self, datapath: Any, port: int, cookie: int, frame: bytes) -> None:
+    def frame(
+        self,
+        datapath: Any,
+        port: int,
+        cookie: int,
+        frame: bytes,
+    ) -> None:
         """A frame arrived at a port, and an entry with this cookie sent it here."""
-        if self.of(datapath) is not None and cookie & COOKIE_MASK == COOKIE_MARK:
-            message = {"event": "frame", "datapath_id": datapath.id, "port": port}
+        if (
+            self.of(datapath) is not None
+            and cookie & COOKIE_MASK == COOKIE_MARK
+        ):
+            message = {
+                "event": "frame",
+                "datapath_id": datapath.id,
+                "port": port,
+            }
             self._publish({**message, "frame": frame.hex()})
 
     # -- what goes to and fro -----------------------------------------------------------------
@@ -307,14 +388,27 @@ class SwitchRegistry:
     def heard(self, message: Any) -> None:
         """The engine read a message; counted for switches of the lab."""
         if self.of(message.datapath) is not None:
-            kind, number = message.msg_type, message.datapath.id
-            self._traffic.heard(number, kind, message.xid, time.monotonic())
+            kind = message.msg_type
+            number = message.datapath.id
+            self._traffic.heard(
+                number,
+                kind,
+                message.xid,
+                time.monotonic(),
+            )
 
     def tell_traffic(self) -> None:
         """Report the counts once a second."""
         while True:
-            queues = {number: s.datapath.send_q for number, s in self._switches.items()}
-            waiting = {number: queue.qsize() for number, queue in queues.items() if queue}
+            queues = {
+                number: s.datapath.send_q
+                for number, s in self._switches.items()
+            }
+            waiting = {
+                number: queue.qsize()
+                for number, queue in queues.items()
+                if queue
+            }
             self._publish(self._traffic.message(waiting))
             eventlet.sleep(_PERIOD_S)
 
@@ -325,13 +419,21 @@ class SwitchRegistry:
         while self.of(switch.datapath) is switch:
             try:
                 with eventlet.Timeout(_COUNTERS_DEADLINE_S):
-                    message = self._read(switch, with_flows=time.monotonic() >= flows_at)
+                    message = self._read(
+                        switch, with_flows=time.monotonic() >= flows_at
+                    )
                 if "flows" in message:
-                    flows_at = time.monotonic() + message["read_s"] / _SHARE_FOR_FLOWS - _PERIOD_S
+                    flows_at = (
+                        time.monotonic()
+                        + message["read_s"] / _SHARE_FOR_FLOWS
+                        - _PERIOD_S
+                    )
             except SwitchGone:
                 return
             except (eventlet.Timeout, PatchlightError) as error:
-                LOG.warning("switch %#x: no counters: %s", switch.id, reason(error))
+                LOG.warning(
+                    "switch %#x: no counters: %s", switch.id, reason(error)
+                )
             else:
                 self._counters[switch.id] = message
                 self._publish(message)
@@ -343,14 +445,25 @@ class SwitchRegistry:
         begun = time.monotonic()
         counted = ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets")
         ports = [
-            {"port": stats.port_no, **{name: getattr(stats, name) for name in counted}}
+            {
+                "port": stats.port_no,
+                **{name: getattr(stats, name) for name in counted},
+            }
             for stats in switch.port_stats()
         ]
-        message: Message = {"event": "counters", "datapath_id": switch.id, "at": time.time()}
+        message: Message = {
+            "event": "counters",
+            "datapath_id": switch.id,
+            "at": time.time(),
+        }
         message["ports"] = ports
         if with_flows:
             message["flows"] = [
-                {"cookie": s.cookie, "bytes": s.byte_count, "packets": s.packet_count}
+                {
+                    "cookie": s.cookie,
+                    "bytes": s.byte_count,
+                    "packets": s.packet_count,
+                }
                 for s in switch.flow_stats()
             ]
         message["read_s"] = time.monotonic() - begun
@@ -358,4 +471,8 @@ class SwitchRegistry:
 
 
 def _describe(switch: Switch) -> Message:
-    return {"datapath_id": switch.id, "address": switch.address, "ports": switch.ports()}
+    return {
+        "datapath_id": switch.id,
+        "address": switch.address,
+        "ports": switch.ports(),
+    }

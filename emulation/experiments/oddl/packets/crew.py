@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchlight.controller.jobs.specs import scaled_window_bytes
-from patchlight.emulation.experiments.oddl.packets.node import READY, LightTask, NodeTask, Stretch
+from patchlight.emulation.experiments.oddl.packets.node import (
+    READY,
+    LightTask,
+    NodeTask,
+    Stretch,
+)
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.lab_state import MARK
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
@@ -56,25 +61,38 @@ class Crew:
         for process in self._processes:
             _tell(process, json.dumps(stretch._asdict()))
         found = [
-            [_heard(process) for process in self._processes] for _ in range(stretch.iterations)
+            [_heard(process) for process in self._processes]
+            for _ in range(stretch.iterations)
         ]
         every = [node for same in found for node in same]
-        took_s = max(node["ended_s"] for node in every) - min(node["began_s"] for node in every)
+        took_s = max(node["ended_s"] for node in every) - min(
+            node["began_s"] for node in every
+        )
         stages = found[0][0]["stages_s"]
-        together = [{s: [node["stages_s"][s] for node in same] for s in stages} for same in found]
+        together = [
+            {s: [node["stages_s"][s] for node in same] for s in stages}
+            for same in found
+        ]
         return CrewTraining(took_s, together)
 
 
 @contextmanager
 def crew_of(
-    emulated: EmulatedLab, load: NodeLoad, network: LightNetwork | None = None
+    emulated: EmulatedLab,
+    load: NodeLoad,
+    network: LightNetwork | None = None,
 ) -> Iterator[Crew]:
     """A job's nodes inside the block: all hosts, or those of a ``network``, which ask for paths."""
     hosts = emulated.hosts
     if network is not None:
         hosts = tuple(emulated.host(name) for name in network.hosts)
     _set_neighbours(hosts)
-    tasks = _tasks(emulated, hosts, load, network)
+    tasks = _tasks(
+        emulated,
+        hosts,
+        load,
+        network,
+    )
     with ExitStack() as stack:
         # Between each two neighbours of the ring, over the control network.
         pairs = [socket.socketpair() for _ in tasks]
@@ -85,7 +103,11 @@ def crew_of(
         for number, task in enumerate(tasks):
             ends = (pairs[number - 1][1].fileno(), pairs[number][0].fileno())
             process = subprocess.Popen(
-                [sys.executable, "-m", "patchlight.emulation.experiments.oddl.packets.node"],
+                [
+                    sys.executable,
+                    "-m",
+                    "patchlight.emulation.experiments.oddl.packets.node",
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -111,9 +133,17 @@ def _set_neighbours(hosts: Sequence[EmulatedHost]) -> None:
         netlink = Netlink(host.namespace())
         try:
             name = host.host.endpoint.port
-            here = {link.name: link.index for link in links.list_links(netlink).values()}
+            here = {
+                link.name: link.index
+                for link in links.list_links(netlink).values()
+            }
             others = [each for each in macs if each[0] != host.address]
-            set_neighbours(netlink, here[name], name, others)
+            set_neighbours(
+                netlink,
+                here[name],
+                name,
+                others,
+            )
         finally:
             netlink.close()
 
@@ -130,9 +160,18 @@ def _tasks(
         key = os.urandom(_KEY_BYTES).hex()
         channels = tuple(map(str, network.channels[: len(hosts)]))
         path = str(emulated.run_dir / LIGHT_SOCKET)
-        lease_s = _LEAST_LEASE_S + 2 * network.paths.tuning_s + 4 * load.sends_s
+        lease_s = (
+            _LEAST_LEASE_S + 2 * network.paths.tuning_s + 4 * load.sends_s
+        )
         light = [
-            LightTask(path, str(each.host.endpoint), channels, control, key, lease_s)
+            LightTask(
+                path,
+                str(each.host.endpoint),
+                channels,
+                control,
+                key,
+                lease_s,
+            )
             for each in hosts
         ]
     return [
@@ -164,7 +203,9 @@ def _heard(process: subprocess.Popen[str]) -> dict[str, Any]:
     """What a node says next; ``PatchlightError`` if that is what went wrong, or nothing."""
     assert process.stdout is not None
     line = process.stdout.readline()
-    found: dict[str, Any] = json.loads(line) if line else {"error": "a node ended unexpectedly"}
+    found: dict[str, Any] = (
+        json.loads(line) if line else {"error": "a node ended unexpectedly"}
+    )
     if "error" in found:
         raise PatchlightError(
             f"training in the emulated lab: {found['error']}",

@@ -19,7 +19,10 @@ from typing import Any, NamedTuple, Self
 
 from patchlight.console.direct import direct_client
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
-from patchlight.emulation.experiments.oddl.packets.crew import NodeLoad, crew_of
+from patchlight.emulation.experiments.oddl.packets.crew import (
+    NodeLoad,
+    crew_of,
+)
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import PatchlightError
@@ -33,7 +36,8 @@ _ETHERTYPE = 0x88B6
 """The second of the two that IEEE 802 leaves for local experiments; probes have the first."""
 _EVERYBODY = "ff:ff:ff:ff:ff:ff"
 _PAYLOAD_BYTES = 1500
-_SOL_PACKET, _STATISTICS = 263, 6
+_SOL_PACKET = 263
+_STATISTICS = 6
 _ON_A_CHANNEL_S = 0.05
 _FULL_S = 0.001
 
@@ -55,7 +59,11 @@ class FrameArrivals:
         """How many have come in since the last count."""
         # The kernel also counts those that are not read, and starts over with each answer.
         return {
-            name: int(struct.unpack("=II", ear.getsockopt(_SOL_PACKET, _STATISTICS, 8))[0])
+            name: int(
+                struct.unpack(
+                    "=II", ear.getsockopt(_SOL_PACKET, _STATISTICS, 8)
+                )[0]
+            )
             for name, ear in self._ears.items()
         }
 
@@ -69,17 +77,27 @@ class Flood:
 
 @contextmanager
 def flood(
-    hosts: Sequence[EmulatedHost], victims: Sequence[EmulatedHost], light: Path
+    hosts: Sequence[EmulatedHost],
+    victims: Sequence[EmulatedHost],
+    light: Path,
 ) -> Iterator[Flood]:
     """Inside the block hosts send to each of the ``victims`` and to everybody, on all channels.
 
     It begins once each host has sent on each of its channels; at the end they are dark.
     """
-    sent, stop = Flood(), threading.Event()
+    sent = Flood()
+    stop = threading.Event()
     with ThreadPoolExecutor(len(hosts)) as pool:
         begun = [threading.Event() for _ in hosts]
         floods = [
-            pool.submit(_flood, host, victims, light, on_all, stop)
+            pool.submit(
+                _flood,
+                host,
+                victims,
+                light,
+                on_all,
+                stop,
+            )
             for host, on_all in zip(hosts, begun, strict=True)
         ]
         try:
@@ -103,7 +121,8 @@ def _flood(
     assert nic.transceiver is not None
     to = [_EVERYBODY, *(str(victim.host.nic.mac) for victim in victims)]
     frames = itertools.cycle([_frame(mac, str(nic.mac)) for mac in to])
-    channels, sent = list(channels_of(nic.transceiver)), 0
+    channels = list(channels_of(nic.transceiver))
+    sent = 0
     with LightClient(light) as tuning, _opened(host) as out:
         out.settimeout(_ON_A_CHANNEL_S)
         for turn, channel in enumerate(itertools.cycle(channels)):
@@ -146,10 +165,18 @@ def _opened(host: EmulatedHost, hears: int = 0) -> socket.socket:
     return opened
 
 
-_ALL_CHANNELS, _FIRST_TWO, _LAST_TWO = "193.175/200", "193.125/100", "193.225/100"
+_ALL_CHANNELS = "193.175/200"
+_FIRST_TWO = "193.125/100"
+_LAST_TWO = "193.225/100"
 WAYS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "star": {f"wss{n}": [f"1-{2 if n < 3 else 3}@{_ALL_CHANNELS}"] for n in range(1, 5)},
-    "channels": {f"wss{n}": [f"1-2@{_FIRST_TWO if n < 3 else _LAST_TWO}"] for n in range(1, 5)},
+    "star": {
+        f"wss{n}": [f"1-{2 if n < 3 else 3}@{_ALL_CHANNELS}"]
+        for n in range(1, 5)
+    },
+    "channels": {
+        f"wss{n}": [f"1-2@{_FIRST_TWO if n < 3 else _LAST_TWO}"]
+        for n in range(1, 5)
+    },
 }
 """The maps of the wavelength switches of the lab ``oddl4`` that keep jobs apart."""
 LEAST_PAIRS = 6
@@ -166,16 +193,24 @@ class Pairs(NamedTuple):
 
 
 def measure_isolation(
-    emulated: EmulatedLab, load: NodeLoad, pairs: int, slowdown: float, say: Callable[[str], None]
+    emulated: EmulatedLab,
+    load: NodeLoad,
+    pairs: int,
+    slowdown: float,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """The first job of a lab ``oddl4`` that is up trains, and the second floods.
 
     First all on one star, then pairs of iterations in each of ``WAYS``; times are divided by
     ``slowdown``. ``PatchlightError`` if the wavelength switches cannot be changed.
     """
-    hosts, light = emulated.hosts, emulated.run_dir / LIGHT_SOCKET
+    hosts = emulated.hosts
+    light = emulated.run_dir / LIGHT_SOCKET
     # Its channels are there in both ways.
-    spectra = {name: SpectrumMap.parse(texts) for name, texts in WAYS["channels"].items()}
+    spectra = {
+        name: SpectrumMap.parse(texts)
+        for name, texts in WAYS["channels"].items()
+    }
     own, _ = light_networks(emulated.lab, spectra)
     trains = [emulated.host(name) for name in own.hosts]
     floods = [host for host in hosts if host.name not in own.hosts]
@@ -186,8 +221,12 @@ def measure_isolation(
             count = arrivals.count()
             return {
                 "frames_flooded": frames,
-                "frames_at_flooding_job": sum(count[host.name] for host in floods),
-                "frames_at_neighbour": sum(count[host.name] for host in trains),
+                "frames_at_flooding_job": sum(
+                    count[host.name] for host in floods
+                ),
+                "frames_at_neighbour": sum(
+                    count[host.name] for host in trains
+                ),
             }
 
         say("a job floods its neighbour on the same star")
@@ -196,17 +235,24 @@ def measure_isolation(
         found["together"] = arrived(flooded.frames)
         with crew_of(emulated, load, own) as crew:
             for way, maps in WAYS.items():
-                say(f"each job with its own {'star' if way == 'star' else 'channels'}")
+                say(
+                    f"each job with its own {'star' if way == 'star' else 'channels'}"
+                )
                 took_s = _rewire(emulated.lab, maps)
                 crew.train(1)  # Its connections find their pace.
                 arrivals.count()
-                frames, times = 0, Pairs([], [])
+                frames = 0
+                times = Pairs([], [])
                 for _ in range(pairs):
                     times.quiet_s.append(crew.train(1).took_s / slowdown)
                     with flood(floods, hosts, light) as flooded:
                         times.flooded_s.append(crew.train(1).took_s / slowdown)
                     frames += flooded.frames
-                found[way] = {**arrived(frames), **change_in(times), "rewired_in_s": took_s}
+                found[way] = {
+                    **arrived(frames),
+                    **change_in(times),
+                    "rewired_in_s": took_s,
+                }
     return found
 
 
@@ -215,10 +261,16 @@ def change_in(times: Pairs) -> dict[str, Any]:
 
     The median, and the interval that holds it with 95 %, by the sign test: for any distribution.
     """
-    parts = sorted(after / before - 1 for before, after in zip(*times, strict=True))
+    parts = sorted(
+        after / before - 1 for before, after in zip(*times, strict=True)
+    )
     # As likely as not, a value is below the median: how few values are with 2.5 % or less?
-    count, rank = len(parts), 0
-    while 2 * sum(comb(count, fewer) for fewer in range(rank + 1)) <= (1 - _CONFIDENCE) * 2**count:
+    count = len(parts)
+    rank = 0
+    while (
+        2 * sum(comb(count, fewer) for fewer in range(rank + 1))
+        <= (1 - _CONFIDENCE) * 2**count
+    ):
         rank += 1
     return {
         "iteration_change": median(parts),
@@ -236,7 +288,11 @@ def _rewire(lab: Lab, maps: Mapping[str, Sequence[str]]) -> float:
         _host_keys_in(Path(journal) / "known_hosts"),
         direct_client(lab, Path(journal)) as client,
     ):
-        changed = client.reconfigure(maps, only=True, why="each job has its own optical paths")
+        changed = client.reconfigure(
+            maps,
+            only=True,
+            why="each job has its own optical paths",
+        )
     if changed["state"] != "committed":
         raise PatchlightError(
             f"giving each job its own optical paths: {changed['message']}",

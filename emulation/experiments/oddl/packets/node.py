@@ -71,7 +71,10 @@ class NodeTask:
         """The task that ``to_json`` wrote."""
         found = json.loads(text)
         light = found.pop("light")
-        return cls(**found, light=None if light is None else LightTask(**light))
+        return cls(
+            **found,
+            light=None if light is None else LightTask(**light),
+        )
 
 
 class Stretch(NamedTuple):
@@ -89,16 +92,24 @@ class _Node:
         self._size = len(task.addresses)
         self._gradient = np.empty(max(1, task.gradient_bytes // 4), np.float32)
         self._rings = [self._joined(turned=False), self._joined(turned=True)]
-        self._control = [socket.socket(fileno=number) for number in task.neighbours]
+        self._control = [
+            socket.socket(fileno=number) for number in task.neighbours
+        ]
         for each in self._control:
             each.setblocking(False)
         self._paths: PathNode | None = None
 
     def _joined(self, *, turned: bool) -> Neighbours:
         """The connections to both neighbours, made in the namespace of the NIC."""
-        order = [-rank % self._size if turned else rank for rank in range(self._size)]
+        order = [
+            -rank % self._size if turned else rank
+            for rank in range(self._size)
+        ]
         addresses = self._task.addresses
-        ring = tuple(Member(r, addresses[n], _PORTS[turned]) for r, n in enumerate(order))
+        ring = tuple(
+            Member(r, addresses[n], _PORTS[turned])
+            for r, n in enumerate(order)
+        )
         task = TrainingTask(
             id=str(self._task.number),
             job="oddl",
@@ -119,7 +130,9 @@ class _Node:
         if path is None:
             self._light.darken(light.transmitter)
         else:
-            self._light.tune(light.transmitter, light.channels[path.channel], wait=False)
+            self._light.tune(
+                light.transmitter, light.channels[path.channel], wait=False
+            )
 
     async def open(self) -> None:
         """Use both rings once, go dark, and wait until all nodes may give paths."""
@@ -130,13 +143,27 @@ class _Node:
         if light is None:
             return
         everybody = tuple(range(self._size))
-        lease_us, margin_us = round(1e6 * light.lease_s), round(1e6 * _MARGIN_S)
-        bounds = Bounds(1, self._size, everybody, lease_us, margin_us)
+        lease_us = round(1e6 * light.lease_s)
+        margin_us = round(1e6 * _MARGIN_S)
+        bounds = Bounds(
+            1,
+            self._size,
+            everybody,
+            lease_us,
+            margin_us,
+        )
         self._light = LightClient(Path(light.socket))
         self._waiting_light = LightClient(Path(light.socket))
         key = bytes.fromhex(light.key)
         number = self._task.number
-        self._paths = PathNode(number, bounds, light.control, key, self._send_light, _RETRY_S)
+        self._paths = PathNode(
+            number,
+            bounds,
+            light.control,
+            key,
+            self._send_light,
+            _RETRY_S,
+        )
         self._paths.open()
         await asyncio.sleep(self._paths.ready_s)
 
@@ -159,17 +186,24 @@ class _Node:
                 light = self._task.light
                 assert light is not None
                 channel = light.channels[path.channel]
-                await asyncio.to_thread(self._waiting_light.tune, light.transmitter, channel)
+                await asyncio.to_thread(
+                    self._waiting_light.tune, light.transmitter, channel
+                )
                 ended("tune")
                 await asyncio.to_thread(self._exchange, index, turned)
                 ended("send")
                 await self._acknowledged(turned)
                 ended("acknowledge")
                 if time.monotonic() > path.until_s:
-                    raise TrainingError("the lease of the path was over before all was sent")
+                    raise TrainingError(
+                        "the lease of the path was over before all was sent"
+                    )
             ended("release")
-        names, times_s = list(ends_s)[1:], list(ends_s.values())
-        stages = [after - before for before, after in itertools.pairwise(times_s)]
+        names = list(ends_s)[1:]
+        times_s = list(ends_s.values())
+        stages = [
+            after - before for before, after in itertools.pairwise(times_s)
+        ]
         return {
             "began_s": times_s[0],
             "ended_s": times_s[-1],
@@ -180,10 +214,18 @@ class _Node:
         number = self._task.number
         self._gradient.fill(number + 1)
         rank = -number % self._size if turned else number
-        ring_all_reduce(self._gradient, rank, self._size, self._rings[turned], index)
+        ring_all_reduce(
+            self._gradient,
+            rank,
+            self._size,
+            self._rings[turned],
+            index,
+        )
         expected = self._size * (self._size + 1) / 2
         if not (self._gradient == expected).all():
-            raise TrainingError(f"the sum of iteration {index} is wrong: expected {expected:g}")
+            raise TrainingError(
+                f"the sum of iteration {index} is wrong: expected {expected:g}"
+            )
 
     async def _acknowledged(self, turned: bool) -> None:
         """Wait until neither neighbour needs this node's light any more.

@@ -14,8 +14,16 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from patchlight.emulation.experiments.oddl.conditions import workload
-from patchlight.emulation.experiments.oddl.packets.crew import Crew, CrewTraining, NodeLoad, crew_of
-from patchlight.emulation.experiments.oddl.packets.isolation import LEAST_PAIRS, measure_isolation
+from patchlight.emulation.experiments.oddl.packets.crew import (
+    Crew,
+    CrewTraining,
+    NodeLoad,
+    crew_of,
+)
+from patchlight.emulation.experiments.oddl.packets.isolation import (
+    LEAST_PAIRS,
+    measure_isolation,
+)
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import BadInput
@@ -40,17 +48,32 @@ def light_lab(tuning_time_s: float) -> Lab:
             nics.append(replace(nic, transceiver=transceiver))
         servers.append(replace(server, nics=tuple(nics)))
     # There is no packet switch here, so no OpenFlow.
-    return lab.with_changes(name="oddl-light", servers=tuple(servers), fabric="bridge")
+    return lab.with_changes(
+        name="oddl-light",
+        servers=tuple(servers),
+        fabric="bridge",
+    )
 
 
 def switch_lab() -> Lab:
     """Its servers, with NICs of the same rate, on one switch that never has to wait."""
     model = load_lab(_MODEL)
-    build = LabBuilder("oddl-switch", network=str(model.network), fabric="bridge")
+    build = LabBuilder(
+        "oddl-switch",
+        network=str(model.network),
+        fabric="bridge",
+    )
     build.switch("ideal")
     for host in model.hosts:
         rate = format_rate(host.nic.rate_bps)
-        build.fibre(build.server(host.server.name, gpus=["Generic"], rate=rate), "ideal")
+        build.fibre(
+            build.server(
+                host.server.name,
+                gpus=["Generic"],
+                rate=rate,
+            ),
+            "ideal",
+        )
     return build.lab()
 
 
@@ -78,8 +101,12 @@ class PacketOptions:
     replace: bool = False
 
     def __post_init__(self) -> None:
-        if not self.tuning_times_s or any(each <= 0 for each in self.tuning_times_s):
-            raise BadInput("expected tuning times of more than 0, at least one")
+        if not self.tuning_times_s or any(
+            each <= 0 for each in self.tuning_times_s
+        ):
+            raise BadInput(
+                "expected tuning times of more than 0, at least one"
+            )
         if self.iterations < 2 or self.iterations % 2 or self.rounds < 1:
             raise BadInput(
                 f"{self.rounds} rounds of {self.iterations} iterations: expected 1 or more rounds "
@@ -104,7 +131,9 @@ class PacketOptions:
     @property
     def emulated_bps(self) -> float:
         """The rate of a NIC in the emulated lab."""
-        slowest_bps = min(float(host.nic.rate_bps or "inf") for host in switch_lab().hosts)
+        slowest_bps = min(
+            float(host.nic.rate_bps or "inf") for host in switch_lab().hosts
+        )
         return slowest_bps / self.scale / self.slowdown
 
     @property
@@ -117,7 +146,11 @@ class PacketOptions:
         work = workload(self.model)
         nbytes = max(4, round(work.gradient_bytes / self.scale / 4) * 4)
         sent_bits = 8 * nbytes * 2 * (nodes - 1) / nodes
-        return NodeLoad(nbytes, work.compute_s * self.slowdown, sent_bits / self.emulated_bps)
+        return NodeLoad(
+            nbytes,
+            work.compute_s * self.slowdown,
+            sent_bits / self.emulated_bps,
+        )
 
 
 class _Point(NamedTuple):
@@ -128,26 +161,37 @@ class _Point(NamedTuple):
     losses: dict[str, dict[str, int]]
 
 
-def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str, Any]:
+def run_packets(
+    options: PacketOptions, say: Callable[[str], None]
+) -> dict[str, Any]:
     """What ``result.json`` holds; ``say`` hears of every step. The labs go however this ends."""
-    origin, began = provenance(()), time.monotonic()
-    load, points = options.load(), []
+    origin = provenance(())
+    began = time.monotonic()
+    load = options.load()
+    points = []
     scale = options.scale * options.slowdown
     say("bringing up four servers on one packet switch")
     with (
-        EmulatedLab.from_lab(switch_lab(), scale, replace=options.replace) as switched,
+        EmulatedLab.from_lab(
+            switch_lab(), scale, replace=options.replace
+        ) as switched,
         crew_of(switched, load) as ideal,
     ):
         ideal.train(1)  # Its connections find their pace.
         for number, tuning_s in enumerate(options.tuning_times_s):
-            say(f"the same on light, {format_time(tuning_s)} to tune a transceiver")
+            say(
+                f"the same on light, {format_time(tuning_s)} to tune a transceiver"
+            )
             in_lab_s = tuning_s * options.slowdown
             lab = light_lab(in_lab_s)
             with (
-                EmulatedLab.from_lab(lab, scale, replace=options.replace) as lit,
+                EmulatedLab.from_lab(
+                    lab, scale, replace=options.replace
+                ) as lit,
                 crew_of(lit, load, light_networks(lit.lab, {})[0]) as oddl,
             ):
-                oddl.train(2, turning=True)  # Those of both rings do; it leaves them tuned.
+                # Those of both rings do; it leaves them tuned.
+                oddl.train(2, turning=True)
                 rounds = [
                     _round(ideal, oddl, options.iterations)
                     for _ in range(1 if number else options.rounds)
@@ -158,7 +202,13 @@ def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str,
     lab = light_lab(options.tuning_times_s[0] * options.slowdown)
     with EmulatedLab.from_lab(lab, scale, replace=options.replace) as lit:
         half = options.load(NODES // 2)
-        isolation = measure_isolation(lit, half, options.pairs, options.slowdown, say)
+        isolation = measure_isolation(
+            lit,
+            half,
+            options.pairs,
+            options.slowdown,
+            say,
+        )
         say("taking the labs down")
     return {
         "experiment": "oddl",
@@ -183,7 +233,11 @@ def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str,
     }
 
 
-def _round(ideal: Crew, oddl: Crew, iterations: int) -> dict[str, CrewTraining]:
+def _round(
+    ideal: Crew,
+    oddl: Crew,
+    iterations: int,
+) -> dict[str, CrewTraining]:
     """Each in its turn, so that what else the machine does falls on all of them."""
     return {
         "ideal": ideal.train(iterations),
@@ -196,22 +250,31 @@ def _result(points: Sequence[_Point], slowdown: float) -> dict[str, Any]:
     first = points[0]
     return {
         "training_time_ratio_to_ideal": _ratio(first.rounds, "kept"),
-        "training_time_ratios": {arm: _ratio(first.rounds, arm) for arm in ARMS[1:]},
+        "training_time_ratios": {
+            arm: _ratio(first.rounds, arm) for arm in ARMS[1:]
+        },
         "training_time_ratios_of_rounds": {
-            arm: [_ratio([each], arm) for each in first.rounds] for arm in ARMS[1:]
+            arm: [_ratio([each], arm) for each in first.rounds]
+            for arm in ARMS[1:]
         },
         "training_s_per_iteration": {
-            arm: _mean_iteration_s(first.rounds, arm) / slowdown for arm in ARMS
+            arm: _mean_iteration_s(first.rounds, arm) / slowdown
+            for arm in ARMS
         },
         "stages": {arm: _stages(first.rounds, arm, slowdown) for arm in ARMS},
         "sweep": [
             {
                 "tuning_time_s": point.tuning_time_s,
-                "ideal_iteration_s": _mean_iteration_s(point.rounds, "ideal") / slowdown,
+                "ideal_iteration_s": _mean_iteration_s(point.rounds, "ideal")
+                / slowdown,
                 **{arm: _ratio(point.rounds, arm) for arm in ARMS[1:]},
                 "tuning_alone": 1
-                + point.tuning_time_s * slowdown / _mean_iteration_s(point.rounds, "ideal"),
-                "frames_lost": {name: sum(by.values()) for name, by in point.losses.items()},
+                + point.tuning_time_s
+                * slowdown
+                / _mean_iteration_s(point.rounds, "ideal"),
+                "frames_lost": {
+                    name: sum(by.values()) for name, by in point.losses.items()
+                },
             }
             for point in points
         ],
@@ -227,12 +290,18 @@ def _total_s(rounds: Sequence[dict[str, CrewTraining]], arm: str) -> float:
     return sum(each[arm].took_s for each in rounds)
 
 
-def _mean_iteration_s(rounds: Sequence[dict[str, CrewTraining]], arm: str) -> float:
-    return _total_s(rounds, arm) / sum(len(each[arm].iterations) for each in rounds)
+def _mean_iteration_s(
+    rounds: Sequence[dict[str, CrewTraining]], arm: str
+) -> float:
+    return _total_s(rounds, arm) / sum(
+        len(each[arm].iterations) for each in rounds
+    )
 
 
 def _stages(
-    rounds: Sequence[dict[str, CrewTraining]], arm: str, slowdown: float
+    rounds: Sequence[dict[str, CrewTraining]],
+    arm: str,
+    slowdown: float,
 ) -> dict[str, dict[str, float]]:
     """Of each stage the median and the longest time of a node, in the job's seconds."""
     found: defaultdict[str, list[float]] = defaultdict(list)

@@ -12,7 +12,9 @@ import yaml
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
-from patchlight.controller.policies.engineering.traffic import degree_constrained
+from patchlight.controller.policies.engineering.traffic import (
+    degree_constrained,
+)
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.emulation.simulator.network.contract import (
     NO_LINK,
@@ -25,7 +27,10 @@ from patchlight.emulation.simulator.network.contract import (
     ring_part,
 )
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
-from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE
+from patchlight.emulation.simulator.network.topologies.packet import (
+    LATENCY,
+    RATE,
+)
 from patchlight.testbed.errors import BadInput, reason
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -34,7 +39,12 @@ from patchlight.testbed.labfile.reader import load_lab
 
 _KINDS = ("Ring", "Switch", "FullyConnected")
 _MOST_LINKS = 1 << 24
-_LEAST = {"npus_count": 2, "bandwidth": 1e-9, "latency": 0}  # In ASTRA-sim's network files.
+# In ASTRA-sim's network files.
+_LEAST = {
+    "npus_count": 2,
+    "bandwidth": 1e-9,
+    "latency": 0,
+}
 
 
 def _links(kind: str, size: int) -> int:
@@ -43,7 +53,10 @@ def _links(kind: str, size: int) -> int:
     return size if kind == "FullyConnected" else 2
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class Dimensions(Network):
     """Nodes in dimensions of ``dims`` nodes each, joined in each as ``kinds`` says.
 
@@ -55,7 +68,11 @@ class Dimensions(Network):
     kinds: tuple[str, ...] = ()
 
     def collective(
-        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+        self,
+        name: str,
+        nodes: Ints,
+        nbytes: float,
+        ring_part: float = 1.0,
     ) -> list[Round]:
         """All-reduces of a block of nodes go over the rings of all dimensions, both ways at once.
 
@@ -65,24 +82,49 @@ class Dimensions(Network):
         """
         rings = self._rings_of(nodes) if name == "ring" and nbytes else []
         if not rings:
-            return super().collective(name, nodes, nbytes, ring_part)
-        members, ranks, stride = len(nodes), np.arange(len(nodes)), 1
-        source, destination, steps = [], [], 0
+            return super().collective(
+                name,
+                nodes,
+                nbytes,
+                ring_part,
+            )
+        members = len(nodes)
+        ranks = np.arange(len(nodes))
+        stride = 1
+        source = []
+        destination = []
+        steps = 0
         for size, closed in rings:
             here = ranks // stride % size
             for step in (1, -1) if closed else (1,):
                 source.append(ranks)
-                destination.append(ranks + ((here + step) % size - here) * stride)
-            stride, steps = stride * size, steps + size - 1
+                destination.append(
+                    ranks + ((here + step) % size - here) * stride
+                )
+            stride = stride * size
+            steps = steps + size - 1
         one_way = (members - 1) / members * 8 * nbytes
         edges = np.concatenate(source), np.concatenate(destination)
-        return [Round(*edges, 2 * one_way / len(source), 2 * steps, one_way)]
+        return [
+            Round(
+                *edges,
+                2 * one_way / len(source),
+                2 * steps,
+                one_way,
+            )
+        ]
 
     def _rings_of(self, nodes: Ints) -> list[tuple[int, bool]]:
         """How many nodes of a block there are in each dimension, and whether they close a ring of
         three or more; nothing if they are not a block, or links differ."""
-        left, rings, block = len(nodes), list[tuple[int, bool]](), 1
-        if set(self.kinds) != {"Ring"} or np.ptp(self.capacity_bps) or left < 2:
+        left = len(nodes)
+        rings = list[tuple[int, bool]]()
+        block = 1
+        if (
+            set(self.kinds) != {"Ring"}
+            or np.ptp(self.capacity_bps)
+            or left < 2
+        ):
             return []
         for size in self.dims:
             across = min(left, size)
@@ -90,48 +132,78 @@ class Dimensions(Network):
                 return []
             if across > 1:
                 rings.append((across, across == size > 2))
-            left, block = left // across, block * size
+            left = left // across
+            block = block * size
             if across < size and left > 1:
                 return []
         whole = len(nodes) // rings[-1][0] if rings else 1
         aligned = nodes[0] % whole == 0 and bool((np.diff(nodes) == 1).all())
         return rings if aligned and left == 1 else []
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
-        at, moves = source.copy(), []
-        counts = [_links(*each) for each in zip(self.kinds, self.dims, strict=True)]
-        width, first, stride = sum(counts), 0, 1
-        for kind, size, count in zip(self.kinds, self.dims, counts, strict=True):
-            here, there = at // stride % size, destination // stride % size
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
+        at = source.copy()
+        moves = []
+        counts = [
+            _links(*each) for each in zip(self.kinds, self.dims, strict=True)
+        ]
+        width = sum(counts)
+        first = 0
+        stride = 1
+        for kind, size, count in zip(
+            self.kinds,
+            self.dims,
+            counts,
+            strict=True,
+        ):
+            here = at // stride % size
+            there = destination // stride % size
             arrived = at + (there - here) * stride
-            link, goes = at * width + first, here != there
+            link = at * width + first
+            goes = here != there
             if kind == "Ring":
                 ahead = (there - here) % size
                 # The shorter way round; of two equal ones ahead from every second node.
                 forward = 2 * ahead + here % 2 <= size
-                step, hops = np.where(forward, 1, -1), np.where(forward, ahead, size - ahead)
+                step = np.where(forward, 1, -1)
+                hops = np.where(forward, ahead, size - ahead)
                 for hop in range(size // 2):
                     on = at + ((here + hop * step) % size - here) * stride
                     link = on * width + first + ~forward
                     moves.append(np.where(hop < hops, link, NO_LINK))
             elif kind == "Switch":
                 moves.append(np.where(goes, link, NO_LINK))
-                moves.append(np.where(goes, arrived * width + first + 1, NO_LINK))
+                moves.append(
+                    np.where(goes, arrived * width + first + 1, NO_LINK)
+                )
             else:
                 moves.append(np.where(goes, link + there, NO_LINK))
-            at, first, stride = arrived, first + count, stride * size
+            at = arrived
+            first = first + count
+            stride = stride * size
         return np.stack(moves, axis=1)
 
 
 def _dimensions(
-    spec: str, dims: Sequence[int], kinds: Sequence[str], bps: Floats, latency_s: Floats
+    spec: str,
+    dims: Sequence[int],
+    kinds: Sequence[str],
+    bps: Floats,
+    latency_s: Floats,
 ) -> Dimensions:
     """The network whose links have so many bit/s and seconds in each dimension."""
     nodes = math.prod(dims)
     checked_nodes(spec, nodes)
     counts = [_links(*each) for each in zip(kinds, dims, strict=True)]
     if (count := nodes * sum(counts)) > _MOST_LINKS:
-        raise BadInput(f"{spec} has {count:,} links: expected {_MOST_LINKS:,} at most")
+        raise BadInput(
+            f"{spec} has {count:,} links: expected {_MOST_LINKS:,} at most"
+        )
     # What a node sends at most: a switch's second link is down, the last of a full mesh unused.
     sends = np.array(counts) - [kind != "Ring" for kind in kinds]
     return Dimensions(
@@ -146,7 +218,10 @@ def _dimensions(
 
 
 def torus(
-    spec: str, dims: tuple[int, ...] = (4, 4, 4), rate: float = RATE, latency: float = LATENCY
+    spec: str,
+    dims: tuple[int, ...] = (4, 4, 4),
+    rate: float = RATE,
+    latency: float = LATENCY,
 ) -> Dimensions:
     """A torus of so many nodes each way, routed dimension by dimension (Dally and Seitz, 1987).
 
@@ -156,8 +231,18 @@ def torus(
         raise BadInput(f"{spec}: expected at least 2 nodes in each dimension")
     each_bps = np.full(len(dims), rate / (2 * len(dims)))
     rings = ["Ring"] * len(dims)
-    made = _dimensions(spec, dims, rings, each_bps, np.full(len(dims), latency))
-    return replace(made, nic_bps=rate, parts={"transceiver-100g": made.nodes * rate / 100e9})
+    made = _dimensions(
+        spec,
+        dims,
+        rings,
+        each_bps,
+        np.full(len(dims), latency),
+    )
+    return replace(
+        made,
+        nic_bps=rate,
+        parts={"transceiver-100g": made.nodes * rate / 100e9},
+    )
 
 
 def astra(spec: str, file: str) -> Dimensions:
@@ -169,44 +254,86 @@ def astra(spec: str, file: str) -> Dimensions:
     """
     try:
         given = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise BadInput(f"cannot read the network file {file}: {reason(error)}") from error
+    except (
+        OSError,
+        UnicodeDecodeError,
+        yaml.YAMLError,
+        RecursionError,
+    ) as error:
+        raise BadInput(
+            f"cannot read the network file {file}: {reason(error)}"
+        ) from error
     keys = ("topology", *_LEAST)
     if not isinstance(given, dict) or set(given) != set(keys):
-        raise BadInput(f"{file} is no network file of ASTRA-sim: expected {', '.join(keys)}")
+        raise BadInput(
+            f"{file} is no network file of ASTRA-sim: expected {', '.join(keys)}"
+        )
     kinds, *columns = (given[key] for key in keys)
-    if not isinstance(kinds, list) or not kinds or not set(map(str, kinds)) <= set(_KINDS):
-        raise BadInput(f"{file}: topology is {kinds!r}: expected a list of {', '.join(_KINDS)}")
+    if (
+        not isinstance(kinds, list)
+        or not kinds
+        or not set(map(str, kinds)) <= set(_KINDS)
+    ):
+        raise BadInput(
+            f"{file}: topology is {kinds!r}: expected a list of {', '.join(_KINDS)}"
+        )
     for (key, least), column in zip(_LEAST.items(), columns, strict=True):
         each = column if isinstance(column, list) else []
         types = (int,) if key == "npus_count" else (int, float)
-        good = [type(value) in types and least <= value <= 1e12 for value in each]
+        good = [
+            type(value) in types and least <= value <= 1e12 for value in each
+        ]
         if len(good) != len(kinds) or not all(good):
             numbers = "a whole number" if key == "npus_count" else "a number"
-            said = f"expected {numbers} of {least:g} or more for each dimension"
+            said = (
+                f"expected {numbers} of {least:g} or more for each dimension"
+            )
             raise BadInput(f"{file}: {key} is {column!r}: {said}")
     dims, bandwidth, latency_ns = columns
-    bps, latency_s = np.array(bandwidth) * 2.0**30 * 8, np.array(latency_ns) / 1e9
-    return _dimensions(spec, dims, kinds, bps, latency_s)
+    bps = np.array(bandwidth) * 2.0**30 * 8
+    latency_s = np.array(latency_ns) / 1e9
+    return _dimensions(
+        spec,
+        dims,
+        kinds,
+        bps,
+        latency_s,
+    )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class LabPaths(Network):
     """Paths are those that the lab's flow tables have."""
 
     lit: LabNetwork = field(kw_only=True)
     numbers: Mapping[Hashable, int] = field(kw_only=True)
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
         found = []
-        for here, there in zip(source.tolist(), destination.tolist(), strict=True):
+        for here, there in zip(
+            source.tolist(), destination.tolist(), strict=True
+        ):
             way = self.lit.way(here, there)
             if way is None:
                 names = [self.lit.hosts[node].name for node in (here, there)]
-                raise BadInput(f"{self.spec}: no light leads from {names[0]} to {names[1]}")
+                raise BadInput(
+                    f"{self.spec}: no light leads from {names[0]} to {names[1]}"
+                )
             found.append([self.numbers[link] for link in way])
         longest = max(map(len, found), default=0)
-        return np.array([[*way, *[NO_LINK] * (longest - len(way))] for way in found], np.int64)
+        return np.array(
+            [[*way, *[NO_LINK] * (longest - len(way))] for way in found],
+            np.int64,
+        )
 
 
 def lab(spec: str, file: str) -> LabPaths:
@@ -218,13 +345,20 @@ def lab(spec: str, file: str) -> LabPaths:
     return lab_network(loaded, loaded.initial_maps, spec)
 
 
-def lab_network(lab: Lab, maps: Mapping[str, PortMap], spec: str = "") -> LabPaths:
+def lab_network(
+    lab: Lab,
+    maps: Mapping[str, PortMap],
+    spec: str = "",
+) -> LabPaths:
     """A lab under these maps of its OCSs; ``spec`` is its name in messages."""
     lit = LabNetwork(lab, trace_links(lab, maps))
     checked_nodes(spec or lab.name, len(lit.hosts))
     switches = [switch.name for switch in lab.packet_switches]
     known = [switch or "" for switch in lit.switches]
-    racks = [switches.index(name) if name in switches else len(switches) for name in known]
+    racks = [
+        switches.index(name) if name in switches else len(switches)
+        for name in known
+    ]
     return LabPaths(
         spec or lab.name,
         lit.nic_bps,
@@ -240,7 +374,10 @@ MOST_MATCHED = 2048
 """Larger jobs have rings only: a matching takes O(n³), its table of ways n²."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class TopoOpt(Network):
     """Circuits that each job has to itself: rings for its all-reduces, matchings for the rest.
 
@@ -278,10 +415,19 @@ class TopoOpt(Network):
         for rank, row in enumerate(circuits):
             partners = np.repeat(np.arange(members), row)
             matched[rank, : len(partners)] = partners
-        made, around = replace(self, rings=rings, matched=matched), replace(self, rings=self.degree)
+        made = replace(
+            self,
+            rings=rings,
+            matched=matched,
+        )
+        around = replace(self, rings=self.degree)
         # Of equal traffic matchings make cliques. A job without a ring may have the better ones.
         ringless = not ring_part(rounds, members)
-        return around if ringless and around._hops(demand) < made._hops(demand) else made
+        return (
+            around
+            if ringless and around._hops(demand) < made._hops(demand)
+            else made
+        )
 
     def _hops(self, demand: Floats) -> float:
         """The circuits that bits of a demand between ranks pass, as a sum."""
@@ -289,15 +435,27 @@ class TopoOpt(Network):
         ranks = np.repeat(np.arange(members), self.degree)
         to = self._circuits(members).ravel()
         joined = csr_array(
-            (np.ones((to != NO_LINK).sum()), (ranks[to != NO_LINK], to[to != NO_LINK]))
+            (
+                np.ones((to != NO_LINK).sum()),
+                (ranks[to != NO_LINK], to[to != NO_LINK]),
+            )
         )
         return float((shortest_path(joined, unweighted=True) * demand).sum())
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
         ranks = self._ranks(group)
-        here, there = ranks[source], ranks[destination]
+        here = ranks[source]
+        there = ranks[destination]
         if len(here) and min(here.min(), there.min()) < 0:
-            raise BadInput(f"{self.spec}: a flow leaves its job, whose circuits join nobody else")
+            raise BadInput(
+                f"{self.spec}: a flow leaves its job, whose circuits join nobody else"
+            )
         if not len(self.matched):
             return self._over_rings(here, there, group)
         moves = []
@@ -309,15 +467,30 @@ class TopoOpt(Network):
             at = following
         return _side_by_side(moves, len(here))
 
-    def _over_rings(self, here: Ints, there: Ints, group: Ints) -> Ints:
-        members, at, moves = len(group), here, []
+    def _over_rings(
+        self,
+        here: Ints,
+        there: Ints,
+        group: Ints,
+    ) -> Ints:
+        members = len(group)
+        at = here
+        moves = []
         steps = self._steps(members)
         chains = _chains(members, steps)
         apart = (there - here) % members
-        for hop in range(int((chains[apart] != NO_LINK).sum(axis=1).max(initial=0))):
+        for hop in range(
+            int((chains[apart] != NO_LINK).sum(axis=1).max(initial=0))
+        ):
             port = chains[apart, hop]
-            moves.append(np.where(port == NO_LINK, NO_LINK, group[at] * self.degree + port))
-            at = (at + np.where(port == NO_LINK, 0, np.array(steps)[port])) % members
+            moves.append(
+                np.where(
+                    port == NO_LINK, NO_LINK, group[at] * self.degree + port
+                )
+            )
+            at = (
+                at + np.where(port == NO_LINK, 0, np.array(steps)[port])
+            ) % members
         return _side_by_side(moves, len(here))
 
     def _spread(self, paths: Ints, group: Ints) -> tuple[Ints, Floats]:
@@ -330,7 +503,13 @@ class TopoOpt(Network):
         beside = same[self._ranks(group)[node], paths % self.degree]
         beside &= (paths != NO_LINK)[:, :, None]
         every = node[:, :, None] * self.degree + np.arange(self.degree)
-        parts = 1 / np.maximum(1, beside.sum(axis=2, keepdims=True))
+        parts = 1 / np.maximum(
+            1,
+            beside.sum(
+                axis=2,
+                keepdims=True,
+            ),
+        )
         shape = len(paths), -1
         return (
             np.where(beside, every, NO_LINK).reshape(shape),
@@ -349,7 +528,9 @@ class TopoOpt(Network):
         """The rank that each port of each rank is joined to."""
         ranks = np.arange(members)[:, None]
         around = (ranks + np.array(self._steps(members))) % members
-        return np.hstack([around, self.matched]) if len(self.matched) else around
+        return (
+            np.hstack([around, self.matched]) if len(self.matched) else around
+        )
 
     @cached_property
     def _port(self) -> Ints:
@@ -366,7 +547,12 @@ class TopoOpt(Network):
         """The rank behind the second of two on a way over the fewest circuits to the first."""
         backwards = csr_array((self._port != NO_LINK).T.astype(np.int8))
         return np.asarray(
-            shortest_path(backwards, unweighted=True, return_predecessors=True)[1], np.int32
+            shortest_path(
+                backwards,
+                unweighted=True,
+                return_predecessors=True,
+            )[1],
+            np.int32,
         )
 
 
@@ -435,10 +621,12 @@ def _chains(members: int, steps: tuple[int, ...]) -> Ints:
                 if there not in before:
                     before[there] = at, port
                     reached.append(there)
-        edge, depth = reached, depth + 1
+        edge = reached
+        depth = depth + 1
     found = np.full((members, depth), NO_LINK, np.int64)
     for apart in range(members):
-        at, hop = apart, 0
+        at = apart
+        hop = 0
         while at:
             at, found[apart, hop] = before[at]
             hop += 1

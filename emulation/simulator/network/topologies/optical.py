@@ -16,31 +16,59 @@ from patchlight.emulation.simulator.network.contract import (
     rows,
 )
 from patchlight.emulation.simulator.network.sharing import Ints
-from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE, Ideal
+from patchlight.emulation.simulator.network.topologies.packet import (
+    LATENCY,
+    RATE,
+    Ideal,
+)
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.paths.schedulers import SCHEDULERS
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class RotorNet(Network):
     """Links: NICs up and down, then ``from_rack · racks + to_rack`` between racks."""
 
     hosts: int = 0
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
-        racks, first = self.nodes // self.hosts, 2 * self.nodes
-        here, there = source // self.hosts, destination // self.hosts
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
+        racks = self.nodes // self.hosts
+        first = 2 * self.nodes
+        here = source // self.hosts
+        there = destination // self.hosts
         flows = np.bincount(here * racks + there, minlength=racks**2)
         # Valiant's detour over some rack; over the two themselves it is none. It doubles the load,
         # so it pays only where two racks have several flows, and over twice as many as others.
         most = max(1.0, 2 * (here != there).sum() / (racks * (racks - 1)))
         busy = flows[here * racks + there] > most
-        over = np.where(busy, draw(racks, source, destination, flow), there)
+        over = np.where(
+            busy,
+            draw(
+                racks,
+                source,
+                destination,
+                flow,
+            ),
+            there,
+        )
         direct = (over == here) | (over == there)
         apart = here != there
         return rows(
             source,
-            np.where(apart, first + here * racks + np.where(direct, there, over), NO_LINK),
+            np.where(
+                apart,
+                first + here * racks + np.where(direct, there, over),
+                NO_LINK,
+            ),
             np.where(apart & ~direct, first + over * racks + there, NO_LINK),
             self.nodes + destination,
         )
@@ -65,7 +93,9 @@ def rotornet(
     are not in this.
     """
     if racks < 2 or switching >= slot:
-        raise BadInput(f"{spec}: expected 2 racks or more, and switching < slot")
+        raise BadInput(
+            f"{spec}: expected 2 racks or more, and switching < slot"
+        )
     nodes = racks * hosts
     checked_nodes(spec, nodes)
     usable = uplinks * rate * (1 - switching / slot) / (racks - 1)
@@ -75,7 +105,12 @@ def rotornet(
         rate,
         np.arange(nodes) // hosts,
         links((2 * nodes, rate), (racks * racks, usable)),
-        np.concatenate([np.full(2 * nodes, latency), np.full(racks * racks, latency + waits)]),
+        np.concatenate(
+            [
+                np.full(2 * nodes, latency),
+                np.full(racks * racks, latency + waits),
+            ]
+        ),
         {
             "switch-port-100g": (nodes + racks * uplinks) * rate / 100e9,
             "transceiver-100g": racks * uplinks * rate / 100e9,
@@ -89,11 +124,20 @@ def rotornet(
 _MOST_NODES = 4096
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class SipRing(Network):
     """Links: what nodes add, what they drop, and the segments of the fibre behind each node."""
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
         nodes = self.nodes
         apart = (destination - source) % nodes
         hops = np.arange(int(apart.max(initial=0)))
@@ -128,7 +172,10 @@ def sip_ring(
         np.zeros(nodes, np.int64),
         links((2 * nodes, mine), (nodes, wavelengths * channel_rate)),
         np.concatenate([np.full(2 * nodes, latency / 2), np.zeros(nodes)]),
-        {"microring": 2 * nodes * microrings, "transceiver-100g": nodes * mine / 100e9},
+        {
+            "microring": 2 * nodes * microrings,
+            "transceiver-100g": nodes * mine / 100e9,
+        },
         Switching(switching, wavelengths),
     )
 
@@ -137,14 +184,21 @@ _EXACT = 1024
 """All flows of larger all-reduces on RAMP would be too many."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class Ramp(Network):
     """Links: a node's transmitter for each group, then a node's receiver for each group."""
 
     groups: int = 0
 
     def collective(
-        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+        self,
+        name: str,
+        nodes: Ints,
+        nbytes: float,
+        ring_part: float = 1.0,
     ) -> list[Round]:
         """An all-reduce is two all-to-alls, reduce-scatter and all-gather, over all transceivers.
 
@@ -153,18 +207,42 @@ class Ramp(Network):
         """
         members = len(nodes)
         if name != "ring" or members < 2:
-            return super().collective(name, nodes, nbytes, ring_part)
-        exchange = all_to_all(members, nbytes, 0 if members <= _EXACT else self.groups)
+            return super().collective(
+                name,
+                nodes,
+                nbytes,
+                ring_part,
+            )
+        exchange = all_to_all(
+            members, nbytes, 0 if members <= _EXACT else self.groups
+        )
         if members > _EXACT:
-            parts, steps = (members - 1) / self.groups, -(-(members - 1) // self.groups)
-            exchange = [exchange[0]._replace(bits=exchange[0].bits * parts, messages=steps)]
+            parts = (members - 1) / self.groups
+            steps = -(-(members - 1) // self.groups)
+            exchange = [
+                exchange[0]._replace(
+                    bits=exchange[0].bits * parts,
+                    messages=steps,
+                )
+            ]
         one_way = (members - 1) / members * 8 * nbytes
-        return [*(each._replace(reduced_bits=one_way) for each in exchange), *exchange]
+        return [
+            *(each._replace(reduced_bits=one_way) for each in exchange),
+            *exchange,
+        ]
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
         # Neighbouring numbers are in different groups, so that small jobs have all transceivers.
         sending = source * self.groups + destination % self.groups
-        receiving = (self.nodes + destination) * self.groups + source % self.groups
+        receiving = (
+            self.nodes + destination
+        ) * self.groups + source % self.groups
         return rows(sending, receiving)
 
 
@@ -190,14 +268,17 @@ def ramp(
             f"{spec}: {racks} racks in {groups} groups: expected no more racks than groups"
         )
     if switching >= slot:
-        raise BadInput(f"{spec}: a slot of {slot:g} s is all tuning: expected switching < slot")
+        raise BadInput(
+            f"{spec}: a slot of {slot:g} s is all tuning: expected switching < slot"
+        )
     nodes = groups * racks * channels
     checked_nodes(spec, nodes)
     usable = rate * (1 - switching / slot)
     return Ramp(
         spec,
         usable * groups,
-        np.arange(nodes) // (groups * channels) * groups + np.arange(nodes) % groups,
+        np.arange(nodes) // (groups * channels) * groups
+        + np.arange(nodes) % groups,
         links((2 * nodes * groups, usable)),
         np.full(2 * nodes * groups, latency / 2),
         {
@@ -255,15 +336,25 @@ def oddl(
     """
     checked_nodes(spec, nodes)
     if scheduler not in SCHEDULERS:
-        raise BadInput(f"{spec}: scheduler={scheduler}: {nearest(scheduler, SCHEDULERS)}")
+        raise BadInput(
+            f"{spec}: scheduler={scheduler}: {nearest(scheduler, SCHEDULERS)}"
+        )
     return Ideal(
         spec,
         rate,
         np.zeros(nodes, np.int64),
         links((2 * nodes, rate)),
         np.full(2 * nodes, latency / 2),
-        {"tunable-transceiver-100g": nodes * rate / 100e9, "wss-port": 2 * nodes},
+        {
+            "tunable-transceiver-100g": nodes * rate / 100e9,
+            "wss-port": 2 * nodes,
+        },
         Switching(
-            switching, 1, channels=channels, scheduler=scheduler, control_s=control, setup_s=setup
+            switching,
+            1,
+            channels=channels,
+            scheduler=scheduler,
+            control_s=control,
+            setup_s=setup,
         ),
     )

@@ -17,17 +17,26 @@ from patchlight.emulation.simulator.network.contract import (
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.testbed.errors import BadInput
 
-RATE, LATENCY = 100e9, 500e-9
+RATE = 100e9
+LATENCY = 500e-9
 """A NIC's rate in bit/s; the seconds that a bit needs over a link and through what follows."""
 
 
 def check_taper(spec: str, taper: float) -> None:
     """``BadInput`` for uplinks that are wider than what is below them."""
     if taper < 1:
-        raise BadInput(f"{spec}: taper={taper:g}: expected 1 (full bisection) or more")
+        raise BadInput(
+            f"{spec}: taper={taper:g}: expected 1 (full bisection) or more"
+        )
 
 
-def clos_parts(spec: str, ends: int, clusters: int, rate: float, radix: int) -> dict[str, float]:
+def clos_parts(
+    spec: str,
+    ends: int,
+    clusters: int,
+    rate: float,
+    radix: int,
+) -> dict[str, float]:
     """Ports and transceivers of non-blocking trees of switches with ``radix`` ports of ``rate``.
 
     There are so many ``clusters`` of so many ``ends``. A tree of t levels has radixᵗ / 2ᵗ⁻¹ ends;
@@ -45,16 +54,29 @@ def clos_parts(spec: str, ends: int, clusters: int, rate: float, radix: int) -> 
     }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class Ideal(Network):
     """One switch that never blocks: NICs are all there is. Links: up, then down."""
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
         return rows(source, self.nodes + destination)
 
 
 def ideal(
-    spec: str, nodes: int = 64, rate: float = RATE, latency: float = LATENCY, radix: int = 64
+    spec: str,
+    nodes: int = 64,
+    rate: float = RATE,
+    latency: float = LATENCY,
+    radix: int = 64,
 ) -> Ideal:
     """The electrical switch of infinite size with which architectures are compared.
 
@@ -67,11 +89,23 @@ def ideal(
         np.zeros(nodes, np.int64),
         links((2 * nodes, rate)),
         np.full(2 * nodes, latency),
-        {"copper-100g": nodes * rate / 100e9, **clos_parts(spec, nodes, 1, rate, radix)},
+        {
+            "copper-100g": nodes * rate / 100e9,
+            **clos_parts(
+                spec,
+                nodes,
+                1,
+                rate,
+                radix,
+            ),
+        },
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class FatTree(Network):
     """Pods of edge and aggregation switches under core switches.
 
@@ -83,17 +117,41 @@ class FatTree(Network):
     half: int = 0
     ways: int = 0
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
-        half, ways, nodes = self.half, self.ways, self.nodes
-        edge, other_edge = source // half, destination // half
-        pod, other_pod = edge // half, other_edge // half
-        aggregation = draw(ways, source, destination, flow)
-        core = draw(ways, source, destination, flow, np.ones(1, np.int64))
-        up, down = edge * ways + aggregation, other_edge * ways + aggregation
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
+        half = self.half
+        ways = self.ways
+        nodes = self.nodes
+        edge = source // half
+        other_edge = destination // half
+        pod = edge // half
+        other_pod = other_edge // half
+        aggregation = draw(
+            ways,
+            source,
+            destination,
+            flow,
+        )
+        core = draw(
+            ways,
+            source,
+            destination,
+            flow,
+            np.ones(1, np.int64),
+        )
+        up = edge * ways + aggregation
+        down = other_edge * ways + aggregation
         rising = (pod * ways + aggregation) * ways + core
         falling = (other_pod * ways + aggregation) * ways + core
-        leaves, crosses = edge != other_edge, pod != other_pod
-        edges, pods = nodes // half * ways, nodes // half**2 * ways**2
+        leaves = edge != other_edge
+        crosses = pod != other_pod
+        edges = nodes // half * ways
+        pods = nodes // half**2 * ways**2
         return rows(
             source,
             np.where(leaves, 2 * nodes + up, NO_LINK),
@@ -122,7 +180,9 @@ def fat_tree(
     if spread not in ("flows", "packets"):
         raise BadInput(f"{spec}: spread={spread}: expected flows or packets")
     if k % 2:
-        raise BadInput(f"{spec}: k={k}: a fat-tree's switches have an even number of ports")
+        raise BadInput(
+            f"{spec}: k={k}: a fat-tree's switches have an even number of ports"
+        )
     check_taper(spec, taper)
     half = k // 2
     nodes = k**3 // 4
@@ -151,18 +211,34 @@ def fat_tree(
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class LeafSpine(Network):
     """Leaves with nodes, each joined to every spine. Links: NICs up, down; leaves up, down."""
 
     hosts: int = 0
     spines: int = 0
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
-        leaf, other = source // self.hosts, destination // self.hosts
-        spine = draw(self.spines, source, destination, flow)
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
+        leaf = source // self.hosts
+        other = destination // self.hosts
+        spine = draw(
+            self.spines,
+            source,
+            destination,
+            flow,
+        )
         uplinks = self.nodes // self.hosts * self.spines
-        up, down = leaf * self.spines + spine, other * self.spines + spine
+        up = leaf * self.spines + spine
+        down = other * self.spines + spine
         return rows(
             source,
             np.where(leaf == other, NO_LINK, 2 * self.nodes + up),
@@ -185,7 +261,8 @@ def leaf_spine(
     A leaf's uplinks have together the rate of its NICs divided by ``taper``.
     """
     check_taper(spec, taper)
-    nodes, uplinks = leaves * hosts, leaves * spines
+    nodes = leaves * hosts
+    uplinks = leaves * spines
     checked_nodes(spec, nodes)
     uplink = hosts * rate / spines / taper
     between = 2 * uplinks * uplink / 100e9
@@ -205,31 +282,57 @@ def leaf_spine(
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    frozen=True,
+    eq=False,
+)
 class RailOnly(Network):
     """Links: GPUs onto their server's own switch and off it, NICs onto their rail and off it."""
 
     gpus: int = 0
 
     def collective(
-        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+        self,
+        name: str,
+        nodes: Ints,
+        nbytes: float,
+        ring_part: float = 1.0,
     ) -> list[Round]:
         """A ring all-reduce over whole servers is reduced inside them first, then on all rails."""
         servers, left = divmod(len(nodes), self.gpus)
         rails = np.tile(np.arange(self.gpus), servers)
-        if name == "ring" and servers > 1 and not left and (nodes % self.gpus == rails).all():
+        if (
+            name == "ring"
+            and servers > 1
+            and not left
+            and (nodes % self.gpus == rails).all()
+        ):
             return hierarchical(len(nodes), nbytes, self.gpus)
-        return super().collective(name, nodes, nbytes, ring_part)
+        return super().collective(
+            name,
+            nodes,
+            nbytes,
+            ring_part,
+        )
 
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
-        nodes, gpus = self.nodes, self.gpus
+    def _paths(
+        self,
+        source: Ints,
+        destination: Ints,
+        flow: Ints,
+        group: Ints,
+    ) -> Ints:
+        nodes = self.nodes
+        gpus = self.gpus
         same = source // gpus == destination // gpus
         # Data changes rails inside the source's server: only there is a way from one to another.
         relay = source // gpus * gpus + destination % gpus
         inside = same | (relay != source)
         return rows(
             np.where(inside, source, NO_LINK),
-            np.where(inside, nodes + np.where(same, destination, relay), NO_LINK),
+            np.where(
+                inside, nodes + np.where(same, destination, relay), NO_LINK
+            ),
             np.where(same, NO_LINK, 2 * nodes + relay),
             np.where(same, NO_LINK, 3 * nodes + destination),
         )
@@ -251,7 +354,13 @@ def rail_only(
     """
     nodes = servers * gpus
     checked_nodes(spec, nodes)
-    between = clos_parts(spec, servers, gpus, rate, radix)
+    between = clos_parts(
+        spec,
+        servers,
+        gpus,
+        rate,
+        radix,
+    )
     return RailOnly(
         spec,
         rate,
@@ -260,7 +369,8 @@ def rail_only(
         np.full(4 * nodes, latency),
         {
             "switch-port-100g": between["switch-port-100g"],
-            "transceiver-100g": between["transceiver-100g"] + 2 * nodes * rate / 100e9,
+            "transceiver-100g": between["transceiver-100g"]
+            + 2 * nodes * rate / 100e9,
         },
         gpus=gpus,
     )

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.packet_switches.openflow.speaker.__main__ import PACKAGES, available
+from patchlight.controller.packet_switches.openflow.speaker.__main__ import (
+    PACKAGES,
+    available,
+)
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import PrivateOvs
 
@@ -18,7 +21,9 @@ _NUMBERS = itertools.count(1)
 _HIDDEN = getattr(sys.modules.get("sitecustomize"), "HIDDEN", ())
 
 
-@pytest.fixture(scope="module", params=[name for name in PACKAGES if name not in _HIDDEN])
+@pytest.fixture(
+    scope="module", params=[name for name in PACKAGES if name not in _HIDDEN]
+)
 def engine(request: pytest.FixtureRequest) -> str:
     """Each engine in turn. In CI neither may be missing."""
     if request.param not in available():
@@ -37,7 +42,9 @@ def ovs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateOvs]:
 
 
 @pytest.fixture
-def bench(ovs: PrivateOvs, engine: str, tmp_path: Path) -> Iterator[OpenFlowBench]:
+def bench(
+    ovs: PrivateOvs, engine: str, tmp_path: Path
+) -> Iterator[OpenFlowBench]:
     bench = OpenFlowBench(ovs, engine, tmp_path)
     yield bench
     for name in bench.bridges:

@@ -11,7 +11,10 @@ import re
 import pytest
 
 from patchlight.controller.packet_switches import keeping
-from patchlight.controller.packet_switches.openflow.flowtable import COOKIE_MARK, COOKIE_MASK
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    COOKIE_MARK,
+    COOKIE_MASK,
+)
 from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
@@ -40,8 +43,15 @@ ABOVE = "priority=40000,actions=drop"
 class Watched:
     """One switch of a lab, what it really has, and what is said of it."""
 
-    def __init__(self, bench: OpenFlowBench, line: OpenFlowLine, switches: PacketSwitches) -> None:
-        self.bench, self.line, self.switches = bench, line, switches
+    def __init__(
+        self,
+        bench: OpenFlowBench,
+        line: OpenFlowLine,
+        switches: PacketSwitches,
+    ) -> None:
+        self.bench = bench
+        self.line = line
+        self.switches = switches
         self.name = ""
         self.wanted = set[int]()
 
@@ -54,8 +64,13 @@ class Watched:
 
     def have(self) -> set[int]:
         flows = self.bench.ovs.flows(self.name)
-        cookies = {int(found, 16) for found in re.findall(r"cookie=(0x[0-9a-f]+)", " ".join(flows))}
-        return {cookie for cookie in cookies if cookie & COOKIE_MASK == COOKIE_MARK}
+        cookies = {
+            int(found, 16)
+            for found in re.findall(r"cookie=(0x[0-9a-f]+)", " ".join(flows))
+        }
+        return {
+            cookie for cookie in cookies if cookie & COOKIE_MASK == COOKIE_MARK
+        }
 
     def is_right(self) -> bool:
         return self.have() == self.wanted
@@ -78,22 +93,36 @@ class Watched:
 def circuits_at(drawing: random.Random) -> PortMap:
     """Each NIC at a port of either ToR, or dark."""
     ports = drawing.sample(range(7, 19), drawing.randint(2, 6))
-    return PortMap.duplex(zip(drawing.sample(range(1, 7), len(ports)), ports, strict=True))
+    return PortMap.duplex(
+        zip(drawing.sample(range(1, 7), len(ports)), ports, strict=True)
+    )
 
 
-async def one_fault(watched: Watched, fault: str, drawing: random.Random) -> None:
+async def one_fault(
+    watched: Watched, fault: str, drawing: random.Random
+) -> None:
     """Something goes wrong while the switch changes; then it is put right."""
-    ovs, line, name = watched.bench.ovs, watched.line, watched.name
-    circuits, host = circuits_at(drawing), drawing.choice(LAB.hosts)
+    ovs = watched.bench.ovs
+    line = watched.line
+    name = watched.name
+    circuits = circuits_at(drawing)
+    host = drawing.choice(LAB.hosts)
     mac = bytes.fromhex(host.nic.mac.replace(":", ""))
     if fault == "full table":
         room = drawing.randint(1, 5)
-        table = ["--id=@t", "create", "Flow_Table", f"flow_limit={room}", "overflow_policy=refuse"]
+        table = [
+            "--id=@t",
+            "create",
+            "Flow_Table",
+            f"flow_limit={room}",
+            "overflow_policy=refuse",
+        ]
         ovs.vsctl(*table, "--", "set", "Bridge", name, "flow_tables:0=@t")
     elif fault == "foreign entry":
         ovs.ofctl("add-flow", name, ABOVE)
     elif fault in ("refused entry", "entry taken and forgotten"):
-        line.refuses, line.silently = [mac], fault == "entry taken and forgotten"
+        line.refuses = [mac]
+        line.silently = fault == "entry taken and forgotten"
     line.garbage = fault == "wrong answer"
     following = asyncio.create_task(watched.follow(circuits))
     await asyncio.sleep(drawing.random() / 5)  # the fault comes at any moment
@@ -102,11 +131,16 @@ async def one_fault(watched: Watched, fault: str, drawing: random.Random) -> Non
     elif fault == "lost session":
         line.cut()
     await following
-    await eventually(lambda: watched.is_right() or watched.says_so(), f"{fault}: told")
+    await eventually(
+        lambda: watched.is_right() or watched.says_so(), f"{fault}: told"
+    )
     if fault in ("full table", "refused entry", "entry taken and forgotten"):
         # It is still there: so it must be told for good, not by chance.
         await eventually(
-            lambda: watched.is_right() or (watched.switches.lacking() and watched.says_so()),
+            lambda: (
+                watched.is_right()
+                or (watched.switches.lacking() and watched.says_so())
+            ),
             f"{fault}: told for good",
         )
     if fault == "foreign entry":
@@ -125,7 +159,9 @@ async def one_fault(watched: Watched, fault: str, drawing: random.Random) -> Non
     )
 
 
-async def test_no_fault_is_silent(bench: OpenFlowBench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_fault_is_silent(
+    bench: OpenFlowBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keeping, "TRY_AGAIN_S", (0.5,))
     drawing = drawn(int(os.environ.get("PATCHLIGHT_SEED", "1")))
     line = OpenFlowLine(bench.ovs.netns, bench.listen)
@@ -140,7 +176,10 @@ async def test_no_fault_is_silent(bench: OpenFlowBench, monkeypatch: pytest.Monk
             await watched.follow(circuits_at(drawing))
             for number in range(EACH):
                 await one_fault(watched, FAULTS[number % len(FAULTS)], drawing)
-                print(f"{bench.engine}: {number + 1} faults of {EACH}, none silent", flush=True)
+                print(
+                    f"{bench.engine}: {number + 1} faults of {EACH}, none silent",
+                    flush=True,
+                )
             await switches.close()
     finally:
         await line.close()

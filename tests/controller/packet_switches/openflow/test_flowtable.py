@@ -33,11 +33,15 @@ def entries(draw: st.DrawFn, ours: bool | None = None) -> FlowEntry:
     priority = draw(st.sampled_from([0, 100]))
     if draw(st.booleans()) if ours is None else ours:
         return FlowEntry.ours(match, ports, priority=priority)
-    return FlowEntry(0, priority, match, tuple(ports), cookie=draw(st.integers(0, 9)))
+    return FlowEntry(
+        0, priority, match, tuple(ports), cookie=draw(st.integers(0, 9))
+    )
 
 
 def tables(ours: bool | None = None) -> st.SearchStrategy[FlowTable]:
-    unique = st.lists(entries(ours), max_size=12, unique_by=lambda entry: entry.key)
+    unique = st.lists(
+        entries(ours), max_size=12, unique_by=lambda entry: entry.key
+    )
     return unique.map(FlowTable.of)
 
 
@@ -58,14 +62,20 @@ def test_diff_gives_the_wanted_table_and_leaves_others_alone(
     result = after(have, want)
     foreign = {e for e in have if not e.is_ours}
     assert {e for e in result if not e.is_ours} == foreign
-    assert {e for e in result if e.is_ours} == set(want) - set(diff(have, want).held)
+    assert {e for e in result if e.is_ours} == set(want) - set(
+        diff(have, want).held
+    )
     assert diff(result, want)[:2] == ((), ())
 
 
 @given(entries())
-@example(FlowEntry.ours(Match(ipv4_dst=("10.0.0.0", "255.0.0.0")), [1], priority=5))
+@example(
+    FlowEntry.ours(Match(ipv4_dst=("10.0.0.0", "255.0.0.0")), [1], priority=5)
+)
 def test_entries_go_through_json(entry: FlowEntry) -> None:
-    assert FlowEntry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+    assert (
+        FlowEntry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+    )
 
 
 def test_a_changed_output_is_one_replacement_and_no_removal() -> None:
@@ -74,10 +84,15 @@ def test_a_changed_output_is_one_replacement_and_no_removal() -> None:
     assert diff(FlowTable.of([old]), FlowTable.of([new])) == ((), (new,), ())
 
 
-def test_changes_have_the_same_order_wherever_the_entries_lie_in_memory() -> None:
+def test_changes_have_the_same_order_wherever_the_entries_lie_in_memory() -> (
+    None
+):
     ports = range(1, 40)
-    entries = [FlowEntry.ours(Match(in_port=p), (p,), priority=p % 3) for p in ports]
-    table, empty = FlowTable.of(entries), FlowTable()
+    entries = [
+        FlowEntry.ours(Match(in_port=p), (p,), priority=p % 3) for p in ports
+    ]
+    table = FlowTable.of(entries)
+    empty = FlowTable()
     added = [(-e.priority, e.cookie) for e in diff(empty, table).adds]
     removed = [(-e.priority, e.cookie) for e in diff(table, empty).removes]
     assert added == sorted(added) == removed
@@ -89,23 +104,31 @@ def test_cookies_carry_the_mark_and_differ_with_what_the_entry_says() -> None:
     assert one.is_ours
     assert one.cookie >> 40 == COOKIE_MARK >> 40
     assert one.cookie != two.cookie
-    assert one == FlowEntry.ours(Match({"eth_dst": MACS[0]}), (1,), priority=100)
+    assert one == FlowEntry.ours(
+        Match({"eth_dst": MACS[0]}), (1,), priority=100
+    )
 
 
 def test_two_entries_for_the_same_packets_are_refused() -> None:
-    pair = [FlowEntry.ours(Match(eth_dst=MACS[0]), [port], priority=1) for port in (1, 2)]
+    pair = [
+        FlowEntry.ours(Match(eth_dst=MACS[0]), [port], priority=1)
+        for port in (1, 2)
+    ]
     with pytest.raises(BadInput, match=r"same packets.*output 1.*output 2"):
         FlowTable.of(pair)
 
 
-@pytest.mark.parametrize("value", [{}, {"match": 3}, 7, {"priority": 1, "match": {}}])
+@pytest.mark.parametrize(
+    "value", [{}, {"match": 3}, 7, {"priority": 1, "match": {}}]
+)
 def test_what_is_not_an_entry_is_refused(value: object) -> None:
     with pytest.raises(BadInput, match="not a flow entry"):
         FlowEntry.from_json(value)  # type: ignore[arg-type]
 
 
 def test_old_ways_go_first_where_they_change_on_two_switches() -> None:
-    old, new = entry_to(MACS[0], 1), entry_to(MACS[0], 2)
+    old = entry_to(MACS[0], 1)
+    new = entry_to(MACS[0], 2)
     have = {i: FlowTable.of([old, entry_to(MACS[1], 5)]) for i in (1, 2)}
     one = {1: diff(have[1], FlowTable.of([new, entry_to(MACS[1], 5)]))}
     assert removals_first(have, one) == {}

@@ -6,7 +6,11 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchlight.controller.packet_switches.openflow.flowtable import FlowTable, diff, removals_first
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    FlowTable,
+    diff,
+    removals_first,
+)
 from patchlight.controller.packet_switches.openflow.forwarding import (
     TABLE_MISS,
     Forwarding,
@@ -50,14 +54,35 @@ def labs(draw: st.DrawFn) -> Lab:
         return lab
     # Addresses in another order than the hosts, and MACs that follow neither.
     places = draw(st.permutations(range(2 * len(hosts))))
-    macs = draw(st.lists(st.integers(0, 63), min_size=len(hosts), max_size=len(hosts), unique=True))
-    makers = draw(st.lists(st.sampled_from(["02:00:00", "0c:42:a1"]), min_size=8, max_size=8))
+    macs = draw(
+        st.lists(
+            st.integers(0, 63),
+            min_size=len(hosts),
+            max_size=len(hosts),
+            unique=True,
+        )
+    )
+    makers = draw(
+        st.lists(
+            st.sampled_from(["02:00:00", "0c:42:a1"]), min_size=8, max_size=8
+        )
+    )
     servers = tuple(
-        replace(server, nics=(replace(server.nics[0], address=lab.network[1 + place], mac=mac),))
+        replace(
+            server,
+            nics=(
+                replace(
+                    server.nics[0], address=lab.network[1 + place], mac=mac
+                ),
+            ),
+        )
         for server, place, mac in zip(
             lab.servers,
             places,
-            (f"{maker}:00:00:{mac:02x}" for maker, mac in zip(makers, macs, strict=False)),
+            (
+                f"{maker}:00:00:{mac:02x}"
+                for maker, mac in zip(makers, macs, strict=False)
+            ),
             strict=False,
         )
     )
@@ -67,37 +92,59 @@ def labs(draw: st.DrawFn) -> Lab:
 def check(lab: Lab, links: Links) -> int:
     """Every pair that light joins reach each other and no one else does; how many such pairs."""
     tables = flow_tables(lab, links)
-    network, ways = FakeNetwork(lab, links, tables), Ways(lab, links)
+    network = FakeNetwork(lab, links, tables)
+    ways = Ways(lab, links)
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(switch.name for switch in lab.packet_switches)
     graph.add_edges_from(
-        (a.device, b.device) for a, b in links.pairs() if a.device in graph and b.device in graph
+        (a.device, b.device)
+        for a, b in links.pairs()
+        if a.device in graph and b.device in graph
     )
     reached = 0
     for sender in lab.hosts:
         for receiver in lab.hosts:
-            start, end = (links.switch_of(lab, h.endpoint) for h in (sender, receiver))
-            joined = start and end and sender != receiver and nx.has_path(graph, start, end)
-            for packet in (unicast(receiver), arp_request(receiver), solicitation(receiver)):
+            start, end = (
+                links.switch_of(lab, h.endpoint) for h in (sender, receiver)
+            )
+            joined = (
+                start
+                and end
+                and sender != receiver
+                and nx.has_path(graph, start, end)
+            )
+            for packet in (
+                unicast(receiver),
+                arp_request(receiver),
+                solicitation(receiver),
+            ):
                 walk = network.send(sender, packet)
                 assert walk.arrived == ((receiver.endpoint,) if joined else ())
-                assert len(set(walk.switches)) == len(walk.switches), "a switch was met twice"
+                assert len(set(walk.switches)) == len(walk.switches), (
+                    "a switch was met twice"
+                )
                 if start and end and sender != receiver:
                     told = ways.to_nic(start, receiver, end)
                     assert (told is not None) == joined
                     assert way_of(network, walk, packet) == (told or ())
                 if joined and start and end:
-                    shortest = nx.bidirectional_shortest_path(graph, start, end)
+                    shortest = nx.bidirectional_shortest_path(
+                        graph, start, end
+                    )
                     assert len(walk.switches) == len(shortest)
             reached += bool(joined)
         for packet in to_nobody(lab):
             walk = network.send(sender, packet)
             assert walk.arrived == ()
-            assert len(set(walk.switches)) == len(walk.switches), "a switch was met twice"
+            assert len(set(walk.switches)) == len(walk.switches), (
+                "a switch was met twice"
+            )
     return reached
 
 
-def way_of(network: FakeNetwork, walk: Walk, packet: Packet) -> tuple[Endpoint, ...]:
+def way_of(
+    network: FakeNetwork, walk: Walk, packet: Packet
+) -> tuple[Endpoint, ...]:
     """The switch ports by which a packet went from its first switch to its last."""
     return tuple(
         Endpoint(switch, str(network.outputs(switch, 0, packet)[0]))
@@ -109,7 +156,9 @@ def to_nobody(lab: Lab) -> Iterator[Packet]:
     """Packets to addresses beside those of the hosts that no host has."""
     addresses = {host.nic.address for host in lab.hosts}
     macs = {host.nic.mac for host in lab.hosts}
-    for address in {near for a in addresses for near in (a - 1, a + 1)} - addresses:
+    for address in {
+        near for a in addresses for near in (a - 1, a + 1)
+    } - addresses:
         stranger = Nic("nic0", address, default_mac(address))
         nobody = Host(Server("nobody", None, (), (stranger,)), stranger, None)
         yield arp_request(nobody)
@@ -121,10 +170,20 @@ def to_nobody(lab: Lab) -> Iterator[Packet]:
 
 @given(labs(), st.data())
 @settings(max_examples=60, deadline=None)
-def test_all_that_light_joins_reach_each_other(lab: Lab, data: st.DataObject) -> None:
+def test_all_that_light_joins_reach_each_other(
+    lab: Lab, data: st.DataObject
+) -> None:
     crossings = sorted(lab.initial_maps["ocs"], key=str)
-    lit = data.draw(st.lists(st.sampled_from(crossings), unique=True)) if crossings else []
-    for maps in ({"ocs": lab.initial_maps["ocs"]}, {"ocs": PortMap.of(lit)}, {}):
+    lit = (
+        data.draw(st.lists(st.sampled_from(crossings), unique=True))
+        if crossings
+        else []
+    )
+    for maps in (
+        {"ocs": lab.initial_maps["ocs"]},
+        {"ocs": PortMap.of(lit)},
+        {},
+    ):
         check(lab, trace_links(lab, maps))
 
 
@@ -136,7 +195,11 @@ def test_tables_that_follow_the_light_are_those_worked_out_anew(
     crossings = sorted(lab.initial_maps["ocs"], key=str)
     forwarding = Forwarding(lab)
     for _ in range(4):
-        lit = data.draw(st.lists(st.sampled_from(crossings), unique=True)) if crossings else []
+        lit = (
+            data.draw(st.lists(st.sampled_from(crossings), unique=True))
+            if crossings
+            else []
+        )
         links = trace_links(lab, {"ocs": PortMap.of(lit)})
         assert forwarding.tables(links) == flow_tables(lab, links)
 
@@ -146,17 +209,24 @@ def test_other_switches_need_two_entries_for_all_hosts_of_a_switch() -> None:
     tables = flow_tables(lab, trace_links(lab, {}))
     leaves = len(lab.packet_switches) - 1
     assert len(tables["s1"]) == 1 + 2 * leaves
-    assert {len(tables[s.name]) for s in lab.packet_switches[1:]} == {1 + 3 * 16 + 2 * (leaves - 1)}
+    assert {len(tables[s.name]) for s in lab.packet_switches[1:]} == {
+        1 + 3 * 16 + 2 * (leaves - 1)
+    }
 
 
 def test_of_macs_that_end_alike_the_first_hears_solicitations() -> None:
     lab = make_lab([(0, 1)], [0, 0, 1])
     macs = dict(
-        zip(lab.hosts, ("b8:59:9f:00:00:01", "0c:42:a1:00:00:01", "02:00:00:00:00:03"), strict=True)
+        zip(
+            lab.hosts,
+            ("b8:59:9f:00:00:01", "0c:42:a1:00:00:01", "02:00:00:00:00:03"),
+            strict=True,
+        )
     )
     links = trace_links(lab, {})
     tables = Forwarding(lab, lambda host: macs[host]).tables(links)
-    network, (first, second, far) = FakeNetwork(lab, links, tables), lab.hosts
+    network = FakeNetwork(lab, links, tables)
+    first, second, far = lab.hosts
     for host in (first, second):
         packet: Packet = {"eth_dst": macs[host], "eth_type": 0x86DD}
         assert network.send(far, packet).arrived == (host.endpoint,)
@@ -169,18 +239,29 @@ def test_in_a_large_lab_with_many_ways_destinations_are_switches() -> None:
     tables = flow_tables(lab, trace_links(lab, {}))
     assert max(map(len, tables.values())) <= 1 + 2 * 32 + 3 * 4
     links = trace_links(lab, {})
-    network, ways = FakeNetwork(lab, links, tables), Ways(lab, links)
+    network = FakeNetwork(lab, links, tables)
+    ways = Ways(lab, links)
     first = lab.hosts[0]
     start = links.switch_of(lab, first.endpoint)
     assert start is not None
     for receiver in lab.hosts[1:]:
         last = links.switch_of(lab, receiver.endpoint)
         assert last is not None
-        for packet in (unicast(receiver), arp_request(receiver), solicitation(receiver)):
+        for packet in (
+            unicast(receiver),
+            arp_request(receiver),
+            solicitation(receiver),
+        ):
             walk = network.send(first, packet)
             assert walk.arrived == (receiver.endpoint,)
-            assert way_of(network, walk, packet) == ways.to_nic(start, receiver, last)
-    up = [e.outputs for e in tables["s21"] if isinstance(e.match.get("eth_dst"), tuple)]
+            assert way_of(network, walk, packet) == ways.to_nic(
+                start, receiver, last
+            )
+    up = [
+        e.outputs
+        for e in tables["s21"]
+        if isinstance(e.match.get("eth_dst"), tuple)
+    ]
     assert set(up) == {(5,), (6,), (7,), (8,)}, "every uplink is some switch's"
 
 
@@ -188,7 +269,8 @@ def fat_tree(k: int) -> Lab:
     """The k-ary fat tree of Al-Fares et al. (2008): k³/4 hosts, 5k²/4 switches."""
     half = k // 2
     core = half * half
-    trunks, edges = [], []
+    trunks = []
+    edges = []
     for pod in range(k):
         base = core + pod * k
         for i in range(half):
@@ -207,13 +289,19 @@ def test_a_fat_tree_with_its_many_loops() -> None:
 def test_destinations_are_spread_over_equal_links_and_stay_there() -> None:
     lab = make_lab([(0, 1)] * 4, [0] + [1] * 40)
     table = flow_tables(lab, trace_links(lab, {}))["sw0"]
-    ports = {e.match["eth_dst"]: e.outputs[0] for e in table if "eth_dst" in e.match}
+    ports = {
+        e.match["eth_dst"]: e.outputs[0] for e in table if "eth_dst" in e.match
+    }
     towards = [ports[host.nic.mac] for host in lab.hosts[1:]]
     assert all(towards.count(port) >= 4 for port in (1, 2, 3, 4))
     # A link less: only what went over it moves.
-    fewer = lab.with_changes(fibres=tuple(f for f in lab.fibres if str(f.a) != "sw0.2"))
+    fewer = lab.with_changes(
+        fibres=tuple(f for f in lab.fibres if str(f.a) != "sw0.2")
+    )
     table = flow_tables(fewer, trace_links(fewer, {}))["sw0"]
-    later = {e.match["eth_dst"]: e.outputs[0] for e in table if "eth_dst" in e.match}
+    later = {
+        e.match["eth_dst"]: e.outputs[0] for e in table if "eth_dst" in e.match
+    }
     assert {mac for mac in ports if later[mac] != ports[mac]} == {
         mac for mac, port in ports.items() if port == 2
     }
@@ -223,7 +311,9 @@ def two_tors() -> Lab:
     """Two NICs behind an OCS (ports 1, 2), which leads to tor1 (11, 12) and tor2 (13)."""
     nics = [
         Server(f"h{i}", None, (), (Nic("nic0", a, default_mac(a)),))
-        for i, a in enumerate([IPv4Address("10.0.0.1"), IPv4Address("10.0.0.2")])
+        for i, a in enumerate(
+            [IPv4Address("10.0.0.1"), IPv4Address("10.0.0.2")]
+        )
     ]
     fibres = [
         Fibre(Endpoint("h0", "nic0"), Endpoint("ocs", "1")),
@@ -235,15 +325,30 @@ def two_tors() -> Lab:
     ]
     switches = (PacketSwitch("tor1", 1, 9), PacketSwitch("tor2", 2, 9))
     ocs = CircuitSwitch("ocs", "none", "", 16)
-    return Lab("test", IPv4Network("10.0.0.0/24"), tuple(nics), switches, (ocs,), tuple(fibres))
+    return Lab(
+        "test",
+        IPv4Network("10.0.0.0/24"),
+        tuple(nics),
+        switches,
+        (ocs,),
+        tuple(fibres),
+    )
 
 
-def tables_with(lab: Lab, pairs: list[tuple[int, int]]) -> dict[str, FlowTable]:
+def tables_with(
+    lab: Lab, pairs: list[tuple[int, int]]
+) -> dict[str, FlowTable]:
     return flow_tables(lab, trace_links(lab, {"ocs": PortMap.duplex(pairs)}))
 
 
-def outputs(tables: dict[str, FlowTable], switch: str, host: Host) -> tuple[int, ...]:
-    return next(e.outputs for e in tables[switch] if e.match.get("eth_dst") == host.nic.mac)
+def outputs(
+    tables: dict[str, FlowTable], switch: str, host: Host
+) -> tuple[int, ...]:
+    return next(
+        e.outputs
+        for e in tables[switch]
+        if e.match.get("eth_dst") == host.nic.mac
+    )
 
 
 def test_flows_follow_the_light() -> None:
@@ -260,7 +365,9 @@ def test_flows_follow_the_light() -> None:
 def test_what_is_dark_or_lit_one_way_has_no_entry() -> None:
     lab = two_tors()
     dark = tables_with(lab, [(1, 11)])
-    one_way = flow_tables(lab, trace_links(lab, {"ocs": PortMap.of([(1, 11), (11, 1), (2, 13)])}))
+    one_way = flow_tables(
+        lab, trace_links(lab, {"ocs": PortMap.of([(1, 11), (11, 1), (2, 13)])})
+    )
     assert dark == one_way
     assert len(dark["tor1"]) == len(dark["tor2"]) == 4
     assert all(TABLE_MISS in table for table in dark.values())
@@ -270,7 +377,9 @@ def test_what_is_dark_or_lit_one_way_has_no_entry() -> None:
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_no_packet_meets_a_switch_twice_while_flows_change(data: st.DataObject) -> None:
+def test_no_packet_meets_a_switch_twice_while_flows_change(
+    data: st.DataObject,
+) -> None:
     """At any moment of going from one wiring to another, whichever messages have arrived."""
     size = data.draw(st.integers(3, 5))
     # A ring, cut in another place: frames between the two cuts go the other way. Its links are
@@ -281,7 +390,11 @@ def test_no_packet_meets_a_switch_twice_while_flows_change(data: st.DataObject) 
     cuts = [data.draw(st.integers(0, size - 1)) for _ in range(2)]
     old, new = (
         flow_tables(
-            lab, trace_links(lab, {"ocs": PortMap.duplex(lit[: 2 * cut] + lit[2 * cut + 2 :])})
+            lab,
+            trace_links(
+                lab,
+                {"ocs": PortMap.duplex(lit[: 2 * cut] + lit[2 * cut + 2 :])},
+            ),
         )
         for cut in cuts
     )

@@ -15,12 +15,15 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
 
-async def test_a_probe_out_of_a_port_is_heard_where_its_fibre_ends(bench: OpenFlowBench) -> None:
+async def test_a_probe_out_of_a_port_is_heard_where_its_fibre_ends(
+    bench: OpenFlowBench,
+) -> None:
     lab = make_lab([(0, 1)], [0, 1])
     links = trace_links(lab, {})
     frame = {"port": 1, "frame": probe_frame("sw0.1", "t1").hex()}
     async with bench.speaker(1, 2) as (speaker, events):
-        one, two = bench.bridge(1), bench.bridge(2)
+        one = bench.bridge(1)
+        two = bench.bridge(2)
         for name, peer in ((one, two), (two, one)):
             bench.ovs.vsctl(
                 "add-port", name, f"{name}-t", "--", "set", "Interface", f"{name}-t",
@@ -36,7 +39,9 @@ async def test_a_probe_out_of_a_port_is_heard_where_its_fibre_ends(bench: OpenFl
 
         async def keep_sending() -> None:
             while True:
-                assert await speaker.request("send", datapath_id=1, frames=[frame]) == {"sent": 1}
+                assert await speaker.request(
+                    "send", datapath_id=1, frames=[frame]
+                ) == {"sent": 1}
                 await asyncio.sleep(0.1)
 
         sending = asyncio.create_task(keep_sending())
@@ -48,5 +53,7 @@ async def test_a_probe_out_of_a_port_is_heard_where_its_fibre_ends(bench: OpenFl
         assert switches.endpoint(2, heard["port"]) == Endpoint("sw1", "1")
         switches.hand_over_probes = False
         assert await switches.follow(links) == []
-        await eventually(lambda: bench.ovs.flows(two) == without, "the tables as they were")
+        await eventually(
+            lambda: bench.ovs.flows(two) == without, "the tables as they were"
+        )
         await switches.close()

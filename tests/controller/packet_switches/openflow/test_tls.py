@@ -8,19 +8,29 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.access.authority import Authority
-from patchlight.controller.packet_switches.openflow.client import Speaker, SpeakerFailed
+from patchlight.controller.packet_switches.openflow.client import (
+    Speaker,
+    SpeakerFailed,
+)
 from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync
 from patchlight.controller.packet_switches.openflow.flowtable import (
     FlowTable,
     SpeakerOptions,
     SwitchTls,
 )
-from patchlight.controller.packet_switches.openflow.forwarding import TABLE_MISS
+from patchlight.controller.packet_switches.openflow.forwarding import (
+    TABLE_MISS,
+)
 from tests.support.openflow_bench import OpenFlowBench, Recorder
 from tests.support.waiting import eventually
 
-LAB, SWITCHES = "of", ("tor1", "tor2")
-_FEATURES_REPLY, _ECHO_REQUEST, _ECHO_REPLY, _MULTIPART_REQUEST, _MULTIPART = 6, 2, 3, 18, 19
+LAB = "of"
+SWITCHES = ("tor1", "tor2")
+_FEATURES_REPLY = 6
+_ECHO_REQUEST = 2
+_ECHO_REPLY = 3
+_MULTIPART_REQUEST = 18
+_MULTIPART = 19
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +55,9 @@ def client(folder: Path, authority: Path) -> ssl.SSLContext:
     return context
 
 
-async def be_a_switch(address: str, datapath_id: int, tls: ssl.SSLContext | None) -> None:
+async def be_a_switch(
+    address: str, datapath_id: int, tls: ssl.SSLContext | None
+) -> None:
     """Speak as much OpenFlow 1.3 as a switch without ports has to, until the other side ends it."""
     host, _, port = address.rpartition(":")
     name = f"controller.{LAB}" if tls else None
@@ -64,7 +76,9 @@ async def be_a_switch(address: str, datapath_id: int, tls: ssl.SSLContext | None
         say(0, 1)
         say(_FEATURES_REPLY, 2, features)
         while True:
-            _, kind, length, xid = struct.unpack("!BBHI", await reader.readexactly(8))
+            _, kind, length, xid = struct.unpack(
+                "!BBHI", await reader.readexactly(8)
+            )
             body = await reader.readexactly(length - 8)
             if kind == _ECHO_REQUEST:
                 say(_ECHO_REPLY, xid, body)
@@ -81,7 +95,11 @@ async def test_only_the_switch_itself_gets_in(
 ) -> None:
     tls = SwitchTls(certificates / "controller", LAB, SWITCHES)
     options = SpeakerOptions(
-        tmp_path / "speaker.sock", (1, 2), "127.0.0.1:0", engine=engine, tls=tls
+        tmp_path / "speaker.sock",
+        (1, 2),
+        "127.0.0.1:0",
+        engine=engine,
+        tls=tls,
     )
     speaker = Speaker(options)
     events = Recorder(speaker)
@@ -89,8 +107,14 @@ async def test_only_the_switch_itself_gets_in(
         address = (await speaker.request("hello"))["listen"]
 
         def come(datapath_id: int, folder: str | None) -> "asyncio.Task[None]":
-            shown = client(certificates / folder, certificates / "controller") if folder else None
-            return switches.create_task(be_a_switch(address, datapath_id, shown))
+            shown = (
+                client(certificates / folder, certificates / "controller")
+                if folder
+                else None
+            )
+            return switches.create_task(
+                be_a_switch(address, datapath_id, shown)
+            )
 
         # Another switch's certificate, before that switch is there; it is not told anything.
         impostor = come(1, "tor2")
@@ -111,18 +135,28 @@ async def test_only_the_switch_itself_gets_in(
         # At the door, and told once a minute for each host.
         for wrong in (None, "stranger", "server1"):
             await come(1, wrong)
-        assert [row["datapath_id"] for row in await speaker.request("switches")] == [1, 2]
-        ups = [(e["datapath_id"], e["address"]) for e in events.of("switch-up")]
+        assert [
+            row["datapath_id"] for row in await speaker.request("switches")
+        ] == [1, 2]
+        ups = [
+            (e["datapath_id"], e["address"]) for e in events.of("switch-up")
+        ]
         assert [number for number, _ in ups] == [1, 2]
         assert second["address"] not in dict(ups).values()
-        door = [e for e in events.of("refused-switch") if "datapath_id" not in e]
+        door = [
+            e for e in events.of("refused-switch") if "datapath_id" not in e
+        ]
         assert [e["why"] for e in door] == ["it does not use TLS"]
         # The speaker tells of all that once a second.
         after = len(events.events)
         told = await events.wait("traffic", after=after)
         assert told["refused"] == {"certificate": 2, "second": 1, "tls": 3}
         first, _ = told["switches"]
-        assert (first["connections"], first["errors"], first["waiting"]) == (1, 0, 0)
+        assert (first["connections"], first["errors"], first["waiting"]) == (
+            1,
+            0,
+            0,
+        )
         # It was asked whether it is there when the second one came.
         assert first["echo_s"] > 0
         assert min(first["sent"], first["received"]) > 0
@@ -134,14 +168,21 @@ async def test_without_a_good_certificate_the_speaker_does_not_start(
     tmp_path: Path, certificates: Path
 ) -> None:
     tls = SwitchTls(certificates / "tor1", LAB, SWITCHES)
-    options = SpeakerOptions(tmp_path / "speaker.sock", (1, 2), "127.0.0.1:0", tls=tls)
-    with pytest.raises(SpeakerFailed, match=r"is for switch\.tor1\.of: expected controller\.of"):
+    options = SpeakerOptions(
+        tmp_path / "speaker.sock", (1, 2), "127.0.0.1:0", tls=tls
+    )
+    with pytest.raises(
+        SpeakerFailed,
+        match=r"is for switch\.tor1\.of: expected controller\.of",
+    ):
         await Speaker(options).start()
 
 
 @pytest.mark.root
 @pytest.mark.ovs
-async def test_open_vswitch_over_tls(bench: OpenFlowBench, certificates: Path) -> None:
+async def test_open_vswitch_over_tls(
+    bench: OpenFlowBench, certificates: Path
+) -> None:
     tls = SwitchTls(certificates / "controller", LAB, SWITCHES)
     async with bench.speaker(1, 2, tls=tls) as (speaker, events):
         bench.bridge(2, certificates / "tor1")
@@ -149,10 +190,14 @@ async def test_open_vswitch_over_tls(bench: OpenFlowBench, certificates: Path) -
         assert why == "its certificate is for switch.tor1.of"
         name = bench.bridge(1, certificates / "tor1")
         await events.wait("switch-up", datapath_id=1)
-        assert (await FlowSync(speaker).set_table(1, FlowTable.of([TABLE_MISS]))).ok
+        assert (
+            await FlowSync(speaker).set_table(1, FlowTable.of([TABLE_MISS]))
+        ).ok
         await eventually(lambda: bench.ovs.flows(name), "the table-miss entry")
         # Over TCP, and with the certificate of another authority, there is no way in.
         bench.bridge(2)
-        refused = await events.wait("refused-switch", why="it does not use TLS")
+        refused = await events.wait(
+            "refused-switch", why="it does not use TLS"
+        )
         assert refused["address"].startswith("127.0.0.1:")
         assert not events.of("switch-up", datapath_id=2)

@@ -1,6 +1,8 @@
 """Connections of switches that the lab does not have: each is counted, few are told of."""
 
-from patchlight.controller.packet_switches.openflow.client import UnknownSwitches
+from patchlight.controller.packet_switches.openflow.client import (
+    UnknownSwitches,
+)
 
 
 def test_the_first_is_told_at_once_and_the_others_together() -> None:
@@ -12,7 +14,10 @@ def test_the_first_is_told_at_once_and_the_others_together() -> None:
         "10.0.0.7:4000",
         1,
     )
-    told = [unknown.connected(0x99, f"10.0.0.7:{port}", 101.0) for port in range(200)]
+    told = [
+        unknown.connected(0x99, f"10.0.0.7:{port}", 101.0)
+        for port in range(200)
+    ]
     assert told == [None] * 200
     later = unknown.connected(0x98, "10.0.0.8:1", 161.0)
     assert later is not None

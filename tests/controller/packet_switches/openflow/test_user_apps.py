@@ -5,10 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.packet_switches.openflow.client import Speaker, SpeakerFailed
+from patchlight.controller.packet_switches.openflow.client import (
+    Speaker,
+    SpeakerFailed,
+)
 from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync
 from patchlight.controller.packet_switches.openflow.flowtable import FlowTable
-from patchlight.controller.packet_switches.openflow.forwarding import TABLE_MISS, entry_to
+from patchlight.controller.packet_switches.openflow.forwarding import (
+    TABLE_MISS,
+    entry_to,
+)
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import in_namespace
 from tests.support.waiting import eventually
@@ -48,15 +54,24 @@ class Learning(app_manager.RyuApp):
 """
 
 
-async def test_a_learning_app_works_beside_ours(bench: OpenFlowBench, tmp_path: Path) -> None:
+async def test_a_learning_app_works_beside_ours(
+    bench: OpenFlowBench, tmp_path: Path
+) -> None:
     app = tmp_path / "learning_app.py"
     app.write_text(LEARNING_APP)
-    mac, address = "02:00:00:00:77:01", "10.9.7.1"
+    mac = "02:00:00:00:77:01"
+    address = "10.9.7.1"
     table = FlowTable.of([TABLE_MISS, entry_to("02:00:00:00:00:01", 4)])
     theirs_at_first = "cookie=0xabc, priority=0 actions=CONTROLLER:65535"
 
-    async with bench.connected(apps=(f"{app}:Learning",)) as (speaker, _, name):
-        await eventually(lambda: theirs_at_first in bench.ovs.flows(name), "its first entry")
+    async with bench.connected(apps=(f"{app}:Learning",)) as (
+        speaker,
+        _,
+        name,
+    ):
+        await eventually(
+            lambda: theirs_at_first in bench.ovs.flows(name), "its first entry"
+        )
         flows = FlowSync(speaker)
         done = await flows.set_table(1, table)
         assert (done.ok, done.added, done.held) == (True, 1, (TABLE_MISS,))
@@ -64,11 +79,17 @@ async def test_a_learning_app_works_beside_ours(bench: OpenFlowBench, tmp_path: 
         # A frame no entry of ours takes: the application hears it and learns.
         in_namespace(host, "sh", "-c", "ping -c 1 -W 0.1 10.9.7.9 || true")
         await eventually(
-            lambda: [f for f in bench.ovs.flows(name) if f"dl_dst={mac}" in f and "0xabc" in f],
+            lambda: [
+                f
+                for f in bench.ovs.flows(name)
+                if f"dl_dst={mac}" in f and "0xabc" in f
+            ],
             "the application to learn",
         )
         theirs = [f for f in bench.ovs.flows(name) if "cookie=0xabc" in f]
-        done = await flows.set_table(1, FlowTable.of([entry_to("02:00:00:00:00:02", 4)]))
+        done = await flows.set_table(
+            1, FlowTable.of([entry_to("02:00:00:00:00:02", 4)])
+        )
         assert (done.ok, done.added, done.removed) == (True, 1, 1)
         await flows.set_table(1, FlowTable())
         assert bench.ovs.flows(name) == sorted(theirs)
@@ -78,7 +99,11 @@ async def test_a_learning_app_works_beside_ours(bench: OpenFlowBench, tmp_path: 
 @pytest.mark.parametrize(
     ("text", "named", "expected"),
     [
-        ("import nothing_of_this_name", "App", r"ModuleNotFoundError.*broken_app\.py:1"),
+        (
+            "import nothing_of_this_name",
+            "App",
+            r"ModuleNotFoundError.*broken_app\.py:1",
+        ),
         ("x = 1", "App", "no OpenFlow application 'App'"),
         ("class App: pass", "App", "no OpenFlow application 'App'"),
         (

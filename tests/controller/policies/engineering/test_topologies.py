@@ -22,8 +22,14 @@ def ring(sites: int) -> np.ndarray:
     return np.roll(np.eye(sites), 1, axis=1)
 
 
-@given(st.integers(2, 8), st.lists(st.integers(0, 4), min_size=8, max_size=8), st.integers(0, 99))
-def test_no_site_has_more_circuits_than_ports(sites: int, ports: list[int], seed: int) -> None:
+@given(
+    st.integers(2, 8),
+    st.lists(st.integers(0, 4), min_size=8, max_size=8),
+    st.integers(0, 99),
+)
+def test_no_site_has_more_circuits_than_ports(
+    sites: int, ports: list[int], seed: int
+) -> None:
     demand = np.random.default_rng(seed).random((sites, sites))
     found = degree_constrained(demand, ports[:sites])
     assert (found == found.T).all()
@@ -36,11 +42,15 @@ def test_no_site_has_more_circuits_than_ports(sites: int, ports: list[int], seed
 
 def test_a_ring_of_traffic_becomes_a_ring_of_circuits() -> None:
     for sites in (2, 3, 4, 7, 16):
-        found = degree_constrained(ring(sites), [1 if sites == 2 else 2] * sites)
+        found = degree_constrained(
+            ring(sites), [1 if sites == 2 else 2] * sites
+        )
         assert found.tolist() == ring_of(range(sites), sites).tolist()
 
 
-def test_a_heavy_pair_gets_more_circuits_and_a_light_one_is_not_forgotten() -> None:
+def test_a_heavy_pair_gets_more_circuits_and_a_light_one_is_not_forgotten() -> (
+    None
+):
     demand = np.array([[0.0, 9.0, 2.5], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     assert degree_constrained(demand, [4, 4, 4])[0].tolist() == [0, 3, 1]
 
@@ -53,7 +63,9 @@ def test_each_totient_step_visits_all_sites(sites: int) -> None:
     for step in steps:
         graph = nx.from_numpy_array(ring_of(range(sites), sites, step))
         assert nx.is_connected(graph)
-        assert {degree for _, degree in graph.degree()} == {1 if sites == 2 else 2}
+        assert {degree for _, degree in graph.degree()} == {
+            1 if sites == 2 else 2
+        }
 
 
 def test_rings_are_far_apart_so_that_everybody_is_near() -> None:

@@ -23,7 +23,11 @@ def test_a_fitted_matrix_has_the_counted_sums(ports: int, seed: int) -> None:
 
 
 def test_a_matrix_that_is_none_is_refused() -> None:
-    for wrong in ([[1.0, 2.0]], [[0.0, -1.0], [0.0, 0.0]], [[0.0, np.nan], [0.0, 0.0]]):
+    for wrong in (
+        [[1.0, 2.0]],
+        [[0.0, -1.0], [0.0, 0.0]],
+        [[0.0, np.nan], [0.0, 0.0]],
+    ):
         with pytest.raises(BadInput, match="a traffic matrix"):
             traffic.checked(wrong)
     with pytest.raises(BadInput, match="1 and 2 counters of 2 ports"):

@@ -53,7 +53,11 @@ def view(*busy: str, seconds: float = 900.0) -> ClusterView:
         (cheapest_model(rows=4), {}, "any number of rows"),
         (cheapest_model(columns=3), {}, "of shape"),
         (cheapest_model(given="pixels"), {}, "input 'pixels'"),
-        (cheapest_model(given="operations", columns=6), {}, "no input 'options'"),
+        (
+            cheapest_model(given="operations", columns=6),
+            {},
+            "no input 'options'",
+        ),
         (cheapest_model(output="q"), {}, "expected 'scores'"),
         (cheapest_model(factor=math.nan), {}, "no numbers"),
         (None, {"sha256": "0" * 64}, "not match its card"),
@@ -65,7 +69,10 @@ def view(*busy: str, seconds: float = 900.0) -> ClusterView:
     ],
 )
 def test_what_is_no_such_model_is_refused(
-    tmp_path: Path, content: bytes | None, changes: dict[str, Any], message: str
+    tmp_path: Path,
+    content: bytes | None,
+    changes: dict[str, Any],
+    message: str,
 ) -> None:
     path = write_option_model(tmp_path, content=content, **changes)
     with pytest.raises(CardError, match=message):
@@ -81,7 +88,9 @@ def test_a_model_is_of_the_kinds_that_its_card_says(tmp_path: Path) -> None:
 
 
 def test_circuits_are_not_chosen_where_there_are_none(tmp_path: Path) -> None:
-    policy: Any = load_policy(str(write_option_model(tmp_path, ("topology",))), "topology")
+    policy: Any = load_policy(
+        str(write_option_model(tmp_path, ("topology",))), "topology"
+    )
     lab = tree(8, hosts_per_switch=4)
     with pytest.raises(CardError, match="has no circuit switch"):
         policy.check_fits(WiredLab(lab, {}).shape, lab)
@@ -99,16 +108,26 @@ def test_a_model_of_each_kind_decides_in_a_lab(tmp_path: Path) -> None:
     ring = placement.place(free, JOB, 3)
     # It takes as long as with a Titan V among them, which the next job can have now.
     assert {free.shape.gpus[gpu].model for gpu in ring} == {"Tesla M40"}
-    assert decides("partition").degree(free, JOB._replace(workers=0), (0, 1, 2, 4)) in (1, 2, 4)
+    assert decides("partition").degree(
+        free, JOB._replace(workers=0), (0, 1, 2, 4)
+    ) in (1, 2, 4)
     assert math.isfinite(decides("order").priority(free, JOB, Progress()))
     # A job that crosses between the switches all the time: its light is worth moving.
-    first, second = (next(iter(members(rack))) for rack in free.shape.rack_gpus[:2])
+    first, second = (
+        next(iter(members(rack))) for rack in free.shape.rack_gpus[:2]
+    )
     waits = RingOfJob("job", (first, second), Load(900, 0.1, 4e10), waits=True)
-    maps = decides("topology").circuits(free._replace(rings=(waits,)), [[first, second]])
+    maps = decides("topology").circuits(
+        free._replace(rings=(waits,)), [[first, second]]
+    )
     assert maps.keys() == set(LAB.initial_maps)
     running = Running(math.inf, 0b1, "other")
-    elastic = ElasticJob("other", 1, Frozen({1: 1.0, 2: 0.4}), left=100.0, cost_s=1.0)
-    grown = decides("elasticity").resize(free._replace(running=(running,)), [elastic], [])
+    elastic = ElasticJob(
+        "other", 1, Frozen({1: 1.0, 2: 0.4}), left=100.0, cost_s=1.0
+    )
+    grown = decides("elasticity").resize(
+        free._replace(running=(running,)), [elastic], []
+    )
     assert grown == {"other": 2}
 
 
@@ -128,6 +147,8 @@ def test_it_tells_what_it_weighed(tmp_path: Path) -> None:
 def test_scores_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
     # Too much for a number where two built-in policies agree; when it is loaded, none does.
     content = cheapest_model(features=(17, 18, 19, 20, 21), factor=3e38)
-    policy: Any = load_policy(str(write_option_model(tmp_path, content=content)), "placement")
+    policy: Any = load_policy(
+        str(write_option_model(tmp_path, content=content)), "placement"
+    )
     with pytest.raises(PatchlightError, match="for job 'job'"):
         policy.place(view(), JOB, 3)

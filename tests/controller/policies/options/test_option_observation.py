@@ -7,8 +7,16 @@ import pytest
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.cheapest import Prices
-from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
-from patchlight.controller.policies.files import lab_range, missing_inputs, outside_range
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    JobView,
+    RingOfJob,
+)
+from patchlight.controller.policies.files import (
+    lab_range,
+    missing_inputs,
+    outside_range,
+)
 from patchlight.controller.policies.observation import GraphArrays
 from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import (
@@ -28,11 +36,19 @@ from patchlight.testbed.generate.generate import (
     random_lab,
     tree,
 )
-from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
+from patchlight.testbed.graphs import (
+    ComputationGraph,
+    Operation,
+    builtin_graph,
+)
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
 
-LABS = (load_lab("ofc2022"), lab_of(RandomLabShape(3, 2, 4, ocs=2, mixed=True), "mixed"), tree(20))
+LABS = (
+    load_lab("ofc2022"),
+    lab_of(RandomLabShape(3, 2, 4, ocs=2, mixed=True), "mixed"),
+    tree(20),
+)
 
 
 def view_of_lab(lab: Lab) -> ClusterView:
@@ -40,8 +56,11 @@ def view_of_lab(lab: Lab) -> ClusterView:
 
 
 def test_what_is_kept_of_a_lab_is_what_is_found_anew() -> None:
-    lab, kept, spare = LABS[1], Observer(), set[float]()
-    job, maps = JobView("job", 2), dict(lab.initial_maps)
+    lab = LABS[1]
+    kept = Observer()
+    spare = set[float]()
+    job = JobView("job", 2)
+    maps = dict(lab.initial_maps)
     for first in range(0, len(lab.hosts) - 3, 3):
         cluster = WiredLab(lab, maps).view(0.0, {})
         seen = []
@@ -52,15 +71,20 @@ def test_what_is_kept_of_a_lab_is_what_is_found_anew() -> None:
         for name, array in seen[0].items():
             assert np.array_equal(array, seen[1][name]), name
         spare.update(seen[0]["nodes"][:, -1].tolist())
-        maps = regroup(lab, maps, [[host.name for host in lab.hosts[first : first + 4]]])
+        maps = regroup(
+            lab, maps, [[host.name for host in lab.hosts[first : first + 4]]]
+        )
     assert len(spare) > 3
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
 def test_arrays_are_what_the_schema_says_in_any_lab(lab: Lab) -> None:
-    cluster, observer = view_of_lab(lab), Observer()
+    cluster = view_of_lab(lab)
+    observer = Observer()
     models = {gpu.model for gpu in cluster.shape.gpus}
-    job = JobView("job", 4, training=Training(10, 10**8, dict.fromkeys(models, 1.0)))
+    job = JobView(
+        "job", 4, training=Training(10, 10**8, dict.fromkeys(models, 1.0))
+    )
     outlook = observer.outlook(cluster)
     options = Listing().placements(outlook, job, 4, with_circuits=True)
     assert all(len(set(option.gpus)) == 4 for option in options)
@@ -72,21 +96,28 @@ def test_arrays_are_what_the_schema_says_in_any_lab(lab: Lab) -> None:
         assert np.isfinite(seen[name]).all(), name
         if kind == "float32":
             assert np.abs(seen[name]).max() <= 20, name
-    nodes = len(cluster.shape.gpus) + len(lab.servers) + len(lab.packet_switches)
+    nodes = (
+        len(cluster.shape.gpus) + len(lab.servers) + len(lab.packet_switches)
+    )
     assert len(seen["nodes"]) == nodes + len(lab.circuit_switches)
     assert seen["edges"].max() < len(seen["nodes"])
     assert seen["touched"][:, 0].max() == len(options) - 1
     assert len(seen["links"]) == len(seen["edges"])
 
 
-def test_the_outlook_is_what_the_price_says_where_links_are_not_shared() -> None:
+def test_the_outlook_is_what_the_price_says_where_links_are_not_shared() -> (
+    None
+):
     lab = load_lab("ofc2022")
     cluster = view_of_lab(lab)
-    observer, load = Observer(), Load(100, 0.5, 8e9)
+    observer = Observer()
+    load = Load(100, 0.5, 8e9)
     for ring in ((0, 1), (0, 3), (0, 1, 2, 3)):
         job = RingOfJob("job", ring, load, waits=True)
         exact = Prices(cluster, lab, [job]).of({}).completions_s[0]
-        assert observer.outlook(cluster).of(load, ring).lasts_s == pytest.approx(exact)
+        assert observer.outlook(cluster).of(
+            load, ring
+        ).lasts_s == pytest.approx(exact)
 
 
 def test_the_outlook_knows_who_delays_whom() -> None:
@@ -96,7 +127,8 @@ def test_the_outlook_knows_who_delays_whom() -> None:
     load = Load(100, 0.5, 8e9)
     other = RingOfJob("other", (here[0], there[0]), load)
     outlook = Observer().outlook(free._replace(rings=(other,)))
-    crossing, within = outlook.of(load, (here[1], there[1])), outlook.of(load, here[1:3])
+    crossing = outlook.of(load, (here[1], there[1]))
+    within = outlook.of(load, here[1:3])
     assert crossing.delays_s > 0
     assert crossing.lasts_s > within.lasts_s
     assert within.delays_s == 0
@@ -105,10 +137,16 @@ def test_the_outlook_knows_who_delays_whom() -> None:
 
 
 def test_times_count_in_those_that_recent_jobs_last() -> None:
-    whole, split = (Training(100, 1.0, {"Titan V": 2.0}, split=each) for each in (False, True))
+    whole, split = (
+        Training(100, 1.0, {"Titan V": 2.0}, split=each)
+        for each in (False, True)
+    )
     for training, lasts_s in ((None, 50.0), (whole, 200.0), (split, 50.0)):
         job = JobView("job", 4, sequential_s=200.0, training=training)
-        assert typical_s(view_of_lab(LABS[0])._replace(recent=(job,)), ()) == lasts_s
+        assert (
+            typical_s(view_of_lab(LABS[0])._replace(recent=(job,)), ())
+            == lasts_s
+        )
 
 
 def test_large_graphs_are_pooled_and_never_refused() -> None:
@@ -118,11 +156,20 @@ def test_large_graphs_are_pooled_and_never_refused() -> None:
     assert edges.max() < MOST_OPERATIONS
     small = builtin_graph("alexnet")
     nodes, edges = job_graph(small)
-    assert (len(nodes), len(edges)) == (len(small.operations), len(small.edges))
-    many = tuple(Operation(f"op{n}", "add", 1.0, 1.0, 1, 1) for n in range(10_000))
-    chain = ComputationGraph("chain", many, tuple((n, n + 1) for n in range(9_999)))
+    assert (len(nodes), len(edges)) == (
+        len(small.operations),
+        len(small.edges),
+    )
+    many = tuple(
+        Operation(f"op{n}", "add", 1.0, 1.0, 1, 1) for n in range(10_000)
+    )
+    chain = ComputationGraph(
+        "chain", many, tuple((n, n + 1) for n in range(9_999))
+    )
     nodes, edges = job_graph(chain)
-    assert sorted(map(tuple, edges.tolist())) == [(n, n + 1) for n in range(MOST_OPERATIONS - 1)]
+    assert sorted(map(tuple, edges.tolist())) == [
+        (n, n + 1) for n in range(MOST_OPERATIONS - 1)
+    ]
     alone, loops = job_graph(ComputationGraph("one", many[:1], ()))
     assert (alone.shape, loops.tolist()) == ((1, 6), [[0, 0]])
     kept = GraphArrays(job_graph)
@@ -139,7 +186,9 @@ def test_random_labs_are_those_that_they_are_to_be() -> None:
         shape = WiredLab(lab, lab.initial_maps).shape
         assert all(gpu.rack >= 0 for gpu in shape.gpus)
         assert {gpu.model for gpu in shape.gpus} <= set(GPU_MODELS)
-        assert lab_range(lab).get("NICs' rate over that between switches", 1) <= 8
+        assert (
+            lab_range(lab).get("NICs' rate over that between switches", 1) <= 8
+        )
 
 
 def test_what_a_lab_lacks_and_what_was_not_tested_is_said() -> None:

@@ -9,10 +9,24 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from patchlight.controller.policies.contract import ClusterShape, JobView, OrderPolicy
-from patchlight.controller.policies.order import Fifo, LeastAttainedService, Srpt
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    JobView,
+    OrderPolicy,
+)
+from patchlight.controller.policies.order import (
+    Fifo,
+    LeastAttainedService,
+    Srpt,
+)
 from patchlight.controller.policies.placement import FirstFit
-from patchlight.emulation.simulator.cluster import Policies, QueueJob, Settings, TwoLevel, simulate
+from patchlight.emulation.simulator.cluster import (
+    Policies,
+    QueueJob,
+    Settings,
+    TwoLevel,
+    simulate,
+)
 from patchlight.emulation.simulator.outages import Outage, Outages
 
 LATEST_S = 60
@@ -32,13 +46,20 @@ class GivenOutages(Outages):
         for gpus, spans in self.parts:
             bits = sum(1 << gpu for gpu in gpus)
             for broken_s, mended_s in spans:
-                found += [Outage(broken_s, bits, True), Outage(mended_s, bits, False)]
+                found += [
+                    Outage(broken_s, bits, True),
+                    Outage(mended_s, bits, False),
+                ]
         return iter(sorted(found))
 
     def broken_at(self, second: Fraction | int) -> frozenset[int]:
         """The GPUs that are broken then."""
         return frozenset().union(
-            *(gpus for gpus, spans in self.parts if any(a <= second < b for a, b in spans))
+            *(
+                gpus
+                for gpus, spans in self.parts
+                if any(a <= second < b for a, b in spans)
+            )
         )
 
 
@@ -62,11 +83,15 @@ def gpu_outages(gpus: int) -> st.SearchStrategy[GivenOutages]:
     return outages_of([frozenset([gpu]) for gpu in range(gpus)])
 
 
-RACKS, SERVERS, GPUS = 2, 2, 2
+RACKS = 2
+SERVERS = 2
+GPUS = 2
 IN_RACK = SERVERS * GPUS
-RESTART, CHECKPOINT = 2, 5
+RESTART = 2
+CHECKPOINT = 5
 SERVER_GPUS = [
-    frozenset(range(server * GPUS, (server + 1) * GPUS)) for server in range(RACKS * SERVERS)
+    frozenset(range(server * GPUS, (server + 1) * GPUS))
+    for server in range(RACKS * SERVERS)
 ]
 
 
@@ -93,7 +118,9 @@ class ExactJob:
         """How often its ring leaves each rack."""
         racks = [gpu // IN_RACK for gpu in self.ring]
         turns = [a for a, b in pairwise([*racks, racks[0]]) if a != b]
-        return {rack: turns.count(rack) for rack in turns} if self.share else {}
+        return (
+            {rack: turns.count(rack) for rack in turns} if self.share else {}
+        )
 
 
 @dataclass
@@ -118,14 +145,28 @@ class Exact:
             self._share()
 
     def _events(self) -> list[Fraction]:
-        ends = [max(self.now, job.begins) + job.left * job.pace for job in self.running]
-        moments = {second for _, spans in self.outages.parts for span in spans for second in span}
-        coming = [Fraction(at) for at in moments | {job.at for job in self.jobs} if at > self.now]
+        ends = [
+            max(self.now, job.begins) + job.left * job.pace
+            for job in self.running
+        ]
+        moments = {
+            second
+            for _, spans in self.outages.parts
+            for span in spans
+            for second in span
+        }
+        coming = [
+            Fraction(at)
+            for at in moments | {job.at for job in self.jobs}
+            if at > self.now
+        ]
         return [*ends, *coming]
 
     def _go_to(self, moment: Fraction) -> None:
         for job in self.running:
-            done = max(Fraction(0), moment - max(self.now, job.begins)) / job.pace
+            done = (
+                max(Fraction(0), moment - max(self.now, job.begins)) / job.pace
+            )
             job.left -= done
             job.held += (moment - self.now) * job.workers
             job.busy += done * (1 - job.share) * job.workers
@@ -135,14 +176,20 @@ class Exact:
         """What was done since the last checkpoint, counted at the pace it had last."""
         broken = self.outages.broken_at(self.now)
         for job in [job for job in self.running if broken & set(job.ring)]:
-            again = max(Fraction(0), self.now - job.begins) % CHECKPOINT / job.pace
+            again = (
+                max(Fraction(0), self.now - job.begins) % CHECKPOINT / job.pace
+            )
             job.left = min(job.left_at_start, job.left + again)
             job.lost += 1
             job.ring = ()
             self.running.remove(job)
 
     def _waiting(self) -> list[ExactJob]:
-        there = [job for job in self.jobs if job.at <= self.now and job.ended is None]
+        there = [
+            job
+            for job in self.jobs
+            if job.at <= self.now and job.ended is None
+        ]
         waiting = [job for job in there if job not in self.running]
         if self.order == "fifo":
             return sorted(waiting, key=lambda job: (job.at, job.number))
@@ -154,7 +201,9 @@ class Exact:
         return waiting
 
     def _start(self) -> None:
-        taken = set(self.outages.broken_at(self.now)).union(*(job.ring for job in self.running))
+        taken = set(self.outages.broken_at(self.now)).union(
+            *(job.ring for job in self.running)
+        )
         for job in self._waiting():
             free = [gpu for gpu in range(RACKS * IN_RACK) if gpu not in taken]
             if len(free) < job.workers:
@@ -162,7 +211,9 @@ class Exact:
             job.ring = tuple(free[: job.workers])
             taken.update(job.ring)
             job.left_at_start = job.left
-            job.begins = self.now if job.started is None else self.now + RESTART
+            job.begins = (
+                self.now if job.started is None else self.now + RESTART
+            )
             job.started = self.now if job.started is None else job.started
             self.running.append(job)
 
@@ -170,17 +221,28 @@ class Exact:
         """All rates rise together; a ring stays where a link of it is full, or a NIC."""
         uplink = Fraction(IN_RACK, self.oversubscription)
         rates: dict[int, Fraction] = {}
-        while rising := [job for job in self.running if job.number not in rates]:
+        while rising := [
+            job for job in self.running if job.number not in rates
+        ]:
             levels = {}
             for rack in range(RACKS):
-                edges = {job.number: job.leaves().get(rack, 0) for job in self.running}
-                room = uplink - sum(rates[n] * edges[n] for n in rates if n in edges)
+                edges = {
+                    job.number: job.leaves().get(rack, 0)
+                    for job in self.running
+                }
+                room = uplink - sum(
+                    rates[n] * edges[n] for n in rates if n in edges
+                )
                 wanted = sum(edges[job.number] for job in rising)
                 if wanted:
                     levels[rack] = room / wanted
             level = min([Fraction(1), *levels.values()])
             full = [rack for rack, at in levels.items() if at == level]
-            stay = [job for job in rising if level == 1 or any(r in job.leaves() for r in full)]
+            stay = [
+                job
+                for job in rising
+                if level == 1 or any(r in job.leaves() for r in full)
+            ]
             rates |= {job.number: level for job in stay}
         for job in self.running:
             job.pace = 1 - job.share + job.share / rates[job.number]
@@ -201,8 +263,13 @@ SHARING_JOBS = st.lists(
 # A server breaks under two jobs that share a link: what each lost counts at the pace that it had
 # beside the other.
 TWO_LOST_AT_ONCE = [
-    *((0, 1, 30, 0.0), (0, 1, 30, 0.0), (0, 1, 1, 0.0), (0, 1, 2, 0.0), (0, 1, 30, 0.0)),
-    *((1, 2, 20, 0.5), (2, 2, 20, 0.5)),
+    (0, 1, 30, 0.0),
+    (0, 1, 30, 0.0),
+    (0, 1, 1, 0.0),
+    (0, 1, 2, 0.0),
+    (0, 1, 30, 0.0),
+    (1, 2, 20, 0.5),
+    (2, 2, 20, 0.5),
 ]
 BROKEN_ONCE = GivenOutages(parts=((SERVER_GPUS[1], ((9, 12),)),))
 
@@ -210,7 +277,11 @@ BROKEN_ONCE = GivenOutages(parts=((SERVER_GPUS[1], ((9, 12),)),))
 @pytest.mark.parametrize("order", ["fifo", "srpt"])
 @example(drawn=TWO_LOST_AT_ONCE, oversubscription=4, outages=BROKEN_ONCE)
 @settings(max_examples=150, deadline=None)
-@given(drawn=SHARING_JOBS, oversubscription=st.integers(1, 8), outages=outages_of(SERVER_GPUS))
+@given(
+    drawn=SHARING_JOBS,
+    oversubscription=st.integers(1, 8),
+    outages=outages_of(SERVER_GPUS),
+)
 def test_queues_on_shared_links_are_those_in_fractions(
     order: str,
     drawn: list[tuple[int, int, int, float]],
@@ -231,7 +302,13 @@ def test_queues_on_shared_links_are_those_in_fractions(
         oversubscription,
         outages,
         [
-            ExactJob(number, at, workers, Fraction(lasts), Fraction(share if workers > 1 else 0))
+            ExactJob(
+                number,
+                at,
+                workers,
+                Fraction(lasts),
+                Fraction(share if workers > 1 else 0),
+            )
             for number, (at, workers, lasts, share) in enumerate(drawn)
         ],
     )
@@ -241,18 +318,31 @@ def test_queues_on_shared_links_are_those_in_fractions(
         TwoLevel(RACKS, SERVERS, GPUS, oversubscription=oversubscription),
         jobs,
         Policies(orders[order], FirstFit()),
-        Settings(restart_s=float(RESTART), checkpoint_s=float(CHECKPOINT), outages=outages),
+        Settings(
+            restart_s=float(RESTART),
+            checkpoint_s=float(CHECKPOINT),
+            outages=outages,
+        ),
     )
     for record, job in zip(result.records, exact.jobs, strict=True):
         assert record.losses == job.lost
-        found = (record.started_s, record.ended_s, record.allocated_gpu_s, record.busy_gpu_s)
+        found = (
+            record.started_s,
+            record.ended_s,
+            record.allocated_gpu_s,
+            record.busy_gpu_s,
+        )
         assert job.started is not None
         assert job.ended is not None
-        expected = tuple(map(float, (job.started, job.ended, job.held, job.busy)))
+        expected = tuple(
+            map(float, (job.started, job.ended, job.held, job.busy))
+        )
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-ALL_GPUS, RESTART, CHECKPOINT = 4, 2, 5
+ALL_GPUS = 4
+RESTART = 2
+CHECKPOINT = 5
 FIRST_GPU_S = 6
 
 
@@ -275,11 +365,15 @@ class SteppedJob:
     def priority(self, order: str) -> int:
         if order == "srpt":
             return self.left
-        return self.at if order == "fifo" else int(self.attained >= FIRST_GPU_S)
+        return (
+            self.at if order == "fifo" else int(self.attained >= FIRST_GPU_S)
+        )
 
 
 def stepped(
-    order: str, wanted: list[tuple[int, int, int]], broken_at: Callable[[int], frozenset[int]]
+    order: str,
+    wanted: list[tuple[int, int, int]],
+    broken_at: Callable[[int], frozenset[int]],
 ) -> list[tuple[int, int, int, int, int]]:
     """When each job started and ended, its preemptions, losses and GPU-seconds.
 
@@ -291,21 +385,32 @@ def stepped(
     while any(job.ended < 0 for job in jobs):
         for job in list(running):
             if not job.left and not job.idle:
-                job.ended, job.gpus = now, frozenset()
+                job.ended = now
+                job.gpus = frozenset()
                 running.remove(job)
         broken = broken_at(now)
         for job in [job for job in running if job.gpus & broken]:
-            job.gpus, job.lost = frozenset(), job.lost + 1
+            job.gpus = frozenset()
+            job.lost = job.lost + 1
             job.left += job.worked % CHECKPOINT
             running.remove(job)
-        waiting = [job for job in jobs if job.at <= now and job.ended < 0 and job not in running]
+        waiting = [
+            job
+            for job in jobs
+            if job.at <= now and job.ended < 0 and job not in running
+        ]
         while waiting:
-            head = min(waiting, key=lambda job: (job.priority(order), job.number))
-            free = frozenset(range(ALL_GPUS)).difference(broken, *(job.gpus for job in running))
+            head = min(
+                waiting, key=lambda job: (job.priority(order), job.number)
+            )
+            free = frozenset(range(ALL_GPUS)).difference(
+                broken, *(job.gpus for job in running)
+            )
             behind = [
                 job
                 for job in running
-                if job.began < now and job.priority(order) > head.priority(order)
+                if job.began < now
+                and job.priority(order) > head.priority(order)
             ]
             behind.sort(key=lambda job: (job.priority(order), job.number))
             while len(free) < head.workers and behind:
@@ -314,12 +419,14 @@ def stepped(
                 break
             head.gpus = frozenset(sorted(free)[: head.workers])
             for job in [job for job in running if job.gpus & head.gpus]:
-                job.gpus, job.preempted = frozenset(), job.preempted + 1
+                job.gpus = frozenset()
+                job.preempted = job.preempted + 1
                 running.remove(job)
                 waiting.append(job)
             waiting.remove(head)
             running.append(head)
-            head.began, head.worked = now, 0
+            head.began = now
+            head.worked = 0
             head.idle = 0 if head.started < 0 else RESTART
             head.started = now if head.started < 0 else head.started
         now += 1
@@ -330,11 +437,16 @@ def stepped(
             else:
                 job.left -= 1
                 job.worked += 1
-    return [(job.started, job.ended, job.preempted, job.lost, job.attained) for job in jobs]
+    return [
+        (job.started, job.ended, job.preempted, job.lost, job.attained)
+        for job in jobs
+    ]
 
 
 JOBS = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(1, ALL_GPUS), st.integers(1, 20)),
+    st.tuples(
+        st.integers(0, 30), st.integers(1, ALL_GPUS), st.integers(1, 20)
+    ),
     min_size=1,
     max_size=12,
 )
@@ -355,7 +467,9 @@ def test_preemptive_queues_are_those_of_each_second(
         "las": LeastAttainedService(first_gpu_s=FIRST_GPU_S),
     }
     jobs = [
-        QueueJob(JobView(str(number), workers, arrived_s=float(at)), float(lasts))
+        QueueJob(
+            JobView(str(number), workers, arrived_s=float(at)), float(lasts)
+        )
         for number, (at, workers, lasts) in enumerate(wanted)
     ]
     result = simulate(
@@ -371,6 +485,7 @@ def test_preemptive_queues_are_those_of_each_second(
         ),
     )
     found = [
-        (r.started_s, r.ended_s, r.preemptions, r.losses, r.allocated_gpu_s) for r in result.records
+        (r.started_s, r.ended_s, r.preemptions, r.losses, r.allocated_gpu_s)
+        for r in result.records
     ]
     assert found == stepped(order, wanted, outages.broken_at)

@@ -13,7 +13,12 @@ from patchlight.controller.policies.contract import (
     PlacementPolicy,
     Progress,
 )
-from patchlight.controller.policies.order import Deadline, Fifo, LeastAttainedService, Srpt
+from patchlight.controller.policies.order import (
+    Deadline,
+    Fifo,
+    LeastAttainedService,
+    Srpt,
+)
 from patchlight.controller.policies.placement import (
     BestFit,
     Consolidated,
@@ -66,8 +71,12 @@ CASES = [
     Case("deadline", "first-fit", "2x2x8", 1),
     Case("srpt", "first-fit", "2x2x8", 1, blind=True),
     Case("las", "first-fit", "2x4x4", 1, failures="server:2d:4h"),
-    Case("srpt", "rack-aware", "4x2x4", 2, communication=0.3, oversubscription=8),
-    Case("las", "first-fit", "4x2x4", 1, communication=0.25, oversubscription=4),
+    Case(
+        "srpt", "rack-aware", "4x2x4", 2, communication=0.3, oversubscription=8
+    ),
+    Case(
+        "las", "first-fit", "4x2x4", 1, communication=0.25, oversubscription=4
+    ),
 ]
 
 
@@ -87,13 +96,19 @@ def drawn(speed: float, communication: float) -> list[QueueJob]:
             sequential_s=float(lasts_s * workers),
             limit_s=limit_s,
         )
-        jobs.append(QueueJob(view, float(lasts_s), communication if workers > 1 else 0.0))
+        jobs.append(
+            QueueJob(
+                view, float(lasts_s), communication if workers > 1 else 0.0
+            )
+        )
         at_s += int(rng.expovariate(1 / 900))
     return jobs
 
 
 def ran(case: Case, order: OrderPolicy | None = None) -> QueueResult:
-    policies = Policies(order or ORDERS[case.order], PLACEMENTS[case.placement]())
+    policies = Policies(
+        order or ORDERS[case.order], PLACEMENTS[case.placement]()
+    )
     settings = Settings(
         preempt=True,
         known=not case.blind,
@@ -101,7 +116,9 @@ def ran(case: Case, order: OrderPolicy | None = None) -> QueueResult:
         seed=3,
     )
     cluster = TwoLevel.parse(f"{case.cluster},taper={case.oversubscription}")
-    return simulate(cluster, drawn(case.speed, case.communication), policies, settings)
+    return simulate(
+        cluster, drawn(case.speed, case.communication), policies, settings
+    )
 
 
 class AskedAboutAll:
@@ -112,7 +129,9 @@ class AskedAboutAll:
     def __init__(self, name: str) -> None:
         self._order = ORDERS[name]
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(
+        self, cluster: ClusterView, job: JobView, progress: Progress
+    ) -> float:
         return self._order.priority(cluster, job, progress)
 
 

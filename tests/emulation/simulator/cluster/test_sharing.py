@@ -21,7 +21,8 @@ def test_a_job_of_a_trace_is_stretched_by_what_it_communicates() -> None:
     load = load_of(job, 8, (), nic_bps=40e9)
     assert load.units * load.unit_s(40e9) == pytest.approx(100)
     assert load.units * load.unit_s(10e9) == pytest.approx(75 + 4 * 25)
-    assert load_of(job, 1, (), 40e9).unit_s(1.0) == 1.0  # Alone, it communicates with nobody.
+    # Alone, it communicates with nobody.
+    assert load_of(job, 1, (), 40e9).unit_s(1.0) == 1.0
 
 
 def test_an_iteration_computes_and_moves_its_gradient() -> None:

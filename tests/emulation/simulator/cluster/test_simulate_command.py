@@ -15,10 +15,20 @@ import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner
 
-from patchlight.emulation.simulator.cluster import Settings, TwoLevel, queue_jobs, report
+from patchlight.emulation.simulator.cluster import (
+    Settings,
+    TwoLevel,
+    queue_jobs,
+    report,
+)
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.results import JobRecord
-from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, combinations, run_sweep
+from patchlight.emulation.simulator.cluster.sweep import (
+    Combination,
+    Sweep,
+    combinations,
+    run_sweep,
+)
 from patchlight.emulation.simulator.commands.simulate import simulate
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces.files import read_trace
@@ -41,7 +51,9 @@ ROWS = [
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.csv"
-    rows = [f"{at},{lasts},{gpus},{lasts * gpus},c1\n" for at, lasts, gpus in ROWS]
+    rows = [
+        f"{at},{lasts},{gpus},{lasts * gpus},c1\n" for at, lasts, gpus in ROWS
+    ]
     path.write_text(HEADER + "".join(rows))
     return path
 
@@ -49,7 +61,9 @@ def trace(tmp_path: Path) -> Path:
 def command(trace: Path, output: Path, *options: str) -> Any:
     arguments = ["--trace", str(trace), "--output", str(output), *options]
     # As through a pipe: no cell is cut short.
-    return CliRunner(env={"COLUMNS": None}).invoke(simulate, arguments, catch_exceptions=True)
+    return CliRunner(env={"COLUMNS": None}).invoke(
+        simulate, arguments, catch_exceptions=True
+    )
 
 
 def test_a_table_plots_and_every_job(
@@ -60,7 +74,9 @@ def test_a_table_plots_and_every_job(
     assert done.exit_code == 0, done.output
     assert "fifo first-fit" in done.output
     assert "completion.png, load.png" in done.output
-    found = json.loads((tmp_path / "out/result.json").read_text(), parse_constant=pytest.fail)
+    found = json.loads(
+        (tmp_path / "out/result.json").read_text(), parse_constant=pytest.fail
+    )
     (run,) = found["runs"]
     assert run["jct_s"]["mean"] == pytest.approx((100 + 149 + 168 + 647) / 4)
     assert (run["done"], run["blocked"], run["makespan_s"]) == (4, {}, 650)
@@ -77,11 +93,23 @@ def test_a_table_plots_and_every_job(
 
 def test_every_combination_and_json(trace: Path, tmp_path: Path) -> None:
     several = ("--order", "fifo, srpt", "--placement", "first-fit,best-fit")
-    options = ("--cluster", "1x1x4", "--processes", "1", "--json", "--backfill")
+    options = (
+        "--cluster",
+        "1x1x4",
+        "--processes",
+        "1",
+        "--json",
+        "--backfill",
+    )
     done = command(trace, tmp_path / "out", *several, *options)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    names = ["fifo first-fit", "fifo best-fit", "srpt first-fit", "srpt best-fit"]
+    names = [
+        "fifo first-fit",
+        "fifo best-fit",
+        "srpt first-fit",
+        "srpt best-fit",
+    ]
     assert [run["name"] for run in found["runs"]] == names
     assert found == json.loads((tmp_path / "out/result.json").read_text())
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 4
@@ -99,12 +127,21 @@ def test_a_lab_and_a_policy_of_ones_own(trace: Path, tmp_path: Path) -> None:
         "        return [0] * workers if workers > 1 else None if cluster.occupied else [0]\n"
     )
     lab = ("--lab", "ofc2022", "--topology", "keep,regroup")
-    done = command(trace, tmp_path / "out", *lab, "--placement", f"{mine}:Last")
+    done = command(
+        trace, tmp_path / "out", *lab, "--placement", f"{mine}:Last"
+    )
     assert done.exit_code == 0, done.output
     runs = json.loads((tmp_path / "out/result.json").read_text())["runs"]
     assert runs[0]["reconfigurations"] == 0 < runs[1]["reconfigurations"]
     assert runs[1]["jct_s"]["mean"] < runs[0]["jct_s"]["mean"]
-    done = command(trace, tmp_path / "out", "--cluster", "1x1x4", "--placement", f"{mine}:Bad")
+    done = command(
+        trace,
+        tmp_path / "out",
+        "--cluster",
+        "1x1x4",
+        "--placement",
+        f"{mine}:Bad",
+    )
     assert done.exit_code == 0, done.output
     assert "the default decided" in done.output
 
@@ -142,7 +179,9 @@ class Last:
 """
 
 
-def test_what_no_option_says_is_as_the_lab_file_has_it(trace: Path, tmp_path: Path) -> None:
+def test_what_no_option_says_is_as_the_lab_file_has_it(
+    trace: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text(builtin_lab("ofc2022").read_text() + LAB)
     (tmp_path / "own.py").write_text(LAST)
@@ -164,7 +203,15 @@ def test_what_no_option_says_is_as_the_lab_file_has_it(trace: Path, tmp_path: Pa
         "--set",
         "each_user={gpus: 5}",
     )
-    done = command(trace, tmp_path / "out", "--lab", str(path), *said, "--defragment", "60")
+    done = command(
+        trace,
+        tmp_path / "out",
+        "--lab",
+        str(path),
+        *said,
+        "--defragment",
+        "60",
+    )
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     names_of_runs = [run["name"] for run in result["runs"]]
@@ -175,7 +222,9 @@ def test_what_no_option_says_is_as_the_lab_file_has_it(trace: Path, tmp_path: Pa
     assert settings["users"]["nobody-of-the-trace"]["gpus"] == 6
 
 
-def test_a_policy_that_fails_is_counted_and_strict_refuses_it(trace: Path, tmp_path: Path) -> None:
+def test_a_policy_that_fails_is_counted_and_strict_refuses_it(
+    trace: Path, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(FAILS)
     options = ("--cluster", "1x1x4", "--processes", "1")
     placements = ("--placement", f"first-fit,{tmp_path}/mine.py:Fails")
@@ -184,8 +233,12 @@ def test_a_policy_that_fails_is_counted_and_strict_refuses_it(trace: Path, tmp_p
     assert "faults" in done.output
     runs = json.loads((tmp_path / "out/result.json").read_text())["runs"]
     assert runs[0]["faults"] == {"count": 0, "first": []}
-    assert runs[1]["faults"]["count"] == runs[1]["decisions"]["placements"] == 4
-    done = command(trace, tmp_path / "strict", *options, *placements, "--strict")
+    assert (
+        runs[1]["faults"]["count"] == runs[1]["decisions"]["placements"] == 4
+    )
+    done = command(
+        trace, tmp_path / "strict", *options, *placements, "--strict"
+    )
     assert isinstance(done.exception, PatchlightError)
     assert "policies failed 4 times" in str(done.exception)
     assert done.exception.exit_code == 1
@@ -197,12 +250,24 @@ def test_a_policy_that_fails_is_counted_and_strict_refuses_it(trace: Path, tmp_p
 
 def test_ctrl_c_writes_what_is_finished(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STOPS)
-    run = [sys.executable, "-m", "patchlight", "simulate", "--trace", str(trace), "--cluster=1x1x4"]
+    run = [
+        sys.executable,
+        "-m",
+        "patchlight",
+        "simulate",
+        "--trace",
+        str(trace),
+        "--cluster=1x1x4",
+    ]
     run += ["--processes=1", "--order=fifo,srpt"]
 
-    def stopped(placement: str, output: Path) -> subprocess.CompletedProcess[str]:
+    def stopped(
+        placement: str, output: Path
+    ) -> subprocess.CompletedProcess[str]:
         more = [f"--placement={placement}", f"--output={output}"]
-        return subprocess.run([*run, *more], capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [*run, *more], capture_output=True, text=True, check=False
+        )
 
     done = stopped(f"first-fit,{tmp_path}/mine.py:Stops", tmp_path / "some")
     assert done.returncode == 130, done.stderr
@@ -210,14 +275,26 @@ def test_ctrl_c_writes_what_is_finished(trace: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "some/result.json").read_text())
     assert found["interrupted"]
     assert [run["name"] for run in found["runs"]] == ["fifo first-fit"]
-    assert stopped(f"{tmp_path}/mine.py:Stops", tmp_path / "none").returncode == 130
+    assert (
+        stopped(f"{tmp_path}/mine.py:Stops", tmp_path / "none").returncode
+        == 130
+    )
     assert not (tmp_path / "none").exists()
 
 
-def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
+def test_a_result_says_where_it_comes_from(
+    trace: Path, tmp_path: Path
+) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(FAILS)
-    done = command(trace, tmp_path / "out", "--lab", "ofc2022", "--placement", f"{mine}:Fails")
+    done = command(
+        trace,
+        tmp_path / "out",
+        "--lab",
+        "ofc2022",
+        "--placement",
+        f"{mine}:Fails",
+    )
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "out/result.json").read_text())
     origin = found["provenance"]
@@ -225,7 +302,10 @@ def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
     assert origin["machine"] == found["machine"]
     assert origin["version"]
     assert origin["command"]
-    hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in (trace, mine)}
+    hashes = {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (trace, mine)
+    }
     lab = builtin_lab("ofc2022")
     hashes[str(lab)] = hashlib.sha256(lab.read_bytes()).hexdigest()
     assert origin["sha256"] == hashes
@@ -241,21 +321,33 @@ def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-_ON_RAY = pytest.param("ray", marks=pytest.mark.xdist_group("a Ray of its own"))
+_ON_RAY = pytest.param(
+    "ray", marks=pytest.mark.xdist_group("a Ray of its own")
+)
 
 
 @pytest.mark.parametrize("engine", ["processes", _ON_RAY])
-def test_sweeps_are_the_same_on_every_engine(engine: str, request: pytest.FixtureRequest) -> None:
+def test_sweeps_are_the_same_on_every_engine(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
     if engine == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: extra 'ray'")
         request.getfixturevalue("one_ray")
-    jobs = SyntheticJobs(count=100, load=1.2).draw(np.random.default_rng(2), 64)
-    sweep = Sweep(TwoLevel(4, 4, 4, oversubscription=4), jobs, Settings(preempt=True))
-    wanted = combinations(["las", "srpt"], ["random", "consolidated"], ["keep"], seed=7)
+    jobs = SyntheticJobs(count=100, load=1.2).draw(
+        np.random.default_rng(2), 64
+    )
+    sweep = Sweep(
+        TwoLevel(4, 4, 4, oversubscription=4), jobs, Settings(preempt=True)
+    )
+    wanted = combinations(
+        ["las", "srpt"], ["random", "consolidated"], ["keep"], seed=7
+    )
 
     def figures(on: Engine) -> dict[str, Any]:
         told: list[tuple[int, int]] = []
-        outcomes = run_sweep(sweep, wanted, on, lambda done, total: told.append((done, total)))
+        outcomes = run_sweep(
+            sweep, wanted, on, lambda done, total: told.append((done, total))
+        )
         assert told == [(n, 4) for n in range(1, 5)]
         return without_clocks(report.result_of(outcomes, {}))
 
@@ -267,7 +359,9 @@ def test_the_seed_fixes_what_is_drawn() -> None:
     sweep = Sweep(TwoLevel(4, 4, 4, oversubscription=4), jobs)
 
     def jct(seed: int) -> float:
-        mean: float = sweep(Combination(placement="random", seed=seed)).summary["jct_s"]["mean"]
+        mean: float = sweep(
+            Combination(placement="random", seed=seed)
+        ).summary["jct_s"]["mean"]
         return mean
 
     assert jct(1) == jct(1) != jct(2)
@@ -281,23 +375,42 @@ def test_the_first_jobs_of_philly(philly: Path) -> None:
     assert time.process_time() - began < 5
     assert outcome.summary["done"] == 5000
     assert outcome.summary["allocated"] == pytest.approx(
-        sum(j.duration_s * j.view.workers for j in jobs) / 2048 / outcome.summary["makespan_s"]
+        sum(j.duration_s * j.view.workers for j in jobs)
+        / 2048
+        / outcome.summary["makespan_s"]
     )
     # Far too few GPUs: the queue is long, and all comes to its end.
     crowded = Sweep(TwoLevel(4, 2, 8), jobs)(Combination())
-    assert crowded.summary["done"] + sum(crowded.summary["blocked"].values()) == 5000
+    assert (
+        crowded.summary["done"] + sum(crowded.summary["blocked"].values())
+        == 5000
+    )
     assert crowded.summary["queue_max"] > 3000
-    assert crowded.summary["waited_s"]["mean"] > outcome.summary["waited_s"]["mean"]
-    shortest = replace(Sweep(TwoLevel(4, 2, 8), jobs))(Combination(order="srpt"))
-    assert shortest.summary["jct_s"]["mean"] < crowded.summary["jct_s"]["mean"] / 2
+    assert (
+        crowded.summary["waited_s"]["mean"]
+        > outcome.summary["waited_s"]["mean"]
+    )
+    shortest = replace(Sweep(TwoLevel(4, 2, 8), jobs))(
+        Combination(order="srpt")
+    )
+    assert (
+        shortest.summary["jct_s"]["mean"]
+        < crowded.summary["jct_s"]["mean"] / 2
+    )
 
 
-def test_where_nobody_waited_the_plots_say_so_and_have_no_empty_panel(trace: Path) -> None:
+def test_where_nobody_waited_the_plots_say_so_and_have_no_empty_panel(
+    trace: Path,
+) -> None:
     jobs = queue_jobs(read_trace(trace))
     roomy = Sweep(TwoLevel(4, 4, 4), jobs)(Combination()).result
     tight = Sweep(TwoLevel(1, 1, 4), jobs)(Combination()).result
-    for draw, fewer, all_of_them in ((report.completion, 1, 2), (report.load, 2, 3)):
-        alone, both = draw({"a": roomy}), draw({"a": roomy, "b": tight})
+    for draw, fewer, all_of_them in (
+        (report.completion, 1, 2),
+        (report.load, 2, 3),
+    ):
+        alone = draw({"a": roomy})
+        both = draw({"a": roomy, "b": tight})
         assert len(alone.axes) == fewer
         assert "no job waited" in alone.axes[-1].get_xlabel()
         assert len(both.axes) == all_of_them
@@ -309,10 +422,20 @@ def test_equal_runs_are_one_curve_that_names_them_all(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()  # with plots
-    policies = ("--order", "fifo,las,srpt", "--cluster", "1x1x4", "--processes", "1")
+    policies = (
+        "--order",
+        "fifo,las,srpt",
+        "--cluster",
+        "1x1x4",
+        "--processes",
+        "1",
+    )
     done = command(trace, tmp_path / "out", *policies)
     assert done.exit_code == 0, done.output
-    assert "equal job times: fifo first-fit, las first-fit (nothing is preempted;" in done.output
+    assert (
+        "equal job times: fifo first-fit, las first-fit (nothing is preempted;"
+        in done.output
+    )
     for plot in ("completion", "load"):
         text = for_a_paper(tmp_path / "out" / f"{plot}.svg")
         assert "fifo first-fit" in text
@@ -327,18 +450,30 @@ class Mine:
 """
 
 
-def test_two_files_of_one_name_and_words_in_brackets(trace: Path, tmp_path: Path) -> None:
+def test_two_files_of_one_name_and_words_in_brackets(
+    trace: Path, tmp_path: Path
+) -> None:
     written = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(RAISES)
         written.append(f"{tmp_path}/{folder}/mine.py:Mine")
-    options = ("--cluster", "1x1x4", "--processes", "1", "--placement", ",".join(written))
+    options = (
+        "--cluster",
+        "1x1x4",
+        "--processes",
+        "1",
+        "--placement",
+        ",".join(written),
+    )
     done = command(trace, tmp_path / "out", *options)
     assert done.exit_code == 0, done.output
     assert "[/red] [bold]" in done.output
     runs = json.loads((tmp_path / "out/result.json").read_text())["runs"]
-    assert [run["name"] for run in runs] == ["fifo mine.py Mine", "fifo mine.py Mine (2)"]
+    assert [run["name"] for run in runs] == [
+        "fifo mine.py Mine",
+        "fifo mine.py Mine (2)",
+    ]
     assert len({run["jobs_file"] for run in runs}) == 2
     assert all((tmp_path / "out" / run["jobs_file"]).is_file() for run in runs)
 

@@ -36,7 +36,14 @@ def backfilled(tmp_path: Path) -> Path:
 
 
 def simulated(tmp_path: Path, jobs: Path, *options: str) -> dict[str, Any]:
-    arguments = ["--trace", str(jobs), "--output", str(tmp_path / "out"), *options, "--json"]
+    arguments = [
+        "--trace",
+        str(jobs),
+        "--output",
+        str(tmp_path / "out"),
+        *options,
+        "--json",
+    ]
     done = CliRunner().invoke(simulate, arguments)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
@@ -44,7 +51,9 @@ def simulated(tmp_path: Path, jobs: Path, *options: str) -> dict[str, Any]:
 
 
 def started_s(tmp_path: Path, found: dict[str, Any]) -> dict[str, float]:
-    table = parquet.read_table(tmp_path / "out" / found["runs"][0]["jobs_file"]).to_pydict()
+    table = parquet.read_table(
+        tmp_path / "out" / found["runs"][0]["jobs_file"]
+    ).to_pydict()
     return dict(zip(table["name"], table["started_s"], strict=True))
 
 
@@ -80,22 +89,40 @@ jobs:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_partition_policy_says_how_many_workers_jobs_get(tmp_path: Path, jobs: Path) -> None:
+def test_a_partition_policy_says_how_many_workers_jobs_get(
+    tmp_path: Path, jobs: Path
+) -> None:
     jobs.write_text(OPEN)
     options = ("--lab", "ofc2022", "--partition", "constant:4,maximum,minimum")
     found = simulated(tmp_path, jobs, *options)
     assert [run["blocked"] for run in found["runs"]] == [{}] * 3
     gpus = []
     for run in found["runs"]:
-        table = parquet.read_table(tmp_path / "out" / run["jobs_file"]).to_pydict()
+        table = parquet.read_table(
+            tmp_path / "out" / run["jobs_file"]
+        ).to_pydict()
         gpus.append(dict(zip(table["name"], table["gpus"], strict=True)))
     assert [each["any"] for each in gpus] == [4, 6, 1]
     assert [each["few"] for each in gpus] == [2, 2, 1]
     assert {each["two"] for each in gpus} == {2}
-    found = simulated(tmp_path, jobs, "--lab", "ofc2022", "--partition", _mine(tmp_path, "Nobody"))
+    found = simulated(
+        tmp_path,
+        jobs,
+        "--lab",
+        "ofc2022",
+        "--partition",
+        _mine(tmp_path, "Nobody"),
+    )
     assert found["runs"][0]["blocked"] == {"refused": 2}
     # It lets jobs wait until it has all GPUs; so nobody waits where nothing runs.
-    found = simulated(tmp_path, jobs, "--lab", "ofc2022", "--partition", _mine(tmp_path, "All"))
+    found = simulated(
+        tmp_path,
+        jobs,
+        "--lab",
+        "ofc2022",
+        "--partition",
+        _mine(tmp_path, "All"),
+    )
     assert found["runs"][0]["blocked"] == {"unplaceable": 1}
     starts = started_s(tmp_path, found)
     assert starts["any"] == 0 < starts["two"]
@@ -118,13 +145,21 @@ def _mine(tmp_path: Path, name: str) -> str:
     ("text", "options", "words"),
     [
         (JOBS, (), "its jobs run in a lab"),
-        (JOBS.replace("workers: 4", "hosts: [gpu0]"), ("--lab", "ofc2022"), "names its hosts"),
+        (
+            JOBS.replace("workers: 4", "hosts: [gpu0]"),
+            ("--lab", "ofc2022"),
+            "names its hosts",
+        ),
         (
             JOBS.replace("workers: 6", "workers: 7"),
             ("--lab", "ofc2022"),
             "7 workers requested, but",
         ),
-        ("{name: a, workers: 1, command: [ls]}", ("--lab", "ofc2022"), "its duration is unknown"),
+        (
+            "{name: a, workers: 1, command: [ls]}",
+            ("--lab", "ofc2022"),
+            "its duration is unknown",
+        ),
         ("name: 1", ("--lab", "ofc2022"), "jobs.yaml:1:"),
         (OPEN, ("--lab", "ofc2022"), "expected 'workers'"),
         (
@@ -132,15 +167,29 @@ def _mine(tmp_path: Path, name: str) -> str:
             ("--lab", "ofc2022", "--partition", "learned-first-fit-inexact"),
             "trained for a RAMP",
         ),
-        (OPEN, ("--lab", "ofc2022", "--partition", "as-asked,maximum"), "expected 'workers'"),
-        (OPEN, ("--lab", "ofc2022", "--partition", "fifo"), "unknown policy 'fifo'"),
+        (
+            OPEN,
+            ("--lab", "ofc2022", "--partition", "as-asked,maximum"),
+            "expected 'workers'",
+        ),
+        (
+            OPEN,
+            ("--lab", "ofc2022", "--partition", "fifo"),
+            "unknown policy 'fifo'",
+        ),
     ],
 )
 def test_a_job_file_that_cannot_be_simulated(
     tmp_path: Path, jobs: Path, text: str, options: tuple[str, ...], words: str
 ) -> None:
     jobs.write_text(text)
-    arguments = ["--trace", str(jobs), "--output", str(tmp_path / "out"), *options]
+    arguments = [
+        "--trace",
+        str(jobs),
+        "--output",
+        str(tmp_path / "out"),
+        *options,
+    ]
     done = CliRunner().invoke(simulate, arguments)
     assert done.exit_code != 0
     assert words in f"{done.output} {done.exception}"

@@ -12,13 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.executors import Engine, EngineFailure, run_all
+from patchlight.emulation.simulator.executors import (
+    Engine,
+    EngineFailure,
+    run_all,
+)
 from patchlight.testbed.errors import BadInput, PackageMissing
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("a Ray of its own")
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra 'ray'"
+    importlib.util.find_spec("ray") is None,
+    reason="Ray is not installed: the extra 'ray'",
 )
 ENGINES = [
     Engine("serial"),
@@ -58,7 +63,9 @@ class Dying:
     """Kills its process at one task: the first time, or always."""
 
     def __init__(self, marker: Path, always: bool = False) -> None:
-        self.marker, self.always, self.home = marker, always, os.getpid()
+        self.marker = marker
+        self.always = always
+        self.home = os.getpid()
 
     def __call__(self, task: int) -> tuple[int, float]:
         first = not self.marker.exists()
@@ -75,24 +82,34 @@ def refuses(task: int) -> int:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
-def test_results_are_those_of_the_serial_run_in_the_tasks_order(engine: Engine) -> None:
+def test_results_are_those_of_the_serial_run_in_the_tasks_order(
+    engine: Engine,
+) -> None:
     told: list[int] = []
-    assert run_all(range(20), draw, engine, lambda: told.append(1)) == [draw(n) for n in range(20)]
+    assert run_all(range(20), draw, engine, lambda: told.append(1)) == [
+        draw(n) for n in range(20)
+    ]
     assert len(told) == 20
     assert run_all([], draw, engine) == []
 
 
 @pytest.mark.parametrize("engine", SEVERAL, ids=lambda engine: engine.name)
-def test_a_process_that_dies_loses_no_result(engine: Engine, tmp_path: Path) -> None:
+def test_a_process_that_dies_loses_no_result(
+    engine: Engine, tmp_path: Path
+) -> None:
     told: list[int] = []
-    found = run_all(range(8), Dying(tmp_path / "died"), engine, lambda: told.append(1))
+    found = run_all(
+        range(8), Dying(tmp_path / "died"), engine, lambda: told.append(1)
+    )
     assert (tmp_path / "died").exists()
     assert found == [draw(n) for n in range(8)]
     assert len(told) == 8
 
 
 @pytest.mark.parametrize("engine", SEVERAL, ids=lambda engine: engine.name)
-def test_processes_that_always_die_are_an_error(engine: Engine, tmp_path: Path) -> None:
+def test_processes_that_always_die_are_an_error(
+    engine: Engine, tmp_path: Path
+) -> None:
     with pytest.raises(EngineFailure, match="processes died 3 times"):
         run_all(range(4), Dying(tmp_path / "died", always=True), engine)
     assert not multiprocessing.active_children()
@@ -112,7 +129,9 @@ def test_a_process_keeps_its_worker(engine: Engine) -> None:
     assert max(counts.values()) >= 6
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PackageMissing, match="not installed") as caught:
         run_all(range(2), draw, Engine("ray"))

@@ -14,7 +14,9 @@ from patchlight.emulation.simulator.graphs.profiles import SOURCES
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
 
-CHAIN = "node1 -- Input -- forward_compute_time=1.5, backward_compute_time=0.0, "
+CHAIN = (
+    "node1 -- Input -- forward_compute_time=1.5, backward_compute_time=0.0, "
+)
 CHAIN += "activation_size=8.0, parameter_size=0.0\n"
 
 
@@ -57,7 +59,8 @@ def test_a_file_comes_before_a_name_and_brackets_are_no_markup(
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("alexnte", "did you mean 'alexnet'"), (".", "it is a folder")]
+    ("name", "message"),
+    [("alexnte", "did you mean 'alexnet'"), (".", "it is a folder")],
 )
 def test_what_is_no_graph_is_said(name: str, message: str) -> None:
     error = run("show", name).exception
@@ -80,13 +83,20 @@ def test_profiles_are_read_from_a_clone_or_a_folder(
         target = tmp_path / "clone" / "profiler" / path
         target.parent.mkdir(parents=True)
         shutil.copy(pipedream / f"{name}.txt", target)
-    for folder in (pipedream, tmp_path / "clone", tmp_path / "clone" / "profiler"):
+    for folder in (
+        pipedream,
+        tmp_path / "clone",
+        tmp_path / "clone" / "profiler",
+    ):
         found = find_profiles(folder)
         assert found.published
         assert found.models == list(SOURCES)
     monkeypatch.setenv("PATCHLIGHT_PROFILES", str(pipedream))
     assert find_profiles(None).published
-    assert "48 operations, 58 edges" in run("show", str(pipedream / "gnmt.txt")).output
+    assert (
+        "48 operations, 58 edges"
+        in run("show", str(pipedream / "gnmt.txt")).output
+    )
     (tmp_path / "clone/profiler" / SOURCES["gnmt"][0]).unlink()
     with pytest.raises(BadInput, match=r"there is no gnmt\.txt"):
         find_profiles(tmp_path / "clone")
@@ -109,9 +119,13 @@ def test_show_draws(tmp_path: Path) -> None:
 
 
 def test_show_draws_nothing_it_cannot(tmp_path: Path) -> None:
-    error = run("show", "vgg16", "--draw", str(tmp_path / "vgg16.gif")).exception
+    error = run(
+        "show", "vgg16", "--draw", str(tmp_path / "vgg16.gif")
+    ).exception
     assert "expected a name ending in .svg, .png, .pdf" in str(error)
-    error = run("show", "vgg16", "--draw", str(tmp_path / "none" / "vgg16.png")).exception
+    error = run(
+        "show", "vgg16", "--draw", str(tmp_path / "none" / "vgg16.png")
+    ).exception
     assert "cannot write the picture" in str(error)
     assert run("show", "vgg16", "--draw", "x.svg", "--json").exit_code == 2
 
@@ -124,7 +138,8 @@ def test_profile_measures_ones_own_model(tmp_path: Path) -> None:
         "    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())\n"
         "    return model, torch.randn(batch, 8)\n"
     )
-    model, file = f"{tmp_path}/mine.py:make", tmp_path / "mine.json"
+    model = f"{tmp_path}/mine.py:make"
+    file = tmp_path / "mine.json"
     options = ("--batch", "6", "--device", "cpu", "--repeat", "2")
     result = run("profile", model, *options, "--output", str(file))
     assert result.exit_code == 0, result.exception
@@ -134,20 +149,30 @@ def test_profile_measures_ones_own_model(tmp_path: Path) -> None:
     assert measured.parameter_bytes == 4 * (8 * 16 + 16)
     assert "measured on" in run("show", str(file)).output
     printed = json.loads(run("profile", model, *options).stdout)
-    assert [each["name"] for each in printed["operations"]] == ["input_1", "0", "1"]
+    assert [each["name"] for each in printed["operations"]] == [
+        "input_1",
+        "0",
+        "1",
+    ]
 
 
 def test_profile_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    error = run("profile", "alexnet", "--output", str(tmp_path / "none" / "x.json")).exception
+    error = run(
+        "profile", "alexnet", "--output", str(tmp_path / "none" / "x.json")
+    ).exception
     assert "there is no folder" in str(error)
-    assert "unknown model 'alexnte'" in str(run("profile", "alexnte").exception)
+    assert "unknown model 'alexnte'" in str(
+        run("profile", "alexnte").exception
+    )
     if not torch.cuda.is_available():
         error = run("profile", "alexnet", "--device", "cuda").exception
         assert "PyTorch sees no GPU here" in str(error)
 
 
-def test_profile_without_pytorch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_without_pytorch_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     error = run("profile", "alexnet").exception
     assert "needs the Python package torch" in str(error)

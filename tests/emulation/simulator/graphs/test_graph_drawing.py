@@ -7,7 +7,10 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from patchlight.emulation.simulator.graphs.drawing import draw_graph, lay_out_graph
+from patchlight.emulation.simulator.graphs.drawing import (
+    draw_graph,
+    lay_out_graph,
+)
 from patchlight.testbed.graphs import (
     BUILTIN_NAMES,
     ComputationGraph,
@@ -26,14 +29,21 @@ def svg_of(figure: Figure) -> str:
 
 def test_an_operation_may_have_any_name_and_take_no_time() -> None:
     odd = Operation("$x_1$ <&>", "", 0.0, 0.0, 0, 0)
-    assert "&lt;&amp;&gt;" in svg_of(draw_graph(ComputationGraph("one", (odd,), ())))
+    assert "&lt;&amp;&gt;" in svg_of(
+        draw_graph(ComputationGraph("one", (odd,), ()))
+    )
 
 
 def test_every_operation_is_named_with_its_times_and_sizes() -> None:
     svg = svg_of(draw_graph(builtin_graph("alexnet")))
     assert svg.count("ReLU") == 7
     assert svg.count("Linear(") == 3
-    for said in ("computed on NVIDIA A100", "23 operations", "weights 151MB", "batch 256"):
+    for said in (
+        "computed on NVIDIA A100",
+        "23 operations",
+        "weights 151MB",
+        "batch 256",
+    ):
         assert said in svg
 
 
@@ -44,7 +54,9 @@ def test_pipedreams_profiles_are_drawn_too(pipedream: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BUILTIN_NAMES)
-def test_no_two_operations_stand_in_one_place_and_columns_go_down(name: str) -> None:
+def test_no_two_operations_stand_in_one_place_and_columns_go_down(
+    name: str,
+) -> None:
     graph = builtin_graph(name)
     layout = lay_out_graph(graph)
     assert len(set(layout.spots)) == len(graph.operations)
@@ -52,4 +64,6 @@ def test_no_two_operations_stand_in_one_place_and_columns_go_down(name: str) -> 
         column < layout.columns and row < layout.rows and lane < layout.lanes
         for column, row, lane in layout.spots
     )
-    assert all(layout.spots[a][:2] < layout.spots[b][:2] for a, b in graph.edges)
+    assert all(
+        layout.spots[a][:2] < layout.spots[b][:2] for a, b in graph.edges
+    )

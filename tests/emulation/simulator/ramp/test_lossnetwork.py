@@ -5,10 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy
-from patchlight.controller.policies.degrees import Constant, Maximum, Minimum, RandomDegree
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    JobView,
+    PartitionPolicy,
+)
+from patchlight.controller.policies.degrees import (
+    Constant,
+    Maximum,
+    Minimum,
+    RandomDegree,
+)
 from patchlight.emulation.simulator.outages import Outages
-from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome, run_episode
+from patchlight.emulation.simulator.ramp.lossnetwork import (
+    Episode,
+    JobOutcome,
+    run_episode,
+)
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.scenario import (
     FixedArrivals,
@@ -17,22 +30,39 @@ from patchlight.emulation.simulator.ramp.scenario import (
     mean_and_interval,
     pac_ml_scenario,
 )
-from patchlight.emulation.simulator.ramp.workloads import Device, Workloads, fixed
+from patchlight.emulation.simulator.ramp.workloads import (
+    Device,
+    Workloads,
+    fixed,
+)
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
+from patchlight.testbed.graphs import (
+    ComputationGraph,
+    Operation,
+    builtin_graph,
+)
 
 
-def one_model(step_s: float, beta: float, horizon_s: float, **other: object) -> Scenario:
+def one_model(
+    step_s: float, beta: float, horizon_s: float, **other: object
+) -> Scenario:
     """Jobs of one operation that nothing has to be sent for: 50 steps, linear speed-up."""
-    graph = ComputationGraph("one", (Operation("op", "Test", step_s, 0.0, 0, 0),), ())
+    graph = ComputationGraph(
+        "one", (Operation("op", "Test", step_s, 0.0, 0, 0),), ()
+    )
     scenario = Scenario(
-        Workloads([graph]), fixed([beta]), PlacementRule.RAMP_BLOCK, horizon_s, replication=None
+        Workloads([graph]),
+        fixed([beta]),
+        PlacementRule.RAMP_BLOCK,
+        horizon_s,
+        replication=None,
     )
     return replace(scenario, **other)  # type: ignore[arg-type]
 
 
 def test_arrivals_occupy_and_ends_give_back() -> None:
-    episode = Episode(one_model(50.0, 1.0, 10_000.0), seed=1)  # 2,500 s on one server
+    # 2,500 s on one server.
+    episode = Episode(one_model(50.0, 1.0, 10_000.0), seed=1)
 
     free = []
     while (job := episode.job) is not None:
@@ -45,7 +75,9 @@ def test_arrivals_occupy_and_ends_give_back() -> None:
     assert (result.arrivals, result.decisions) == (11, 10)
     assert (result.completed, result.unfinished) == (8, 2)
     assert result.jct_mean_s == pytest.approx(2500)
-    assert result.allocated == pytest.approx((8 * 2500 + 2000 + 1000) / (32 * 10_000))
+    assert result.allocated == pytest.approx(
+        (8 * 2500 + 2000 + 1000) / (32 * 10_000)
+    )
     assert result.blocking_rate("faithful") == pytest.approx(2 / 11)
     assert result.blocking_rate("corrected") == 0.0
 
@@ -61,7 +93,8 @@ def test_a_job_that_ends_as_another_comes_makes_room_for_it() -> None:
 
 
 def test_each_cause_of_blocking() -> None:
-    scenario = one_model(1000.0, 0.3, 20_000.0)  # 50,000 s alone, 15,000 s allowed
+    # 50,000 s alone, 15,000 s allowed.
+    scenario = one_model(1000.0, 0.3, 20_000.0)
     episode = Episode(scenario, seed=1)
     assert episode.decide(0) is JobOutcome.REFUSED
     assert episode.decide(5) is JobOutcome.ILLEGAL
@@ -70,24 +103,35 @@ def test_each_cause_of_blocking() -> None:
     assert episode.decide(16) is JobOutcome.ACCEPTED
     assert episode.decide(8) is JobOutcome.ACCEPTED
     assert episode.decide(8) is JobOutcome.ACCEPTED
-    assert episode.decide(1) is JobOutcome.ILLEGAL  # after 3,125 s more the 16 are free again …
+    # After 3,125 s more the 16 are free again …
+    assert episode.decide(1) is JobOutcome.ILLEGAL
     assert episode.question().legal == (0, 1, 2, 4, 6, 8, 16)
     while episode.job is not None:
         episode.decide(0)
-    blocked = {"refused": 13, "illegal": 3, "no_block": 0, "no_memory": 0, "late": 1}
+    blocked = {
+        "refused": 13,
+        "illegal": 3,
+        "no_block": 0,
+        "no_memory": 0,
+        "late": 1,
+    }
     assert episode.result().blocked == blocked
 
 
 def test_a_legal_degree_may_find_no_block() -> None:
     episode = Episode(one_model(100.0, 1.0, 20_000.0), seed=1)
-    episode.busy = 0b11  # one server in each half of the cluster: no 4×4×1 is free
+    episode.busy = (
+        0b11  # one server in each half of the cluster: no 4×4×1 is free
+    )
     assert 16 in episode.question().legal
     assert episode.decide(16) is JobOutcome.NO_BLOCK
 
 
 def test_a_job_that_no_servers_memory_holds() -> None:
     operation = Operation("op", "Test", 100.0, 0.0, 100_000_000_000, 0)
-    workloads = Workloads([ComputationGraph("large", (operation,), ())], device=Device(60e9))
+    workloads = Workloads(
+        [ComputationGraph("large", (operation,), ())], device=Device(60e9)
+    )
     scenario = replace(one_model(1.0, 1.0, 5000.0), workloads=workloads)
     episode = Episode(scenario, seed=0)
     assert episode.decide(1) is JobOutcome.NO_MEMORY
@@ -109,7 +153,9 @@ def test_after_the_end_there_is_nothing_to_decide() -> None:
 
 @pytest.mark.parametrize("rule", PlacementRule)
 @pytest.mark.parametrize("law", ["A", "D"])
-def test_the_seed_fixes_an_episode(rule: PlacementRule, law: str, computed: Workloads) -> None:
+def test_the_seed_fixes_an_episode(
+    rule: PlacementRule, law: str, computed: Workloads
+) -> None:
     scenario = pac_ml_scenario(computed, law, rule, horizon_s=1e5)
     once = run_episode(scenario, RandomDegree(7), seed=3)
     again = run_episode(scenario, RandomDegree(7), seed=3)
@@ -123,10 +169,15 @@ def test_all_policies_see_the_same_jobs(computed: Workloads) -> None:
     seen: list[list[JobView]] = [[], []]
 
     class Watching:
-        def __init__(self, policy: PartitionPolicy, jobs: list[JobView]) -> None:
-            self.policy, self.jobs = policy, jobs
+        def __init__(
+            self, policy: PartitionPolicy, jobs: list[JobView]
+        ) -> None:
+            self.policy = policy
+            self.jobs = jobs
 
-        def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+        def degree(
+            self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]
+        ) -> int | None:
             self.jobs.append(job)
             assert list(cluster.recent) == self.jobs[:-1][-64:]
             return self.policy.degree(cluster, job, legal)
@@ -142,28 +193,38 @@ def test_a_fork_goes_its_own_way(computed: Workloads) -> None:
     episode = Episode(scenario, 0)
     for _ in range(50):
         episode.decide(Constant(4).degree(*episode.question()))
-    twin, before = episode.fork(), episode.question()
+    twin = episode.fork()
+    before = episode.question()
     while twin.job is not None:
         twin.decide(0)
     assert twin.result().blocked["refused"] >= 150
     now = episode.question()
     assert (now.job, now.legal) == (before.job, before.legal)
-    preview, if_occupied = before.cluster.preview, before.cluster.if_occupied
-    assert now.cluster._replace(preview=preview, if_occupied=if_occupied) == before.cluster
+    preview = before.cluster.preview
+    if_occupied = before.cluster.if_occupied
+    assert (
+        now.cluster._replace(preview=preview, if_occupied=if_occupied)
+        == before.cluster
+    )
     while episode.job is not None:
         episode.decide(Constant(4).degree(*episode.question()))
     assert episode.result() == run_episode(scenario, Constant(4), 0)
 
 
 @pytest.mark.parametrize("rule", PlacementRule)
-def test_a_preview_is_where_the_job_comes_to_be(rule: PlacementRule, computed: Workloads) -> None:
-    episode, policy = Episode(pac_ml_scenario(computed, "A", rule, horizon_s=3e5), 1), Constant(4)
-    outcomes, last = set(), None
+def test_a_preview_is_where_the_job_comes_to_be(
+    rule: PlacementRule, computed: Workloads
+) -> None:
+    episode = Episode(pac_ml_scenario(computed, "A", rule, horizon_s=3e5), 1)
+    policy = Constant(4)
+    outcomes = set()
+    last = None
     while episode.job is not None:
         cluster, job, _ = question = episode.question()
         degree = policy.degree(*question)
         foreseen = cluster.preview(job, degree)
-        outcome, running = episode.decide(degree), cluster.running
+        outcome = episode.decide(degree)
+        running = cluster.running
         outcomes.add(outcome)
         if outcome is JobOutcome.ACCEPTED:
             assert foreseen == episode.accepted[-1].servers
@@ -178,11 +239,17 @@ def test_a_preview_is_where_the_job_comes_to_be(rule: PlacementRule, computed: W
     assert cluster.preview(last, 3) is None
 
 
-def test_the_cluster_and_the_jobs_as_policies_see_them(computed: Workloads) -> None:
+def test_the_cluster_and_the_jobs_as_policies_see_them(
+    computed: Workloads,
+) -> None:
     scenario = pac_ml_scenario(computed, "A", horizon_s=1e5)
     cluster, job, legal = Episode(scenario, 0).question()
     shape = cluster.shape
-    assert (len(shape.gpus), len(shape.servers), len(shape.racks)) == (32, 32, 16)
+    assert (len(shape.gpus), len(shape.servers), len(shape.racks)) == (
+        32,
+        32,
+        16,
+    )
     assert shape.ramp == (4, 4, 2)
     assert shape.gpus[11].name == "group1.rack1.server1.gpu0"
     assert shape.rack_gpus[5] == 0b11 << 10
@@ -219,7 +286,8 @@ def test_shares_of_models_can_be_given(computed: Workloads) -> None:
 
 def test_a_broken_server_loses_its_job_and_takes_none_until_mended() -> None:
     broken = Outages("server", mean_up_s=20_000.0, mean_down_s=5_000.0)
-    scenario = one_model(100.0, 1.0, 200_000.0, failures=broken)  # 5,000 s on one server
+    # 5,000 s on one server.
+    scenario = one_model(100.0, 1.0, 200_000.0, failures=broken)
     episode = Episode(scenario, seed=1)
     times = scenario.server_events(1)
     down_most = 0
@@ -240,7 +308,9 @@ def test_a_broken_server_loses_its_job_and_takes_none_until_mended() -> None:
     # A job of 5,000 s meets a failure of its server, 20,000 s apart, with 1 − e^(−1/4) = 22 %.
     accepted = result.completed + result.lost + result.unfinished
     assert result.lost / accepted == pytest.approx(0.22, abs=0.08)
-    assert result.blocking_rate("corrected") == pytest.approx(result.lost / 200)
+    assert result.blocking_rate("corrected") == pytest.approx(
+        result.lost / 200
+    )
     assert result == run_episode(scenario, Constant(1), 1)
     calm = replace(scenario, failures=None)
     assert scenario.jobs(1) == calm.jobs(1)
@@ -249,7 +319,9 @@ def test_a_broken_server_loses_its_job_and_takes_none_until_mended() -> None:
 
 def test_no_jobs_at_all(computed: Workloads) -> None:
     base = pac_ml_scenario(computed, "A", "ramp-block", horizon_s=1.0)
-    result = run_episode(replace(base, arrivals=PoissonArrivals(1e9)), Constant(4), 1)
+    result = run_episode(
+        replace(base, arrivals=PoissonArrivals(1e9)), Constant(4), 1
+    )
     assert result.arrivals == 0
     assert math.isnan(result.blocking_rate())
     assert math.isnan(result.blocking_rate("corrected"))

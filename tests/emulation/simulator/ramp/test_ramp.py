@@ -25,10 +25,15 @@ RAMP = Ramp(PAC_ML_SHAPE)
         (4, [(2, 2, 1), (4, 1, 1), (2, 1, 2)]),
         (6, [(3, 1, 2), (3, 2, 1)]),
         (8, [(2, 2, 2), (4, 1, 2), (4, 2, 1)]),
-        *((10, []), (12, []), (14, []), (16, [(4, 4, 1)])),
+        (10, []),
+        (12, []),
+        (14, []),
+        (16, [(4, 4, 1)]),
     ],
 )
-def test_shapes_of_the_papers_cluster(count: int, shapes: list[tuple[int, int, int]]) -> None:
+def test_shapes_of_the_papers_cluster(
+    count: int, shapes: list[tuple[int, int, int]]
+) -> None:
     assert block_shapes(count, PAC_ML_SHAPE) == shapes
 
 
@@ -75,7 +80,11 @@ def test_a_block_is_free_and_of_its_size(occupied: int, count: int) -> None:
         assert block.mask.bit_count() == len(set(block.servers)) == count
 
 
-@given(st.builds(RampShape, st.integers(1, 5), st.integers(1, 5), st.integers(1, 3)))
+@given(
+    st.builds(
+        RampShape, st.integers(1, 5), st.integers(1, 5), st.integers(1, 3)
+    )
+)
 def test_any_shape_of_cluster(shape: RampShape) -> None:
     ramp = Ramp(shape)
     for degree in ramp.degrees:
@@ -90,13 +99,23 @@ def test_a_cluster_of_nothing() -> None:
         RampShape(4, 0, 2)
 
 
-@pytest.mark.parametrize("shape", [RampShape(4, 4, 2), RampShape(6, 3, 4), RampShape(3, 5, 1)])
-def test_large_clusters_find_the_block_that_a_list_of_all_blocks_gives(shape: RampShape) -> None:
-    ramp, rng = Ramp(shape), np.random.default_rng(0)
+@pytest.mark.parametrize(
+    "shape", [RampShape(4, 4, 2), RampShape(6, 3, 4), RampShape(3, 5, 1)]
+)
+def test_large_clusters_find_the_block_that_a_list_of_all_blocks_gives(
+    shape: RampShape,
+) -> None:
+    ramp = Ramp(shape)
+    rng = np.random.default_rng(0)
     for count in (1, 2, 3, 4, 6, 8, 16):
         for part in (0.0, 0.2, 0.4, 0.6, 1.0):
-            occupied = sum(1 << int(n) for n in np.flatnonzero(rng.random(shape.size) < part))
-            assert scan(ramp, count, occupied) == ramp.first_free(count, occupied)
+            occupied = sum(
+                1 << int(n)
+                for n in np.flatnonzero(rng.random(shape.size) < part)
+            )
+            assert scan(ramp, count, occupied) == ramp.first_free(
+                count, occupied
+            )
 
 
 def test_a_cluster_of_65536_servers_places_jobs() -> None:
@@ -104,7 +123,9 @@ def test_a_cluster_of_65536_servers_places_jobs() -> None:
     assert ramp.degrees[:4] == (1, 2, 4, 6)
     occupied = 0
     for _ in range(20):
-        part, whole = place(ramp, PlacementRule.RAMP_BLOCK, (4, 16), occupied) or ()
+        part, whole = (
+            place(ramp, PlacementRule.RAMP_BLOCK, (4, 16), occupied) or ()
+        )
         assert (len(part.servers), len(whole.servers)) == (4, 16)
         assert not part.mask & ~whole.mask
         assert not occupied & whole.mask

@@ -21,7 +21,9 @@ from patchlight.emulation.simulator.ramp.workloads import Workloads, law
 
 RECORDINGS = sorted((Path(__file__).parent / "ddls").glob("*.csv"))
 # What ddls itself said of the whole episode.
-_WHOLE = re.compile(r"# Whole episode: (\d+) arrived, (\d+) blocked, blocking rate ([0-9.]+)\.")
+_WHOLE = re.compile(
+    r"# Whole episode: (\d+) arrived, (\d+) blocked, blocking rate ([0-9.]+)\."
+)
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,12 @@ class Recording:
     def scenario(self, workloads: Workloads) -> Recorded:
         jobs = []
         for number, row in enumerate([*self.rows, self.rows[-1]]):
-            graph, beta = workloads.names.index(row["model"]), float(row["requirement"])
+            graph = workloads.names.index(row["model"])
+            beta = float(row["requirement"])
             alone = workloads.sequential_s[graph]
-            jobs.append(Job(number, graph, beta, alone, beta * alone, 1000.0 * number))
+            jobs.append(
+                Job(number, graph, beta, alone, beta * alone, 1000.0 * number)
+            )
         return Recorded(
             workloads,
             law("A"),
@@ -78,32 +83,49 @@ def test_every_decision_comes_to_the_same_as_in_ddls(
         assert question.legal[-1] == int(row["largest_legal"]), number
         outcome = episode.decide(int(row["degree"]))
         outcomes[outcome] += 1
-        assert (outcome is JobOutcome.ACCEPTED) == (row["accepted"] == "1"), number
+        assert (outcome is JobOutcome.ACCEPTED) == (row["accepted"] == "1"), (
+            number
+        )
         # ddls keeps no record of a job that was accepted last: its episode is over then.
         if outcome is JobOutcome.ACCEPTED and row["completion_s"]:
             accepted = episode.accepted[-1]
             assert accepted.servers == int(row["servers"], 16), number
-            assert accepted.completion_s == pytest.approx(float(row["completion_s"]), rel=1e-6)
+            assert accepted.completion_s == pytest.approx(
+                float(row["completion_s"]), rel=1e-6
+            )
     assert outcomes[JobOutcome.ACCEPTED] > 10
     if whole := _WHOLE.search(recording.head):
-        arrived, blocked, rate = int(whole[1]), int(whole[2]), float(whole[3])
+        arrived = int(whole[1])
+        blocked = int(whole[2])
+        rate = float(whole[3])
         result = episode.result()
         assert result.arrivals == arrived
         assert sum(result.blocked.values()) + result.unfinished == blocked
-        assert result.blocking_rate("faithful") == pytest.approx(rate, rel=1e-12)
+        assert result.blocking_rate("faithful") == pytest.approx(
+            rate, rel=1e-12
+        )
 
 
 def test_recordings_are_of_all_laws_and_one_is_a_whole_episode() -> None:
     heads = [Recording.read(path).head for path in RECORDINGS]
-    assert {law for head in heads for law in re.findall(r"law ([A-D])", head)} == set("ABCD")
+    assert {
+        law for head in heads for law in re.findall(r"law ([A-D])", head)
+    } == set("ABCD")
     assert sum(_WHOLE.search(head) is not None for head in heads) == 1
 
 
-def test_recordings_hold_all_that_can_become_of_a_job(workloads: Workloads) -> None:
+def test_recordings_hold_all_that_can_become_of_a_job(
+    workloads: Workloads,
+) -> None:
     outcomes: Counter[JobOutcome] = Counter()
     for path in RECORDINGS:
         recording = Recording.read(path)
         episode = Episode(recording.scenario(workloads), 0)
-        outcomes.update(episode.decide(int(row["degree"])) for row in recording.rows)
+        outcomes.update(
+            episode.decide(int(row["degree"])) for row in recording.rows
+        )
     # ddls' mask forbade none of these degrees, and no model is too large for a server.
-    assert set(JobOutcome) - set(outcomes) == {JobOutcome.ILLEGAL, JobOutcome.NO_MEMORY}
+    assert set(JobOutcome) - set(outcomes) == {
+        JobOutcome.ILLEGAL,
+        JobOutcome.NO_MEMORY,
+    }

@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Choice, fixed, law, uniform
+from patchlight.emulation.simulator.ramp.workloads import (
+    LAW_NAMES,
+    Choice,
+    fixed,
+    law,
+    uniform,
+)
 from patchlight.testbed.errors import BadInput
 
 
@@ -31,12 +37,16 @@ def test_law_b_has_the_moments_measured_of_the_peer() -> None:
     drawn = sample("B")
     assert drawn.mean() == pytest.approx(0.285, abs=0.003)
     assert drawn.std() == pytest.approx(0.120, abs=0.003)
-    assert np.quantile(drawn, [0.1, 0.5, 0.9]).tolist() == pytest.approx([0.15, 0.26, 0.45])
+    assert np.quantile(drawn, [0.1, 0.5, 0.9]).tolist() == pytest.approx(
+        [0.15, 0.26, 0.45]
+    )
     assert (drawn <= 0.25).mean() == pytest.approx(0.470, abs=0.01)
     assert (drawn <= 0.5).mean() == pytest.approx(0.946, abs=0.005)
 
 
-def test_instances_of_c_and_d_lie_about_what_was_measured_of_the_peer() -> None:
+def test_instances_of_c_and_d_lie_about_what_was_measured_of_the_peer() -> (
+    None
+):
     # One instance of each was measured: C .526 and .433, D .696 and .090 (mean, P(β ≤ 1/2)).
     for name, mean, half in (("C", 0.526, 0.433), ("D", 0.696, 0.090)):
         drawn = [sample(name, instance) for instance in range(20)]
@@ -48,7 +58,9 @@ def test_instances_of_c_and_d_lie_about_what_was_measured_of_the_peer() -> None:
 
 def test_a_new_instance_at_each_call_still_follows_the_seed() -> None:
     assert np.array_equal(sample("D", None, seed=3), sample("D", None, seed=3))
-    assert sample("D", None, seed=3).mean() != pytest.approx(sample("D").mean(), abs=1e-4)
+    assert sample("D", None, seed=3).mean() != pytest.approx(
+        sample("D").mean(), abs=1e-4
+    )
 
 
 def test_laws_of_ones_own_and_wrong_ones() -> None:

@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.controller.policies.contract import PartitionPolicy, no_choice, nowhere
+from patchlight.controller.policies.contract import (
+    PartitionPolicy,
+    no_choice,
+    nowhere,
+)
 from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.simulator.ramp.lossnetwork import (
     Episode,
@@ -31,22 +35,35 @@ from patchlight.testbed.errors import BadInput
 FEW = LookAhead(futures=6, arrivals=30)
 
 
-def short(workloads: Workloads, law: str = "D", rule: str = "ramp-block") -> Scenario:
+def short(
+    workloads: Workloads, law: str = "D", rule: str = "ramp-block"
+) -> Scenario:
     return pac_ml_scenario(workloads, law, rule, horizon_s=1.5e5)
 
 
 @pytest.mark.parametrize("rule", ["ramp-block", "ramp-first-fit"])
-def test_a_future_goes_as_the_simulator_goes(workloads: Workloads, rule: str) -> None:
+def test_a_future_goes_as_the_simulator_goes(
+    workloads: Workloads, rule: str
+) -> None:
     scenario = short(workloads, "A", rule)
     planner = RollOut(scenario, 0, FEW)
     episode = Episode(scenario, 3)
     for _ in range(40):
         episode.decide(Constant(4).degree(*episode.question()))
-    view, twin = episode.question().cluster, episode.fork()
-    jobs = [job for job in scenario.jobs(3) if view.now_s < job.arrived_s < scenario.horizon_s]
+    view = episode.question().cluster
+    twin = episode.fork()
+    jobs = [
+        job
+        for job in scenario.jobs(3)
+        if view.now_s < job.arrived_s < scenario.horizon_s
+    ]
     eight = Rule((8,))
     future = [
-        (job.arrived_s - view.now_s, planner.options(job.graph, job.limit_s, eight)) for job in jobs
+        (
+            job.arrived_s - view.now_s,
+            planner.options(job.graph, job.limit_s, eight),
+        )
+        for job in jobs
     ]
     twin.decide(0)  # The job that waits is not part of the future.
     while twin.job is not None:
@@ -54,9 +71,16 @@ def test_a_future_goes_as_the_simulator_goes(workloads: Workloads, rule: str) ->
         in_time = planner.options(job.graph, job.limit_s, eight)
         twin.decide(8 if in_time and 8 in twin.question().legal else 0)
     accepted, left = planner.accepted(
-        [(end, servers) for end, servers, _ in view.running], view.occupied, future, view.now_s
+        [(end, servers) for end, servers, _ in view.running],
+        view.occupied,
+        future,
+        view.now_s,
     )
-    assert accepted == twin.causes[JobOutcome.ACCEPTED] - episode.causes[JobOutcome.ACCEPTED]
+    assert (
+        accepted
+        == twin.causes[JobOutcome.ACCEPTED]
+        - episode.causes[JobOutcome.ACCEPTED]
+    )
     assert accepted > 60
     assert left > 0
 
@@ -66,13 +90,16 @@ def test_the_seed_fixes_all(workloads: Workloads) -> None:
     first = run_episode(scenario, RollOut(scenario, 1, FEW), 5)
     assert first == run_episode(scenario, RollOut(scenario, 1, FEW), 5)
     policy = RollOut(scenario, 1, FEW)
-    run_episode(scenario, policy, 4)  # What a policy saw before does not matter.
+    # What a policy saw before does not matter.
+    run_episode(scenario, policy, 4)
     assert first == run_episode(scenario, policy, 5)
 
 
 def _without_functions(question: Question) -> Question:
     """What it can ask for are functions: two of them are never equal."""
-    cluster = question.cluster._replace(preview=nowhere, places=no_choice, if_occupied=None)
+    cluster = question.cluster._replace(
+        preview=nowhere, places=no_choice, if_occupied=None
+    )
     return question._replace(cluster=cluster)
 
 
@@ -82,13 +109,24 @@ def test_it_decides_by_the_view_alone(workloads: Workloads) -> None:
     longer = replace(scenario, horizon_s=3e5)
     seen: list[list[tuple[Question, int]]] = []
     for each in (scenario, longer):
-        policy, episode, taken = RollOut(scenario, 1, FEW), Episode(each, 5), []
+        policy = RollOut(scenario, 1, FEW)
+        episode = Episode(each, 5)
+        taken = []
         while episode.job is not None:
             question = episode.question()
-            taken.append((_without_functions(question), policy.degree(*question)))
+            taken.append(
+                (_without_functions(question), policy.degree(*question))
+            )
             episode.decide(taken[-1][1])
         seen.append(taken)
-    same = next((k for k, (a, b) in enumerate(zip(*seen, strict=False)) if a[0] != b[0]), 150)
+    same = next(
+        (
+            k
+            for k, (a, b) in enumerate(zip(*seen, strict=False))
+            if a[0] != b[0]
+        ),
+        150,
+    )
     assert [d for _, d in seen[0][:same]] == [d for _, d in seen[1][:same]]
     assert same > 100
 
@@ -101,28 +139,42 @@ def test_whatever_it_chooses_is_accepted(workloads: Workloads) -> None:
     assert result.completed > 100
 
 
-def test_looking_ahead_blocks_fewer_than_any_Constant(workloads: Workloads) -> None:
-    scenario = replace(pac_ml_scenario(workloads, "C", "ramp-block"), horizon_s=4e5)
+def test_looking_ahead_blocks_fewer_than_any_Constant(
+    workloads: Workloads,
+) -> None:
+    scenario = replace(
+        pac_ml_scenario(workloads, "C", "ramp-block"), horizon_s=4e5
+    )
     look = LookAhead(futures=12, arrivals=40)
 
     def blocked(policies: list[PartitionPolicy]) -> float:
-        results = [run_episode(scenario, each, seed) for seed, each in enumerate(policies)]
-        return mean_and_interval([each.blocking_rate("corrected") for each in results]).mean
+        results = [
+            run_episode(scenario, each, seed)
+            for seed, each in enumerate(policies)
+        ]
+        return mean_and_interval(
+            [each.blocking_rate("corrected") for each in results]
+        ).mean
 
-    constants = [blocked([Constant(degree)] * 2) for degree in workloads.degrees]
+    constants = [
+        blocked([Constant(degree)] * 2) for degree in workloads.degrees
+    ]
     planned = blocked([RollOut(scenario, seed, look) for seed in range(2)])
     assert planned < min(constants) - 0.005
 
 
 def test_tuning_takes_the_better_way_to_look(workloads: Workloads) -> None:
     scenario = short(workloads, "A", "ramp-first-fit")
-    bad = LookAhead(1, 1, 100.0, (Rule((16,)),))  # What runs at the end costs all: refuses most.
+    # What runs at the end costs all: refuses most.
+    bad = LookAhead(1, 1, 100.0, (Rule((16,)),))
     assert tuned(scenario, (bad, FEW), jobs=60) is FEW
     assert len(candidates(scenario)) == 2
 
 
 def test_rules_of_other_clusters() -> None:
-    assert constant_rules((1, 2, 4, 6, 8, 16)) == tuple(Rule((d,)) for d in (2, 4, 8, 16))
+    assert constant_rules((1, 2, 4, 6, 8, 16)) == tuple(
+        Rule((d,)) for d in (2, 4, 8, 16)
+    )
     assert constant_rules((1,)) == (Rule((1,)),)
 
 

@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.traces.files import LAWS, is_drawn, load_trace, read_trace
-from patchlight.emulation.simulator.traces.model import TraceFileError, TraceJob
+from patchlight.emulation.simulator.traces.files import (
+    LAWS,
+    is_drawn,
+    load_trace,
+    read_trace,
+)
+from patchlight.emulation.simulator.traces.model import (
+    TraceFileError,
+    TraceJob,
+)
 from patchlight.testbed.errors import BadInput
 from tests.support.tables import below, unmarked
 
@@ -83,7 +91,8 @@ cpu-only,i3,u2,Terminated,1.0,95.0
 
 def attempt(start: str | None, end: str | None, *gpus: int) -> dict[str, Any]:
     detail = [
-        {"ip": f"m{n}", "gpus": [f"gpu{g}" for g in range(held)]} for n, held in enumerate(gpus)
+        {"ip": f"m{n}", "gpus": [f"gpu{g}" for g in range(held)]}
+        for n, held in enumerate(gpus)
     ]
     return {"start_time": start, "end_time": end, "detail": detail}
 
@@ -113,7 +122,10 @@ def plain(jobs: list[TraceJob]) -> list[tuple[str, float, float, int, str]]:
 def test_philly_as_csv_is_sorted_and_says_so(tmp_path: Path) -> None:
     trace = load_trace(written(tmp_path, PHILLY))
     assert trace.format == "philly-csv"
-    assert plain(trace.jobs) == [("row-3", 0, 50.5, 1, "red"), ("row-2", 30, 100, 4, "blue")]
+    assert plain(trace.jobs) == [
+        ("row-3", 0, 50.5, 1, "red"),
+        ("row-2", 30, 100, 4, "blue"),
+    ]
     assert trace.out_of_order == 1
     assert "1 of 2 jobs stood behind one submitted later" in trace.notes[0]
 
@@ -140,7 +152,9 @@ def test_helios(tmp_path: Path) -> None:
     ],
 )
 def test_whose_jobs_are(tmp_path: Path, text: str, users: list[str]) -> None:
-    assert [job.user for job in load_trace(written(tmp_path, text)).jobs] == users
+    assert [
+        job.user for job in load_trace(written(tmp_path, text)).jobs
+    ] == users
 
 
 def test_whose_jobs_are_stands_in_the_job_table_of_pai(tmp_path: Path) -> None:
@@ -150,7 +164,9 @@ def test_whose_jobs_are_stands_in_the_job_table_of_pai(tmp_path: Path) -> None:
     assert found == {"j1": "u1", "j2": "u2"}
 
 
-def test_helios_with_the_columns_in_another_order_and_more_of_them(tmp_path: Path) -> None:
+def test_helios_with_the_columns_in_another_order_and_more_of_them(
+    tmp_path: Path,
+) -> None:
     text = "jobname,duration,submit_time,vc,gpu_num,job_id\nx,5,100,v,1,k\n"
     assert plain(read_trace(written(tmp_path, text))) == [("k", 0, 5, 1, "v")]
 
@@ -165,9 +181,14 @@ def test_openb_and_spot_gpus_of_alibaba(tmp_path: Path) -> None:
     trace = load_trace(written(tmp_path, OPENB))
     assert trace.format == "openb"
     # A pod lasts from when it was scheduled.
-    assert plain(trace.jobs) == [("pod-1", 0, 1150, 8, ""), ("pod-2", 10, 50.5, 1, "")]
+    assert plain(trace.jobs) == [
+        ("pod-1", 0, 1150, 8, ""),
+        ("pod-2", 10, 50.5, 1, ""),
+    ]
     pods = "pod-3,9810,41560,1,1000,,LS,Pending,120,180,\npod-4,1,1,0,0,,BE,Running,120,180,120\n"
-    path = written(tmp_path, OPENB + pods + "pod-5,1,1,1,9,,BE,Failed,120,180,180\n")
+    path = written(
+        tmp_path, OPENB + pods + "pod-5,1,1,1,9,,BE,Failed,120,180,180\n"
+    )
     with pytest.raises(TraceFileError) as caught:
         read_trace(path)
     assert [(each.line, each.column, each.message) for each in caught.value.issues] == [
@@ -179,18 +200,27 @@ def test_openb_and_spot_gpus_of_alibaba(tmp_path: Path) -> None:
     assert len(load_trace(path, skip_bad=True).jobs) == 2
     spot = load_trace(written(tmp_path, SPOT))
     assert spot.format == "spot-gpu"
-    assert plain(spot.jobs) == [("7", 0, 2764799, 1, ""), ("9", 60, 41060, 5, "")]
+    assert plain(spot.jobs) == [
+        ("7", 0, 2764799, 1, ""),
+        ("9", 60, 41060, 5, ""),
+    ]
 
 
 def test_gpus_of_alibabas_recommenders(tmp_path: Path) -> None:
     trace = load_trace(written(tmp_path, DLRM))
     assert trace.format == "dlrm"
-    assert plain(trace.jobs) == [("instance_7", 0, 1000.5, 1, ""), ("instance_9", 5, 130, 1, "")]
+    assert plain(trace.jobs) == [
+        ("instance_7", 0, 1000.5, 1, ""),
+        ("instance_9", 5, 130, 1, ""),
+    ]
     # One that was there before the trace or outlives it, and one of a node without GPUs.
     more = "i1,HN,a,12,1,8,,,9.0\ni2,HN,a,12,1,8,1.0,2.0,\ni3,CN,a,12,0,8,1.0,2.0,9.0\n"
     with pytest.raises(TraceFileError) as caught:
         read_trace(written(tmp_path, DLRM + more))
-    found = [(each.line, each.column, each.message[:24]) for each in caught.value.issues]
+    found = [
+        (each.line, each.column, each.message[:24])
+        for each in caught.value.issues
+    ]
     assert found == [
         (4, 16, "creation_time is missing"),
         (5, 24, "deletion_time is missing"),
@@ -225,7 +255,9 @@ def test_what_sacct_prints(tmp_path: Path) -> None:
     assert plain(read_trace(written(tmp_path, elapsed))) == jobs
     ends = elapsed.replace("Elapsed|", "another|")
     assert plain(read_trace(written(tmp_path, ends))) == jobs
-    asked = SACCT.replace("AllocTRES", "ReqTRES").replace("JobID|", "JobIDRaw|")
+    asked = SACCT.replace("AllocTRES", "ReqTRES").replace(
+        "JobID|", "JobIDRaw|"
+    )
     assert plain(read_trace(written(tmp_path, asked))) == jobs
 
 
@@ -275,9 +307,14 @@ job '12' is there twice
 
 @pytest.mark.parametrize(
     ("log", "marked", "message"),
-    [*((SWF, *row) for row in BROKEN_SWF), *((SACCT, *row) for row in BROKEN_SACCT)],
+    [
+        *((SWF, *row) for row in BROKEN_SWF),
+        *((SACCT, *row) for row in BROKEN_SACCT),
+    ],
 )
-def test_a_broken_line_of_a_log(tmp_path: Path, log: str, marked: str, message: str) -> None:
+def test_a_broken_line_of_a_log(
+    tmp_path: Path, log: str, marked: str, message: str
+) -> None:
     text, line, column = unmarked(f"{log}{marked}\n")
     path = written(tmp_path, text)
     with pytest.raises(TraceFileError) as caught:
@@ -288,32 +325,56 @@ def test_a_broken_line_of_a_log(tmp_path: Path, log: str, marked: str, message: 
     assert len(read_trace(path, skip_bad=True)) == 2
 
 
-def test_columns_that_sacct_was_not_asked_for_are_named_with_the_command(tmp_path: Path) -> None:
+def test_columns_that_sacct_was_not_asked_for_are_named_with_the_command(
+    tmp_path: Path,
+) -> None:
     for column in ("Submit", "AllocTRES"):
         path = written(tmp_path, SACCT.replace(column, "Other"))
-        with pytest.raises(TraceFileError, match=r":1:1: the columns are JobID, .*sacct -a -X -P"):
+        with pytest.raises(
+            TraceFileError,
+            match=r":1:1: the columns are JobID, .*sacct -a -X -P",
+        ):
             read_trace(path, skip_bad=True)
     broken = SACCT.replace("ElapsedRaw", "a").replace("1-00:00:00", "1 day")
-    with pytest.raises(TraceFileError, match=r":4:66: Elapsed is '1 day': expected \[DAYS-\]"):
+    with pytest.raises(
+        TraceFileError, match=r":4:66: Elapsed is '1 day': expected \[DAYS-\]"
+    ):
         read_trace(written(tmp_path, broken))
     ends = SACCT.replace("ElapsedRaw", "a").replace("Elapsed|", "b|")
     with pytest.raises(TraceFileError, match=r":4:26: Start is missing"):
-        read_trace(written(tmp_path, ends.replace("15|2024-01-02T03:05:00", "15|None")))
+        read_trace(
+            written(
+                tmp_path, ends.replace("15|2024-01-02T03:05:00", "15|None")
+            )
+        )
 
 
 @pytest.mark.parametrize(
-    "text", [PHILLY, HELIOS, PAI, OPENB, SPOT, DLRM, SWF, SACCT, json.dumps(LOG)]
+    "text",
+    [PHILLY, HELIOS, PAI, OPENB, SPOT, DLRM, SWF, SACCT, json.dumps(LOG)],
 )
-def test_each_format_is_read_as_gzip_packs_it(tmp_path: Path, text: str) -> None:
+def test_each_format_is_read_as_gzip_packs_it(
+    tmp_path: Path, text: str
+) -> None:
     packed = tmp_path / "trace.csv.gz"
     packed.write_bytes(gzip.compress(text.encode()))
-    assert plain(read_trace(packed)) == plain(read_trace(written(tmp_path, text)))
+    assert plain(read_trace(packed)) == plain(
+        read_trace(written(tmp_path, text))
+    )
 
 
-def test_packed_files_that_are_not_whole_or_hold_others_are_refused(tmp_path: Path) -> None:
-    for table, text in (("pai_job_table.csv", PAI_JOBS), ("pai_task_table.csv", PAI_TASKS)):
+def test_packed_files_that_are_not_whole_or_hold_others_are_refused(
+    tmp_path: Path,
+) -> None:
+    for table, text in (
+        ("pai_job_table.csv", PAI_JOBS),
+        ("pai_task_table.csv", PAI_TASKS),
+    ):
         (tmp_path / f"{table}.gz").write_bytes(gzip.compress(text.encode()))
-    assert plain(read_trace(tmp_path)) == [("j1", 0, 90, 2, ""), ("j2", 20, 5, 2, "")]
+    assert plain(read_trace(tmp_path)) == [
+        ("j1", 0, 90, 2, ""),
+        ("j2", 20, 5, 2, ""),
+    ]
     packed = gzip.compress(PAI_TASKS.encode())
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
@@ -322,7 +383,10 @@ def test_packed_files_that_are_not_whole_or_hold_others_are_refused(tmp_path: Pa
         (packed[:-9], "reading the trace .*ended before"),
         (packed[:30] + b"!!!" + packed[33:], "reading the trace .*"),
         (archive.getvalue(), r"trace\.gz is a tar archive"),
-        (gzip.compress(bytes(2**20)) * 513, "longer than 512 MiB once it is unpacked"),
+        (
+            gzip.compress(bytes(2**20)) * 513,
+            "longer than 512 MiB once it is unpacked",
+        ),
     ):
         (tmp_path / "trace.gz").write_bytes(content)
         with pytest.raises(BadInput, match=said):
@@ -332,27 +396,41 @@ def test_packed_files_that_are_not_whole_or_hold_others_are_refused(tmp_path: Pa
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     twice = HELIOS.replace("cpu_num", "user")
     with pytest.raises(
-        TraceFileError, match=r":1:1: column 'user' is there twice: the columns are"
+        TraceFileError,
+        match=r":1:1: column 'user' is there twice: the columns are",
     ):
         read_trace(written(tmp_path, twice))
     # One that is not read may be there as often as it likes.
-    assert len(read_trace(written(tmp_path, HELIOS.replace("cpu_num", "queue")))) == 2
+    assert (
+        len(read_trace(written(tmp_path, HELIOS.replace("cpu_num", "queue"))))
+        == 2
+    )
 
 
 def test_rows_that_are_the_same_are_told(tmp_path: Path) -> None:
     again = HELIOS + HELIOS.splitlines()[1] + "\n"
-    with pytest.raises(TraceFileError, match=r"trace:4:1: job '7' is there twice"):
+    with pytest.raises(
+        TraceFileError, match=r"trace:4:1: job '7' is there twice"
+    ):
         read_trace(written(tmp_path, again))
     trace = load_trace(written(tmp_path, again), skip_bad=True)
     assert (len(trace.jobs), trace.left_out) == (2, {"there twice": 1})
     # Philly's CSV has no names: two jobs that are alike may be two.
-    alike = load_trace(written(tmp_path, PHILLY + PHILLY.splitlines()[1] + "\n"))
+    alike = load_trace(
+        written(tmp_path, PHILLY + PHILLY.splitlines()[1] + "\n")
+    )
     assert len(alike.jobs) == 3
-    assert any("1 rows are the same as an earlier one" in note for note in alike.notes)
+    assert any(
+        "1 rows are the same as an earlier one" in note for note in alike.notes
+    )
 
 
-@pytest.mark.parametrize("opened", ["", "pai_task_table.csv", "pai_job_table.csv"])
-def test_pai_tables_from_the_folder_or_either_file(tmp_path: Path, opened: str) -> None:
+@pytest.mark.parametrize(
+    "opened", ["", "pai_task_table.csv", "pai_job_table.csv"]
+)
+def test_pai_tables_from_the_folder_or_either_file(
+    tmp_path: Path, opened: str
+) -> None:
     written(tmp_path, PAI_TASKS, "pai_task_table.csv")
     written(tmp_path, PAI_JOBS, "pai_job_table.csv")
     trace = load_trace(tmp_path / opened)
@@ -360,31 +438,51 @@ def test_pai_tables_from_the_folder_or_either_file(tmp_path: Path, opened: str) 
     assert plain(trace.jobs) == [("j1", 0, 90, 2, ""), ("j2", 20, 5, 2, "")]
 
 
-def test_pai_tasks_alone_with_a_header_take_the_first_launch(tmp_path: Path) -> None:
+def test_pai_tasks_alone_with_a_header_take_the_first_launch(
+    tmp_path: Path,
+) -> None:
     header = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,"
     path = written(tmp_path, f"{header}gpu_type\n{PAI_TASKS}")
-    assert plain(read_trace(path)) == [("j2", 0, 5, 2, ""), ("j1", 10, 90, 2, "")]
+    assert plain(read_trace(path)) == [
+        ("j2", 0, 5, 2, ""),
+        ("j1", 10, 90, 2, ""),
+    ]
 
 
 def test_a_pai_job_table_alone_says_what_is_missing(tmp_path: Path) -> None:
     path = written(tmp_path, PAI_JOBS)
-    with pytest.raises(TraceFileError, match=r"trace:1:1: .*expected pai_task_table\.csv beside"):
+    with pytest.raises(
+        TraceFileError,
+        match=r"trace:1:1: .*expected pai_task_table\.csv beside",
+    ):
         read_trace(path)
 
 
-def test_a_pai_job_with_a_task_that_did_not_end_is_left_out_whole(tmp_path: Path) -> None:
-    path = written(tmp_path, PAI_TASKS + "j1,evaluator,1.0,Running,120.0,,600.0,29.3,100.0,\n")
-    with pytest.raises(TraceFileError, match=r"trace:4:1: job 'j1': end_time is missing"):
+def test_a_pai_job_with_a_task_that_did_not_end_is_left_out_whole(
+    tmp_path: Path,
+) -> None:
+    path = written(
+        tmp_path,
+        PAI_TASKS + "j1,evaluator,1.0,Running,120.0,,600.0,29.3,100.0,\n",
+    )
+    with pytest.raises(
+        TraceFileError, match=r"trace:4:1: job 'j1': end_time is missing"
+    ):
         read_trace(path)
     trace = load_trace(path, skip_bad=True)
     assert [job.name for job in trace.jobs] == ["j2"]
     assert trace.left_out == {"end_time missing": 1}
 
 
-def test_a_hole_in_the_pai_job_table_is_named_in_that_file(tmp_path: Path) -> None:
+def test_a_hole_in_the_pai_job_table_is_named_in_that_file(
+    tmp_path: Path,
+) -> None:
     written(tmp_path, PAI_JOBS.replace("70.0", ""), "pai_job_table.csv")
     path = written(tmp_path, PAI_TASKS, "pai_task_table.csv")
-    with pytest.raises(TraceFileError, match=r"pai_job_table\.csv:1:1: job 'j1': start_time is"):
+    with pytest.raises(
+        TraceFileError,
+        match=r"pai_job_table\.csv:1:1: job 'j1': start_time is",
+    ):
         read_trace(path)
 
 
@@ -416,9 +514,13 @@ def test_philly_as_json(tmp_path: Path) -> None:
         ({"jobid": "application_2"}, "job 'application_2' is there twice"),
     ],
 )  # fmt: skip
-def test_a_broken_job_in_the_json(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_a_broken_job_in_the_json(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     log = [LOG[1], {**LOG[0], **change}]
-    path = written(tmp_path, "[\n" + ",\n".join(json.dumps(job) for job in log) + "\n]")
+    path = written(
+        tmp_path, "[\n" + ",\n".join(json.dumps(job) for job in log) + "\n]"
+    )
     with pytest.raises(TraceFileError) as caught:
         read_trace(path)
     assert f"{path}:3:1: " in str(caught.value)
@@ -433,16 +535,24 @@ def test_a_broken_job_in_the_json(tmp_path: Path, change: dict[str, Any], messag
     [
         ("", ":1:1: the file is empty"),
         (" \n\n", ":1:1: the file is empty"),
-        ("time,gpus\n1,2\n", r":1:1: cannot tell the trace's format from its columns \(time, gpus"),
+        (
+            "time,gpus\n1,2\n",
+            r":1:1: cannot tell the trace's format from its columns \(time, gpus",
+        ),
         ("timestamp,duration,num_gpus,gpu_time,cluster\n", ":1:1: no jobs"),
         ("[]", ":1:1: no jobs"),
         ("{}", ":1:1: expected a JSON list of jobs"),
         ('[{"jobid": "a"', ":1:1: not JSON: "),
-        ('[{"jobid": "a"} {"jobid": "b"}]', r":1:1: not JSON: expected ',' or '\]' after a job"),
+        (
+            '[{"jobid": "a"} {"jobid": "b"}]',
+            r":1:1: not JSON: expected ',' or '\]' after a job",
+        ),
         ("[] []", "something follows the list"),
     ],
 )
-def test_a_file_that_is_no_trace(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_no_trace(
+    tmp_path: Path, text: str, message: str
+) -> None:
     for skip_bad in (False, True):
         with pytest.raises(TraceFileError, match=message):
             read_trace(written(tmp_path, text), skip_bad=skip_bad)
@@ -467,23 +577,33 @@ def test_a_file_that_is_no_trace(tmp_path: Path, text: str, message: str) -> Non
         ("2020-01-01 00:00:00,5,1,5,c,d", 1, "6 values, expected 5", "wrong number of values"),
     ],
 )  # fmt: skip
-def test_a_broken_row(tmp_path: Path, row: str, column: int, message: str, reason: str) -> None:
+def test_a_broken_row(
+    tmp_path: Path, row: str, column: int, message: str, reason: str
+) -> None:
     path = written(tmp_path, PHILLY + row + "\n")
     with pytest.raises(TraceFileError) as caught:
         read_trace(path)
     (mistake,) = caught.value.issues
-    assert (mistake.file, mistake.line, mistake.column) == (str(path), 4, column)
+    assert (mistake.file, mistake.line, mistake.column) == (
+        str(path),
+        4,
+        column,
+    )
     assert message in mistake.message
     assert "--skip-bad" in (caught.value.hint or "")
     trace = load_trace(path, skip_bad=True)
     assert len(trace.jobs) == 2
     assert trace.left_out == {reason: 1}
-    assert any(f"jobs left out: 1 ({reason}: 1)" in note for note in trace.notes)
+    assert any(
+        f"jobs left out: 1 ({reason}: 1)" in note for note in trace.notes
+    )
 
 
 def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
     text = PAI.replace(",10.0,", ",20200101,").replace(",40,", ",20200161,")
-    assert [job.submitted_s for job in read_trace(written(tmp_path, text))] == [0, 60]
+    assert [
+        job.submitted_s for job in read_trace(written(tmp_path, text))
+    ] == [0, 60]
 
 
 def test_of_very_many_mistakes_the_first_are_named(tmp_path: Path) -> None:
@@ -492,11 +612,17 @@ def test_of_very_many_mistakes_the_first_are_named(tmp_path: Path) -> None:
         read_trace(path)
     assert len(caught.value.issues) == 21
     last = caught.value.issues[-1]
-    assert last.message == "and 980 more mistakes after it (in all no GPU: 1,000)"
+    assert (
+        last.message == "and 980 more mistakes after it (in all no GPU: 1,000)"
+    )
 
 
-def test_with_no_good_job_left_skipping_is_an_error_too(tmp_path: Path) -> None:
-    path = written(tmp_path, "timestamp,duration,num_gpus\n2020-01-01 00:00:00,5,0\n")
+def test_with_no_good_job_left_skipping_is_an_error_too(
+    tmp_path: Path,
+) -> None:
+    path = written(
+        tmp_path, "timestamp,duration,num_gpus\n2020-01-01 00:00:00,5,0\n"
+    )
     with pytest.raises(TraceFileError, match="num_gpus is 0"):
         read_trace(path, skip_bad=True)
 
@@ -522,7 +648,8 @@ def test_the_whole_philly_trace(philly: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "median_s", "mean_gpus"), [("helios", 206, 3.8), ("pai", 504, 5.4)]
+    ("name", "median_s", "mean_gpus"),
+    [("helios", 206, 3.8), ("pai", 504, 5.4)],
 )
 def test_drawn_jobs_are_like_those_that_are_published(
     name: str, median_s: float, mean_gpus: float
@@ -531,10 +658,16 @@ def test_drawn_jobs_are_like_those_that_are_published(
     assert jobs == LAWS[name].draw(3, 20_000, 1024)
     assert jobs != LAWS[name].draw(4, 20_000, 1024)
     assert jobs[0].submitted_s == 0
-    assert np.median([job.duration_s for job in jobs]) == pytest.approx(median_s, rel=0.1)
-    assert np.mean([job.gpus for job in jobs]) == pytest.approx(mean_gpus, rel=0.1)
+    assert np.median([job.duration_s for job in jobs]) == pytest.approx(
+        median_s, rel=0.1
+    )
+    assert np.mean([job.gpus for job in jobs]) == pytest.approx(
+        mean_gpus, rel=0.1
+    )
     each_s = jobs[-1].submitted_s / len(jobs)
-    assert 86400 / each_s / 1024 == pytest.approx(LAWS[name].jobs_per_gpu_day, rel=0.05)
+    assert 86400 / each_s / 1024 == pytest.approx(
+        LAWS[name].jobs_per_gpu_day, rel=0.05
+    )
     assert max(job.gpus for job in LAWS[name].draw(3, 500, 10)) <= 10
     with pytest.raises(BadInput, match="there is none"):
         LAWS[name].draw(3, 5, 0)
@@ -542,8 +675,12 @@ def test_drawn_jobs_are_like_those_that_are_published(
 
 def test_gpu_time_of_drawn_helios_jobs_is_the_published_one() -> None:
     jobs = LAWS["helios"].draw(0, 200_000, 6220)
-    assert np.mean([job.duration_s for job in jobs]) == pytest.approx(6652, rel=0.05)
-    assert np.mean([job.duration_s * job.gpus for job in jobs]) == pytest.approx(49_350, rel=0.15)
+    assert np.mean([job.duration_s for job in jobs]) == pytest.approx(
+        6652, rel=0.05
+    )
+    assert np.mean(
+        [job.duration_s * job.gpus for job in jobs]
+    ) == pytest.approx(49_350, rel=0.15)
 
 
 def test_a_file_with_the_name_of_a_law_is_read(
