@@ -283,6 +283,16 @@ class Cluster(SimulatedLab):
             each for each in self.workers.values() if each.spec.job == job_id
         ]
 
+    def start_controller(self) -> Process:
+        """See ``SimulatedLab``; the processes of users' policies are real, and end with it."""
+        process = super().start_controller()
+        process.at_end.append(self._end_policies)
+        return process
+
+    def _end_policies(self) -> None:
+        if self.made is not None:
+            self.made.scheduler.policies.close()
+
     async def kill_and_restart(self) -> None:
         """The controller is killed, and another one starts with what is on its disk."""
         self.controller.kill()
@@ -395,8 +405,11 @@ def play(
         async def begin() -> None:
             cluster = Cluster(world, lab, policies)
             with cluster.at_end:
-                await cluster.open()
-                await story(cluster)
+                try:
+                    await cluster.open()
+                    await story(cluster)
+                finally:
+                    cluster.controller.kill()
 
         with world.entered():
             world.run(begin())
