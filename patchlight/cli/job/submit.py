@@ -165,8 +165,8 @@ class _WithProgram(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             at = args.index("--")
-            args = args[:at]
             ctx.meta[_PROGRAM] = tuple(args[at + 1 :])
+            args = args[:at]
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
