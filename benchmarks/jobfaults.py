@@ -15,14 +15,14 @@ from typing import Any
 
 from benchmarks import figure
 from benchmarks.job_campaign import campaign
-from patchlight import EmulatedLab
-from tests.support.jobs_under_faults import begins_again, other_job, victim
-from tests.support.lab_faults import (
+from benchmarks.jobs_under_faults import begins_again, other_job, victim
+from benchmarks.lab_faults import (
     gpu_gone,
     kill_a_worker,
     lose_light,
     no_carrier,
 )
+from patchlight import EmulatedLab
 from tests.support.lab_jobs import connected
 
 JOBS = 200

@@ -1,7 +1,6 @@
 """Random faulty sessions against the parsers of protocols, and what a connection may hold.
 
-Between a driver and its emulated device a line that garbles, cuts, repeats and floods (see
-``tests.controller.circuits.test_faulty_sessions``, which runs some of the same). Then floods
+Between a driver and its emulated device a line that garbles, cuts, repeats and floods. Then floods
 without an end: how much memory does each connection take before it gives up?
 """
 
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
+from benchmarks.faulty_sessions import session
 from patchlight.controller.circuits.protocols.tcp import (
     BUFFER_LIMIT,
     DeviceConnection,
@@ -25,7 +25,6 @@ from patchlight.controller.circuits.protocols.tcp import (
 from patchlight.controller.circuits.protocols.tl1_messages import Tl1Framer
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
-from tests.controller.circuits.test_faulty_sessions import session
 
 SESSIONS = {
     "calient-tl1": 3000,

@@ -22,14 +22,17 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.processes import command_line
 from tests.support.agent_bench import ip
-from tests.support.lab_faults import ocs_fault
 from tests.support.lab_jobs import (
     checked_iterations,
     connected,
     ended,
     every_iteration,
 )
-from tests.support.lab_processes import controller_of, until_controller_answers
+from tests.support.lab_processes import (
+    controller_of,
+    ocs_fault,
+    until_controller_answers,
+)
 from tests.support.nic_spaces import ping
 from tests.support.switch_lab import static_entries
 from tests.support.waiting import wait_until

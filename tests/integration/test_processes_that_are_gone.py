@@ -83,31 +83,3 @@ def test_a_job_goes_on_whichever_process_is_killed(
     client.stop(job)
     after = client.submit([spec("after", SPREAD, 3)])[0]
     assert ended(client, after["id"])["state"] == "done"
-
-
-def test_a_job_ends_with_its_gpus_and_the_next_one_runs(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    job = client.submit([spec("on-lost-gpus", SPREAD, 100_000)])[0]["id"]
-    wait_until(lambda: client.job(job)["iterations_done"] >= 1)
-    kill("gpus")
-    assert "GPU" in (ended(client, job)["message"] or "")
-    up_again()
-    after = client.submit([spec("on-new-gpus", SPREAD, 3)])[0]
-    assert ended(client, after["id"])["state"] == "done"
-
-
-def test_all_processes_at_once(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    for process in lab_status(NAME)["processes"]:
-        os.kill(process["pid"], signal.SIGKILL)
-    wait_until(
-        lambda: (
-            len(lab_status(NAME)["missing"])
-            == len(lab_status(NAME)["processes"])
-        )
-    )
-    up_again()
-    after = client.submit([spec("after-all", SPREAD, 3)])[0]
-    assert ended(client, after["id"])["state"] == "done"

@@ -11,8 +11,6 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pytest
-
 from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.controller.circuits.drivers.base import SessionTable
 from patchlight.controller.circuits.protocols.session import DeviceSession
@@ -22,14 +20,8 @@ from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
-from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
-from tests.support.ocs_drivers import (
-    SESSION_DRIVERS,
-    driver_of,
-    listening,
-    opened,
-)
+from tests.support.ocs_drivers import driver_of, listening, opened
 
 TIMEOUT_S = 0.15
 # An operation takes some exchanges, each at most two timeouts and a reconnect; and as long again
@@ -181,29 +173,3 @@ async def over_the_bad_connection(
     connection.bad = False
     await driver.close()
     return ended
-
-
-# What is garbled here are bytes of TCP or TLS; inside SSH they would meet its own checksums.
-OVER_TCP = [
-    name
-    for name in SESSION_DRIVERS
-    if "SSH" not in OCS_DRIVERS[name].transport
-]
-
-
-@pytest.mark.parametrize("driver", OVER_TCP)
-async def test_faulty_sessions_end_in_time_and_in_our_errors(
-    driver: str,
-) -> None:
-    # Many sessions at once would lack processor time at their deadlines, with TLS even more.
-    sessions, at_once = (
-        (24, 8) if "HTTPS" in OCS_DRIVERS[driver].transport else (60, 10)
-    )
-    ended: list[str] = []
-    for start in range(0, sessions, at_once):
-        seeds = range(start, start + at_once)
-        ended += await asyncio.gather(
-            *(session(driver, seed) for seed in seeds)
-        )
-    # The connection is bad enough to matter, and not so bad that nothing passes.
-    assert min(ended.count("well"), ended.count("badly")) > sessions // 20
