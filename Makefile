@@ -75,7 +75,7 @@ vm-servers:
 
 core:
 	@bash deploy/bootstrap.sh --test
-	@$(ONE_THREAD) tests/core.sh $(or $(PYTEST_ARGS),--quiet --numprocesses=4)
+	@$(ONE_THREAD) tests/core.sh $(PYTEST_ARGS)
 
 OS_KEN_ARGS := --numprocesses=4 tests/controller/packet_switches/openflow \
     tests/emulation/lab/test_operations.py::test_light_and_jobs_from_python_and_what_lab_show_says
