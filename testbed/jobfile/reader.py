@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.testbed.errors import BadInput, FileError
-from patchlight.testbed.io.fields import Fields, plain
+from patchlight.testbed.io.keys import field_names, plain, read
 from patchlight.testbed.io.reader import (
     FileIssues,
     Located,
     read_standard_input,
     read_text,
 )
-from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
+from patchlight.testbed.jobfile.schema import (
+    LONGEST_NAME,
+    Job,
+    JobFile,
+    SeveralJobs,
+)
 from patchlight.testbed.jobs import (
     MOST_JOBS,
     JobSpec,
-    Mount,
     checked_specs,
     contradictions,
 )
@@ -30,9 +34,10 @@ from patchlight.testbed.jobs import (
 EXPECTED = "a job file: 'patchlight lab check --schema job' prints its keys"
 # Exclusive keys: an option for one of a pair replaces the other.
 _INSTEAD = ({"workers", "hosts"}, {"deadline", "requirement"})
-_FIELDS = {key.name: key.field for key in JOB.keys}
+_FIELDS = field_names(Job)
 _KEYS = {field_name: key for key, field_name in _FIELDS.items()}
-_OF_FILES = {key.name for key in OF_FILES.keys}
+_OF_FILES = set(field_names(SeveralJobs))
+_Located = Mapping[str, Located[Any]]
 
 JobGiven = JobSpec | Mapping[str, Any] | str | os.PathLike[str]
 """A job as a value, a mapping with a job file's keys, or the path of a job file."""
@@ -102,11 +107,11 @@ def parse_jobs(
     Graph files are relative to ``folder``, by default the working directory.
     """
     issues = FileIssues(name, JobFileError)
-    fields: Fields | None = FILE.parse(text, issues)
+    file: JobFile | None = read(JobFile, text, issues)
     jobs = (
         None
-        if fields is None
-        else _Reader(issues, folder or Path.cwd()).jobs(fields, given)
+        if file is None
+        else _Reader(issues, folder or Path.cwd()).jobs(file, given)
     )
     issues.raise_if_any()
     assert jobs is not None
@@ -153,60 +158,56 @@ class _Reader:
     issues: FileIssues
     folder: Path
 
-    def jobs(self, fields: Fields, given: Overrides) -> JobBatch | None:
-        if "jobs" in fields or "jobs" in fields.broken:
-            return self._several(fields, given)
-        if "defaults" in fields:
+    def jobs(self, file: JobFile, given: Overrides) -> JobBatch | None:
+        there = file.there
+        if "jobs" in file or "jobs" in file.broken:
+            return self._several(there, given)
+        if "defaults" in file:
             message = (
                 "expected 'jobs' with 'defaults', which are for several jobs"
             )
-            self.issues.at(fields["defaults"], message)
-        if "name" not in fields:
-            if "name" not in fields.broken:
+            self.issues.at(there["defaults"], message)
+        if "name" not in file:
+            if "name" not in file.broken:
                 self.issues.add(
                     1,
                     1,
-                    f"the file lacks 'name', or 'jobs': expected {JOB.what}",
+                    "the file lacks 'name', or 'jobs': expected a job",
                 )
             return None
         if self.issues:
             return None  # Other mistakes would follow: a misspelt key is missing, too.
-        job = Fields()
-        job.update(
-            (key, value)
-            for key, value in fields.items()
-            if key not in _OF_FILES
-        )
-        return self._written_out(job, fields, given)
+        job = {
+            key: value for key, value in there.items() if key not in _OF_FILES
+        }
+        return self._written_out(job, there, given)
 
-    def _several(self, fields: Fields, given: Overrides) -> JobBatch | None:
+    def _several(self, file: _Located, given: Overrides) -> JobBatch | None:
         if given:
             self.issues.add(
                 1,
                 1,
                 "options need a file with one job, but this file has 'jobs'",
             )
-        for key in fields.keys() - {"jobs", "defaults"}:
+        for key in file.keys() - {"jobs", "defaults"}:
             where = (
                 "in a job or in 'defaults'"
                 if key not in _OF_FILES
                 else "in a file with one job"
             )
             self.issues.at(
-                fields[key],
+                file[key],
                 f"{key!r} cannot be combined with 'jobs': expected it {where}",
             )
-        if "jobs" in fields and not 0 < len(fields["jobs"].value) <= MOST_JOBS:
-            message = f"{len(fields['jobs'].value)} jobs: expected 1 to {MOST_JOBS:,}"
-            self.issues.at(fields["jobs"], message)
+        if "jobs" in file and not 0 < len(file["jobs"].value) <= MOST_JOBS:
+            message = (
+                f"{len(file['jobs'].value)} jobs: expected 1 to {MOST_JOBS:,}"
+            )
+            self.issues.at(file["jobs"], message)
         if self.issues:
             return None
-        defaults: Fields = (
-            fields["defaults"].value if "defaults" in fields else Fields()
-        )
-        jobs = [Fields() for _ in fields["jobs"].value]
-        for job, item in zip(jobs, fields["jobs"].value, strict=True):
-            job.update({**defaults, **item.value})
+        defaults = file["defaults"].value.there if "defaults" in file else {}
+        jobs = [{**defaults, **job.there} for job in file["jobs"].value]
         first: dict[str, Located[str]] = {}
         for name in (job["name"] for job in jobs):
             before = first.setdefault(name.value, name)
@@ -225,9 +226,9 @@ class _Reader:
         return JobBatch(tuple(specs))
 
     def _values(
-        self, job: Fields, given: Overrides = NOTHING
+        self, job: _Located, given: Overrides = NOTHING
     ) -> dict[str, Any]:
-        values: dict[str, Any] = plain(job)
+        values = {key: plain(each.value) for key, each in job.items()}
         for pair in _INSTEAD:
             if pair & given.values.keys():
                 values = {
@@ -245,15 +246,14 @@ class _Reader:
 
     def _written_out(
         self,
-        job: Fields,
-        file: Fields,
+        job: _Located,
+        file: _Located,
         given: Overrides,
     ) -> JobBatch | None:
         values = self._values(job, given)
-        in_file: dict[str, Any] = (
-            plain(file["sweep"].value) if "sweep" in file else {}
-        )
-        sweep = {**in_file, **given.sweep}
+        in_file = file["sweep"].value.there if "sweep" in file else {}
+        sweep = {key: each.value for key, each in in_file.items()}
+        sweep |= given.sweep
         for key, listed in sweep.items():
             if not listed or len({spelling for spelling, _ in listed}) < len(
                 listed
@@ -293,18 +293,15 @@ class _Reader:
                 return None  # The others have the same mistakes.
         return JobBatch(tuple(specs), together=count == 1 and not sweep)
 
-    def _specs(self, job: Fields, values: dict[str, Any]) -> list[JobSpec]:
+    def _specs(self, job: _Located, values: dict[str, Any]) -> list[JobSpec]:
         """The job with these values, or ``None`` after noting mistakes (positions: ``job``)."""
         if "command" in values:
             values.setdefault("trainer", "command")
         elif "model" in values:
             values.setdefault("trainer", "torch")
-        mounts = tuple(
-            m if isinstance(m, Mount) else Mount(**m)
-            for m in values.get("mounts", ())
+        spec = JobSpec(
+            **{_FIELDS[key]: value for key, value in values.items()}
         )
-        named = {_FIELDS[key]: value for key, value in values.items()}
-        spec = JobSpec(**{**named, "mounts": mounts})
         mistakes = [
             re.sub(r"\w+", lambda word: _KEYS.get(word[0], word[0]), words)
             for words in contradictions(spec)
@@ -314,7 +311,7 @@ class _Reader:
                 "gradient: only for jobs without a model, which has its own"
             )
         if not {"workers", "hosts", "degrees"} & values.keys():
-            mistakes.append(f"{JOB.what} needs 'workers' or 'hosts'")
+            mistakes.append("a job needs 'workers' or 'hosts'")
         if len(spec.name) > LONGEST_NAME:
             mistakes.append(
                 f"the name {spec.name!r} is longer than {LONGEST_NAME} characters"

@@ -1,31 +1,31 @@
 """Defines the keys of a job file and their types: to read, for editors, and for options."""
 
 import re
-from dataclasses import replace
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import Annotated, Any, get_args
+
+from pydantic import BeforeValidator, WrapValidator, create_model
 
 from patchlight.testbed import jobs, units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import (
-    Group,
-    Key,
-    ListOf,
+from patchlight.testbed.io.describe import described, published, table
+from patchlight.testbed.io.keys import Keys, key, needed
+from patchlight.testbed.io.nodes import Number
+from patchlight.testbed.io.types import (
+    Brief,
     Text,
-    Whole,
-    choice,
-    matching,
-    required,
-)
-from patchlight.testbed.io.forms import (
-    Either,
-    MapOf,
-    Number,
-    Spelled,
     YesNo,
+    choice,
+    grouped,
+    listing,
+    mapping,
+    matching,
+    number,
+    one_or_more,
     quantity,
-    table,
+    whole,
 )
-from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME
+from patchlight.testbed.labfile import values
 
 LONGEST_NAME = 41
 
@@ -103,12 +103,6 @@ def _line(
     )
 
 
-def _one_or_more(item: Text, what: str) -> Either:
-    return Either(
-        replace(item, take=lambda text: (item.take(text),)), ListOf(item, what)
-    )
-
-
 def _workers(text: str) -> int:
     if text == "auto":
         return 0
@@ -123,7 +117,7 @@ def _workers(text: str) -> int:
 
 
 def _variable(text: str) -> str:
-    VARIABLE_NAME.take(text)
+    values.VARIABLE_NAME.take(text)
     if jobs.is_reserved(text):
         raise BadInput(
             f"{text} cannot be set: Patchlight sets it for each rank"
@@ -131,18 +125,28 @@ def _variable(text: str) -> str:
     return text
 
 
-def _mount(text: str) -> jobs.Mount:
+def _mount(text: str) -> dict[str, Any]:
     source, colon, rest = text.partition(":")
     target, _, how = rest.partition(":")
     if colon and how in ("", "ro", "rw"):
         for folder in (source, target):
             _FOLDER.take(folder)
-        return jobs.Mount(source, target, read_only=how != "rw")
+        return {
+            "source": source,
+            "target": target,
+            "read_only": how != "rw",
+        }
     raise BadInput(
         f"{short(text)!r} is not a mount: expected SOURCE:TARGET, or SOURCE:TARGET:rw"
     )
 
 
+_MODEL = Text(
+    values.MODEL.what,
+    values.MODEL.take,
+    values.MODEL.json,
+    example=values.MODEL.example,
+)
 _NAME = matching(
     jobs.JOB_NAME.strip("^$"),
     "a job's name",
@@ -158,403 +162,366 @@ _HOST = matching(
     2 * 31,
 )
 _FOLDER = _line("a folder of the servers", "/srv/data", begin="/")
-_WORD = _line("a word", "train.py", numbers=True)
-_VALUE = Text(
-    "a value",
-    lambda text: text,
-    {"maxLength": jobs.LONGEST_TEXT},
+_DEGREE = Text(
+    "a number of workers",
+    lambda text: _workers(text) or _workers("0"),
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": jobs.MOST_WORKERS}
+        ]
+    },
     numbers=True,
+    example="2",
 )
-_WORKER_COUNT = Whole("how many workers", 1, jobs.MOST_WORKERS)
-_MODEL_NAME = _line("a model", "resnet50")
-_BATCH = Whole(
-    "a mini-batch",
-    1,
-    jobs.LARGEST_BATCH,
-    grouped=True,
-)
-_ITERATIONS = Whole(
-    "how many iterations",
-    1,
-    jobs.MOST_ITERATIONS,
-    grouped=True,
-)
-_GRADIENT = _size(
-    4,
-    jobs.LARGEST_GRADIENT_BYTES,
-    "a gradient's size",
-    "553MB",
-)
-_SEED = Whole("a seed", 0, jobs.LARGEST_SEED)
-_SHARED_MEMORY = _size(
-    2**20,
-    2**50,
-    "a size of shared memory",
-    "1GB",
-)
-_MEMORY = _size(
-    16 * 2**20,
-    2**44,
-    "a size of memory",
-    "64GB",
-)
-_CPUS = Number(
-    "a number of CPUs",
-    lowest=0.01,
-    highest=4096,
-)
-_REQUIREMENT = Number(
-    "a requirement",
-    above=0,
-    highest=1000,
-)
-_DEADLINE = _time(jobs.LONGEST_LIMIT_S, "a deadline", "2h")
-_DARK_LIMIT = _time(jobs.LONGEST_DARK_S, "a time without a circuit", "10min")
-_STOP_GRACE = _time(jobs.LONGEST_STOP_GRACE_S, "a time to end", "2min")
-_PRIORITY = Whole("a priority", -1000, 1000)
-_RETRIES = Whole("how often", 0, jobs.MOST_RETRIES)
-_COMMAND = Either(
-    replace(
-        _line("a shell line", "python train.py"),
-        take=lambda line: ("sh", "-c", line),
-    ),
-    ListOf(_WORD, "words"),
-)
-MOUNT = Group(
-    "a mount",
-    required(
-        "source",
-        _FOLDER,
-        "the folder on the server",
-        "/srv/data",
-    ),
-    required(
-        "target",
-        _FOLDER,
-        "where the worker sees it",
-        "/data",
-    ),
-    Key(
-        "read_only",
-        YesNo(),
-        "whether it is only read",
-        default="true",
-    ),
-)
+_AFTER = _line("a job", "prepare")
+_SHELL_LINE = _line("a shell line", "python train.py")
 _SHORT_MOUNT = Text(
     "SOURCE:TARGET, or SOURCE:TARGET:rw", _mount, example="/srv/data:/data"
 )
 
-JOB = Group(
-    "a job",
-    required("name", _NAME, "the job's name"),
-    Key(
-        "trainer",
-        choice("a trainer", *get_args(jobs.Trainer)),
-        "what runs: a ring all-reduce of synthetic gradients, a model trained by PyTorch, or your "
-        "own program",
-        default="command if there is a command, torch if there is a model, else synthetic",
+Folder = Annotated[str, _FOLDER]
+GpuModel = Annotated[str, _MODEL]
+Host = Annotated[str, _HOST]
+Word = Annotated[str, _line("a word", "train.py", numbers=True)]
+WorkerCount = Annotated[int, whole("how many workers", 1, jobs.MOST_WORKERS)]
+Iterations = Annotated[
+    int,
+    whole("how many iterations", 1, jobs.MOST_ITERATIONS),
+    BeforeValidator(grouped),
+]
+Gradient = Annotated[
+    int,
+    _size(
+        4,
+        jobs.LARGEST_GRADIENT_BYTES,
+        "a gradient's size",
+        "553MB",
     ),
-    Key(
-        "model",
-        _MODEL_NAME,
-        "the model that PyTorch trains: the name of a built-in graph",
+]
+Seed = Annotated[int, whole("a seed", 0, jobs.LARGEST_SEED)]
+SharedMemory = Annotated[
+    int,
+    _size(
+        2**20,
+        2**50,
+        "a size of shared memory",
+        "1GB",
     ),
-    Key(
-        "batch",
-        _BATCH,
-        "samples of each worker in an iteration",
-        "that of the graph",
-        "16",
+]
+Memory = Annotated[
+    int,
+    _size(
+        16 * 2**20,
+        2**44,
+        "a size of memory",
+        "64GB",
     ),
-    Key(
-        "data",
-        _FOLDER,
-        "the folder of the model's samples",
-        "synthetic samples",
-        "/srv/images",
+]
+Cpus = Annotated[
+    float,
+    number(
+        "a number of CPUs",
+        ge=0.01,
+        le=4096,
     ),
-    Key(
-        "workers",
+]
+Requirement = Annotated[
+    float,
+    number(
+        "a requirement",
+        gt=0,
+        le=1000,
+    ),
+]
+Deadline = Annotated[float, _time(jobs.LONGEST_LIMIT_S, "a deadline", "2h")]
+DarkLimit = Annotated[
+    float, _time(jobs.LONGEST_DARK_S, "a time without a circuit", "10min")
+]
+StopGrace = Annotated[
+    float, _time(jobs.LONGEST_STOP_GRACE_S, "a time to end", "2min")
+]
+Priority = Annotated[int, whole("a priority", -1000, 1000)]
+Retries = Annotated[int, whole("how often", 0, jobs.MOST_RETRIES)]
+ComputeTimes = Annotated[
+    dict[
+        GpuModel,
+        Annotated[
+            float, _time(jobs.LONGEST_COMPUTE_S, "a compute time", "500ms")
+        ],
+    ],
+    mapping(
+        "the compute time of an iteration on each GPU model",
+        "{Tesla M40: 500ms, Titan V: 250ms}",
+    ),
+]
+Environment = Annotated[
+    dict[
+        Annotated[
+            str,
+            Text(
+                values.VARIABLE_NAME.what,
+                _variable,
+                values.VARIABLE_NAME.json,
+                example=values.VARIABLE_NAME.example,
+            ),
+        ],
+        Annotated[
+            str,
+            Text(
+                "a value",
+                lambda text: text,
+                {"maxLength": jobs.LONGEST_TEXT},
+                numbers=True,
+            ),
+        ],
+    ],
+    mapping("environment variables", "{LEARNING_RATE: 0.1}"),
+]
+
+
+class MountKeys(Keys, title="a mount"):
+    """A folder of the server, and where a container sees it."""
+
+    makes = jobs.Mount
+
+    source: Folder = needed("the folder on the server", "/srv/data")
+    target: Folder = needed("where the worker sees it", "/data")
+    read_only: YesNo = key("whether it is only read", "true")
+
+
+Mounts = Annotated[
+    tuple[
+        Annotated[MountKeys, Brief(_SHORT_MOUNT, _mount)],
+        ...,
+    ],
+    listing("mounts"),
+]
+
+
+class JobName(Keys):
+    """The name of a job, if the file has one job."""
+
+    name: Annotated[str, _NAME] = key("the job's name")
+
+
+class Defaults(Keys, title="a job"):
+    """What jobs of a file may share."""
+
+    trainer: Annotated[
+        jobs.Trainer, choice("a trainer", *get_args(jobs.Trainer))
+    ] = key(
+        "what runs: a ring all-reduce of synthetic gradients, a model trained by "
+        "PyTorch, or your own program",
+        "command if there is a command, torch if there is a model, else synthetic",
+    )
+    model: Annotated[str, _line("a model", "resnet50")] = key(
+        "the model that PyTorch trains: the name of a built-in graph"
+    )
+    batch: Annotated[
+        int,
+        whole("a mini-batch", 1, jobs.LARGEST_BATCH),
+        BeforeValidator(grouped),
+    ] = key(
+        "samples of each worker in an iteration", "that of the graph", "16"
+    )
+    data: Folder = key(
+        "the folder of the model's samples", "synthetic samples", "/srv/images"
+    )
+    workers: Annotated[
+        int,
         Text(
             "a number of workers, or auto",
             _workers,
-            {"anyOf": [_WORKER_COUNT.schema(), {"const": "auto"}]},
+            {
+                "anyOf": [
+                    {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": jobs.MOST_WORKERS,
+                    },
+                    {"const": "auto"},
+                ]
+            },
             numbers=True,
             example="4",
         ),
-        "how many GPUs it gets; the placement policy chooses which. With auto, the partition "
-        "policy chooses how many, and the elasticity policy changes that while it runs",
-    ),
-    Key(
-        "degrees",
-        _one_or_more(
-            Text(
-                "a number of workers",
-                lambda text: _workers(text) or _workers("0"),
-                {"anyOf": [_WORKER_COUNT.schema()]},
-                numbers=True,
-                example="2",
-            ),
-            "numbers of workers",
-        ),
-        "the numbers of workers that auto may choose",
-        default="any",
-        example="[2, 4]",
-    ),
-    Key(
-        "hosts",
-        ListOf(_HOST, "hosts"),
-        "its GPUs, in ring order, instead of a number",
-    ),
-    Key(
-        "gpu_models",
-        _one_or_more(MODEL, "GPU models"),
-        "the only GPU models it may get",
-        "any",
-    ),
-    Key(
-        "iterations",
-        _ITERATIONS,
-        "how many iterations it runs",
-        example="100",
-    ),
-    Key(
-        "gradient",
-        _GRADIENT,
-        "the size of one gradient; not for a model, whose size is known",
-    ),
-    Key(
-        "compute",
-        MapOf(
-            MODEL,
-            _time(jobs.LONGEST_COMPUTE_S, "a compute time", "500ms"),
-            "the compute time of an iteration on each GPU model",
-            "{Tesla M40: 500ms, Titan V: 250ms}",
-        ),
-        "how long an iteration computes, forward and backward, on each GPU model; with workers "
-        "auto, on one GPU: its workers share that time; for a model it is measured unless given",
-    ),
-    Key(
-        "seed",
-        _SEED,
-        "the seed of a synthetic job's gradients or a model's samples",
-        default="0",
-    ),
-    Key(
-        "command",
-        _COMMAND,
-        "the program of each worker: a shell line, or a list of words",
-    ),
-    Key(
-        "image",
+    ] = key(
+        "how many GPUs it gets; the placement policy chooses which. With auto, the "
+        "partition policy chooses how many, and the elasticity policy changes that while it runs"
+    )
+    degrees: Annotated[
+        tuple[Annotated[int, _DEGREE], ...],
+        one_or_more(_DEGREE),
+        listing("numbers of workers"),
+    ] = key("the numbers of workers that auto may choose", "any", "[2, 4]")
+    hosts: Annotated[tuple[Host, ...], listing("hosts")] = key(
+        "its GPUs, in ring order, instead of a number"
+    )
+    gpu_models: Annotated[
+        tuple[GpuModel, ...], one_or_more(_MODEL), listing("GPU models")
+    ] = key("the only GPU models it may get", "any")
+    iterations: Iterations = key("how many iterations it runs", example="100")
+    gradient_bytes: Gradient = key(
+        "the size of one gradient; not for a model, whose size is known"
+    )
+    compute_s: ComputeTimes = key(
+        "how long an iteration computes, forward and backward, on each GPU model; "
+        "with workers auto, on one GPU: its workers share that time; for a model it "
+        "is measured unless given"
+    )
+    seed: Seed = key(
+        "the seed of a synthetic job's gradients or a model's samples", "0"
+    )
+    command: Annotated[
+        tuple[Word, ...],
+        Brief(_SHELL_LINE, lambda line: ["sh", "-c", line]),
+        listing("words"),
+    ] = key("the program of each worker: a shell line, or a list of words")
+    image: Annotated[
+        str,
         matching(
             "[A-Za-z0-9][A-Za-z0-9_./:@-]*",
             "an image",
             "a container image",
             "pytorch/pytorch",
         ),
-        "the container image it runs in",
-        default="Patchlight's own image",
-    ),
-    Key(
-        "environment",
-        MapOf(
-            replace(VARIABLE_NAME, take=_variable),
-            _VALUE,
-            "environment variables",
-            "{LEARNING_RATE: 0.1}",
-        ),
-        "environment variables of the program",
-    ),
-    Key(
-        "mounts",
-        ListOf(Either(_SHORT_MOUNT, MOUNT), "mounts"),
-        "folders mounted into containers",
-    ),
-    Key("shared_memory", _SHARED_MEMORY, "the size of a worker's /dev/shm"),
-    Key(
-        "memory",
-        _MEMORY,
+    ] = key("the container image it runs in", "Patchlight's own image")
+    environment: Environment = key("environment variables of the program")
+    mounts: Mounts = key("folders mounted into containers")
+    shared_memory_bytes: SharedMemory = key("the size of a worker's /dev/shm")
+    memory_bytes: Memory = key(
         "the most memory that a worker may use",
-        default="eight gradients and 1 GiB (synthetic jobs), or the worker's share of the server's",
-    ),
-    Key(
-        "cpus",
-        _CPUS,
-        "how many CPUs of its server a worker may use",
-        "all",
-        "7.5",
-    ),
-    Key(
-        "working_directory",
-        _FOLDER,
-        "the program's working directory",
-        example="/srv/vgg",
-    ),
-    Key(
-        "hold",
-        choice("how to hold it", *get_args(jobs.HowHeld)),
-        "how a program is paused while its circuits change: by the control protocol, frozen, or "
-        "(auto) by the protocol if it speaks it",
-        default="auto",
-    ),
-    Key(
-        "graph",
-        _line("a graph", "vgg16"),
-        "a built-in computation graph, or a graph file",
-    ),
-    Key(
-        "requirement",
-        _REQUIREMENT,
-        "its deadline, in times of its time on a GPU",
-        example="0.5",
-    ),
-    Key("deadline", _DEADLINE, "how long after its submission it has to end"),
-    Key(
-        "priority",
-        _PRIORITY,
-        "a job with a higher priority is earlier in the queue",
-        "0",
-        "10",
-    ),
-    Key(
-        "after",
-        _one_or_more(_line("a job", "prepare"), "jobs"),
-        "the jobs, by name or id, that must be done before it starts",
-    ),
-    Key(
-        "retries",
-        _RETRIES,
-        "how often it is started again after it failed",
-        "0",
-        "3",
-    ),
-    Key(
-        "checkpoint",
-        _FOLDER,
-        "the folder of its checkpoints",
-        example="/srv/checkpoints/vgg",
-    ),
-    Key(
-        "checkpoint_every",
-        _ITERATIONS,
-        "iterations between two checkpoints of a model",
-        "100",
-    ),
-    Key(
-        "preemptible",
-        YesNo(),
-        "whether a job earlier in the queue may interrupt it",
-        "true",
-    ),
-    Key(
-        "topology",
-        _line("a topology policy", "regroup"),
-        "its circuits: as they are (keep), all its GPUs under one packet switch (regroup), or as a "
-        "topology policy of that name decides",
-        default="the lab's policy",
-    ),
-    Key(
-        "placement",
-        _line("a policy", "regroup"),
-        "what chooses its GPUs",
+        "eight gradients and 1 GiB (synthetic jobs), or the worker's share of the server's",
+    )
+    cpus: Cpus = key(
+        "how many CPUs of its server a worker may use", "all", "7.5"
+    )
+    working_directory: Folder = key(
+        "the program's working directory", example="/srv/vgg"
+    )
+    hold: Annotated[
+        jobs.HowHeld, choice("how to hold it", *get_args(jobs.HowHeld))
+    ] = key(
+        "how a program is paused while its circuits change: by the control protocol, "
+        "frozen, or (auto) by the protocol if it speaks it",
+        "auto",
+    )
+    graph: Annotated[str, _line("a graph", "vgg16")] = key(
+        "a built-in computation graph, or a graph file"
+    )
+    requirement: Requirement = key(
+        "its deadline, in times of its time on a GPU", example="0.5"
+    )
+    deadline_s: Deadline = key("how long after its submission it has to end")
+    priority: Priority = key(
+        "a job with a higher priority is earlier in the queue", "0", "10"
+    )
+    after: Annotated[
+        tuple[Annotated[str, _AFTER], ...],
+        one_or_more(_AFTER),
+        listing("jobs"),
+    ] = key("the jobs, by name or id, that must be done before it starts")
+    retries: Retries = key(
+        "how often it is started again after it failed", "0", "3"
+    )
+    checkpoint: Folder = key(
+        "the folder of its checkpoints", example="/srv/checkpoints/vgg"
+    )
+    checkpoint_every: Iterations = key(
+        "iterations between two checkpoints of a model", "100"
+    )
+    preemptible: YesNo = key(
+        "whether a job earlier in the queue may interrupt it", "true"
+    )
+    topology: Annotated[str, _line("a topology policy", "regroup")] = key(
+        "its circuits: as they are (keep), all its GPUs under one packet switch "
+        "(regroup), or as a topology policy of that name decides",
         "the lab's policy",
-    ),
-    Key(
-        "dark_limit",
-        _DARK_LIMIT,
-        "how long it may pause without a circuit",
-        "10min",
-    ),
-    Key(
-        "stop_grace",
-        _STOP_GRACE,
-        "the time from SIGTERM to SIGKILL, for a worker to save",
-        "30s",
-    ),
-    Key(
-        "transport",
-        choice("a transport", *get_args(jobs.Transport)),
+    )
+    placement: Annotated[str, _line("a policy", "regroup")] = key(
+        "what chooses its GPUs", "the lab's policy"
+    )
+    dark_limit_s: DarkLimit = key(
+        "how long it may pause without a circuit", "10min"
+    )
+    stop_grace_s: StopGrace = key(
+        "the time from SIGTERM to SIGKILL, for a worker to save", "30s"
+    )
+    transport: Annotated[
+        jobs.Transport, choice("a transport", *get_args(jobs.Transport))
+    ] = key(
         "what carries a synthetic job's gradients: TCP, or RDMA (RoCE v2)",
-        default="tcp",
-    ),
-)
-KEYS = {key.name: key for key in JOB.keys}
-
-
-def _swept(name: str) -> Key:
-    values = ListOf(
-        Spelled(_WORKER_COUNT if name == "workers" else KEYS[name].type),
-        "values",
-    )
-    return Key(
-        name,
-        values,
-        f"a job for each of these values of {name}",
-        default="none",
+        "tcp",
     )
 
 
-SWEEP = Group(
-    "a sweep",
-    *map(
-        _swept,
-        (
-            "workers",
-            "iterations",
-            "gradient",
-            "seed",
-            "shared_memory",
-            "memory",
-            "cpus",
-        ),
-    ),
-    *map(
-        _swept,
-        ("requirement", "deadline", "priority", "retries", "dark_limit"),
-    ),
+class Job(Defaults, JobName, title="a job"):
+    """One of several jobs."""
+
+    name: Annotated[str, _NAME] = needed("the job's name")
+
+
+_SWEPT = {
+    "workers": WorkerCount,
+    "iterations": Iterations,
+    "gradient": Gradient,
+    "seed": Seed,
+    "shared_memory": SharedMemory,
+    "memory": Memory,
+    "cpus": Cpus,
+    "requirement": Requirement,
+    "deadline": Deadline,
+    "priority": Priority,
+    "retries": Retries,
+    "dark_limit": DarkLimit,
+}
+
+
+def _spelled(value: Any, read: Callable[[Any], Any]) -> tuple[str, Any]:
+    """A value with its spelling in the file: ``("553MB", 553000000)``."""
+    text = value.text if isinstance(value, Number) else str(value)
+    return text, read(value)
+
+
+def _values_of(name: str, type: Any) -> Any:
+    spelled = Annotated[type, WrapValidator(_spelled)]
+    values = Annotated[tuple[spelled, ...], listing("values")]
+    return values, key(f"a job for each of these values of {name}", "none")
+
+
+Sweep = create_model(
+    "Sweep",
+    __base__=Keys,
+    __cls_kwargs__={"title": "a sweep"},
+    **{name: _values_of(name, type) for name, type in _SWEPT.items()},
 )
-ARRAY = Whole("how many jobs", 1, jobs.MOST_JOBS)
-_COMMON = [
-    replace(key, required=False) for key in JOB.keys if key.name != "name"
-]
-DEFAULTS = Group("a job", *_COMMON)
-OF_FILES = Group(
-    "a job file",
-    Key(
-        "jobs",
-        ListOf(JOB, "jobs"),
+ArrayLength = Annotated[int, whole("how many jobs", 1, jobs.MOST_JOBS)]
+
+
+class SeveralJobs(Keys, title="a job file"):
+    """The keys of a file by which it makes several jobs."""
+
+    jobs: Annotated[tuple[Job, ...], listing("jobs")] = key(
         "several jobs that start together, instead of one at the top",
         example="[{name: a, workers: 2}, {name: b, workers: 2}]",
-    ),
-    Key(
-        "defaults",
-        DEFAULTS,
+    )
+    defaults: Defaults = key(
         "the values of the keys that a job does not give",
-        default="none",
-        example="{iterations: 100, gradient: 553MB}",
-    ),
-    Key(
-        "sweep",
-        SWEEP,
+        "none",
+        "{iterations: 100, gradient: 553MB}",
+    )
+    sweep: Sweep = key(  # type: ignore[valid-type]
         "one job for each value, or each combination of values, submitted separately",
-        default="none",
-        example="{workers: [2, 4, 6]}",
-    ),
-    Key(
-        "array",
-        ARRAY,
-        "how many times the job is submitted, each time alone",
-        "1",
-        "10",
-    ),
-)
-FILE = Group(
-    "a job file",
-    *(replace(key, required=False) for key in JOB.keys),
-    *OF_FILES.keys,
-)
+        "none",
+        "{workers: [2, 4, 6]}",
+    )
+    array: ArrayLength = key(
+        "how many times the job is submitted, each time alone", "1", "10"
+    )
+
+
+class JobFile(SeveralJobs, Defaults, JobName, title="a job file"):
+    """The keys of a whole file."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -565,7 +532,7 @@ def json_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Patchlight job file",
-        **FILE.schema(),
+        **published(described(JobFile)),
         "oneOf": [{"required": ["name"]}, {"required": ["jobs"]}],
     }
 
@@ -582,9 +549,9 @@ def job_file_reference() -> str:
     """Each group of keys as a table, as Markdown."""
     parts = (
         _REFERENCE_HEAD,
-        f"## A job\n\n{table(JOB)}",
-        f"## `mounts[]`: {MOUNT.what}\n\n{table(MOUNT)}",
-        f"## Several jobs\n\n{table(OF_FILES)}",
-        f"## `sweep`: {SWEEP.what}\n\n{table(SWEEP)}",
+        f"## A job\n\n{table(described(Job))}",
+        f"## `mounts[]`: a mount\n\n{table(described(MountKeys))}",
+        f"## Several jobs\n\n{table(described(SeveralJobs))}",
+        f"## `sweep`: a sweep\n\n{table(described(Sweep))}",
     )
     return "\n".join(parts)

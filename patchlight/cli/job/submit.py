@@ -12,8 +12,8 @@ from patchlight.console import connection
 from patchlight.console import rendering as out
 from patchlight.console.options import complete_policy
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
-from patchlight.testbed.io.fields import FieldType, ListOf, plain
-from patchlight.testbed.io.forms import MapOf, mapping_of, value_of
+from patchlight.testbed.io.describe import described, sample
+from patchlight.testbed.io.keys import Keys, plain, read, value_of
 from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.jobfile.reader import (
     JobBatch,
@@ -22,7 +22,7 @@ from patchlight.testbed.jobfile.reader import (
     jobs_of,
     read_jobs,
 )
-from patchlight.testbed.jobfile.schema import ARRAY, DEFAULTS, KEYS, SWEEP
+from patchlight.testbed.jobfile.schema import Defaults, SeveralJobs, Sweep
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import Preview
@@ -32,12 +32,13 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _ITERATIONS = 10
 _GRADIENT = 553_000_000
 _COMPUTE_S = 0.5
-_SWEPT = {key.name: key.type for key in SWEEP.keys}
+_KEYS = described(Defaults)["properties"]
+_SWEPT = described(Sweep)["properties"]
 _PAIRS = {"compute": "MODEL=TIME", "environment": "NAME=VALUE"}
 
 
 def _reads(
-    type: FieldType,
+    group: type[Keys], key: str
 ) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """An option's callback that reads a value as in a file, and a list with commas between."""
 
@@ -47,9 +48,7 @@ def _reads(
         given: Any,
     ) -> Any:
         try:
-            if isinstance(given, tuple):
-                return tuple(value_of(type, text) for text in given)
-            return None if given is None else value_of(type, given)
+            return value_of(group, key, given) if given else None
         except BadInput as error:
             raise click.BadParameter(
                 error.message, context, parameter
@@ -59,7 +58,7 @@ def _reads(
 
 
 def _sentence(name: str, more: str = "") -> str:
-    about = KEYS[name].about
+    about = _KEYS[name]["description"]
     return f"{about[0].upper()}{about[1:]}{more}."
 
 
@@ -71,15 +70,11 @@ def _of_key(
     multiple: bool = False,
     complete: connection.Complete | None = None,
 ) -> Any:
-    key = KEYS[name]
-    type: FieldType = key.type
-    if multiple and isinstance(type, ListOf):
-        type = type.item
-    shown = default or key.default
+    shown = default or _KEYS[name].get("shown")
     return click.option(
         *(flags or [f"--{name.replace('_', '-')}"]),
         name,
-        callback=None if isinstance(type, MapOf) else _reads(type),
+        callback=None if name in _PAIRS else _reads(Defaults, name),
         multiple=multiple,
         metavar=metavar,
         shell_complete=complete,
@@ -138,7 +133,7 @@ _OPTIONS = (
     ),
     click.option(
         "--array",
-        callback=_reads(ARRAY),
+        callback=_reads(SeveralJobs, "array"),
         metavar="N",
         help="Submit the job N times.",
     ),
@@ -374,12 +369,10 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     if wrong := next((text for text in texts if "=" not in text), None):
         raise BadInput(f"--set {wrong}: expected KEY=VALUE, like hold=freeze")
     issues = FileIssues("--set", JobFileError)
-    fields = DEFAULTS.parse(
-        "\n".join(text.replace("=", ": ", 1) for text in texts), issues
-    )
+    lines = "\n".join(text.replace("=", ": ", 1) for text in texts)
+    settings = read(Defaults, lines, issues)
     issues.raise_if_any()
-    found: dict[str, Any] = plain(fields)
-    return found
+    return {key: plain(each.value) for key, each in settings.there.items()}
 
 
 def _pairs(
@@ -395,12 +388,10 @@ def _pairs(
         )
         if not sign or not name:
             raise BadInput(
-                f"{text!r}: expected {metavar}, like {KEYS[key].sample.strip('{}')}"
+                f"{text!r}: expected {metavar}, like {sample(_KEYS[key]).strip('{}')}"
             )
         pairs[name] = value
-    type = KEYS[key].type
-    assert isinstance(type, MapOf)
-    return mapping_of(type, pairs)
+    return value_of(Defaults, key, pairs) if pairs else {}
 
 
 def _sweep(texts: Sequence[str]) -> dict[str, Any]:
@@ -412,7 +403,7 @@ def _sweep(texts: Sequence[str]) -> dict[str, Any]:
                 f"--sweep {text}: no number {key!r} of a job: {nearest(key, _SWEPT)}"
             )
         try:
-            values[key] = value_of(_SWEPT[key], listed)
+            values[key] = value_of(Sweep, key, listed)
         except BadInput as error:
             raise BadInput(f"--sweep {text}: {error.message}") from error
     return values

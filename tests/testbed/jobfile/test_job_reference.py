@@ -2,26 +2,31 @@
 
 import pytest
 
-from patchlight.testbed.io.fields import Key
+from patchlight.testbed.io.describe import described, sample
+from patchlight.testbed.io.keys import Keys, read
 from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.jobfile.schema import (
-    JOB,
-    MOUNT,
-    OF_FILES,
-    SWEEP,
+    Job,
+    MountKeys,
+    SeveralJobs,
+    Sweep,
     job_file_reference,
 )
 
 
 @pytest.mark.parametrize(
-    "key",
-    [key for group in (JOB, MOUNT, OF_FILES, SWEEP) for key in group.keys],
-    ids=lambda k: k.name,
+    ("group", "name"),
+    [
+        (group, name)
+        for group in (Job, MountKeys, SeveralJobs, Sweep)
+        for name in described(group)["properties"]
+    ],
 )
 def test_every_key_is_in_the_reference_with_an_example_that_can_be_read(
-    key: Key,
+    group: type[Keys], name: str
 ) -> None:
-    issues = FileIssues(key.name)
-    assert key.type.parse(key.sample, issues) is not None
-    issues.raise_if_any()
-    assert f"| `{key.name}` | {key.about} |" in job_file_reference()
+    key = described(group)["properties"][name]
+    issues = FileIssues(name)
+    read(group, f"{name}: {sample(key)}", issues)
+    assert all("lacks" in issue.message for issue in issues.found), issues
+    assert f"| `{name}` | {key['description']} |" in job_file_reference()

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.forms import value_of
+from patchlight.testbed.io.describe import described
+from patchlight.testbed.io.keys import value_of
 from patchlight.testbed.jobfile.reader import (
     JobFileError,
     Overrides,
@@ -21,12 +22,13 @@ from patchlight.testbed.jobfile.reader import (
     parse_jobs,
     read_jobs,
 )
-from patchlight.testbed.jobfile.schema import KEYS, SWEEP, json_schema
+from patchlight.testbed.jobfile.schema import Defaults, Sweep, json_schema
 from patchlight.testbed.jobs import JobSpec, Mount, checked_specs
 from patchlight.testbed.labfile.reader import builtin_lab, parse_lab
 from tests.support.schemas import Draft202012Validator
 from tests.support.tables import below, mistakes, unmarked
 
+KEYS = described(Defaults)["properties"]
 ONE = """\
 name: vgg
 workers: 4
@@ -197,23 +199,22 @@ def test_what_a_command_line_says_goes_before_the_file() -> None:
 
 
 def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
-    assert value_of(KEYS["workers"].type, "auto") == 0
-    assert value_of(KEYS["hosts"].type, "gpu0, server1.gpu2") == (
+    assert value_of(Defaults, "workers", "auto") == 0
+    assert value_of(Defaults, "hosts", "gpu0, server1.gpu2") == (
         "gpu0",
         "server1.gpu2",
     )
-    assert value_of(KEYS["gpu_models"].type, "3090,Titan V") == (
+    assert value_of(Defaults, "gpu_models", "3090,Titan V") == (
         "3090",
         "Titan V",
     )
-    assert value_of(KEYS["deadline"].type, "2h") == 7200.0
-    sweep = {key.name: key.type for key in SWEEP.keys}
-    assert value_of(sweep["deadline"], "1h,30min") == (
+    assert value_of(Defaults, "deadline", "2h") == 7200.0
+    assert value_of(Sweep, "deadline", "1h,30min") == (
         ("1h", 3600.0),
         ("30min", 1800.0),
     )
     with pytest.raises(BadInput, match="'' is not a size"):
-        value_of(KEYS["gradient"].type, "")
+        value_of(Defaults, "gradient", "")
 
 
 # Below each message: what stands there, or nothing where a key is added, and what stands there
