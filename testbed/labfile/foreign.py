@@ -16,6 +16,7 @@ _OWN |= {"passive_parts", "network"}
 _WIRE = (
     f"describe its nodes and links as servers, switches and fibres; {BEGIN}"
 )
+_READ = "write a lab file from it: patchlight lab generate FILE -o lab.yaml"
 _GNPY = (
     f"describe its optical paths as switches, and fibres with a loss; {BEGIN}"
 )
@@ -64,7 +65,7 @@ _KINDS = (
     _Kind("a GNS3 project", _WIRE, keys=("project_id", "topology")),
     _Kind(
         "a containerlab topology",
-        _WIRE,
+        _READ,
         r"\b(?:nodes|kinds)[\"']?\s*:",
         ("topology",),
     ),
@@ -79,9 +80,9 @@ _KINDS = (
         _WIRE,
         r"<graphml\b|^(?:strict +)?(?:di)?graph\b.*[{[]",
     ),
-    _Kind("an InfraGraph infrastructure", _WIRE, keys=("infrastructure",)),
+    _Kind("an InfraGraph infrastructure", _READ, keys=("infrastructure",)),
     _Kind(
-        "an InfraGraph infrastructure", _WIRE, keys=("devices", "instances")
+        "an InfraGraph infrastructure", _READ, keys=("devices", "instances")
     ),
     _Kind("a GNPy network", _GNPY, keys=("elements", "connections")),
     _Kind(
@@ -106,10 +107,10 @@ _KINDS = (
     ),
     _Kind(
         "Slurm's topology.conf",
-        f"{_SHOW} slurm-conf",
+        _READ,
         r"(?i)^[ \t]*(?:Switch|Block)Name *=",
     ),
-    _Kind("Slurm's topology.yaml", f"{_SHOW} slurm", _SLURM_YAML),
+    _Kind("Slurm's topology.yaml", _READ, _SLURM_YAML),
     _Kind(
         "Slurm's gres.conf",
         _NODES,

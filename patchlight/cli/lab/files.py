@@ -1,7 +1,7 @@
 """``patchlight lab`` commands that check and write lab files."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from patchlight.console.rendering import (
     say,
 )
 from patchlight.console.shared import complete_lab
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.generate import generate as shapes
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.packet_drivers import (
@@ -200,19 +200,23 @@ _KINDS: dict[str, Callable[..., Lab]] = {
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(tuple(_KINDS)))
+@click.argument("what", metavar=f"{{{'|'.join(_KINDS)}}}|FILE")
 @click.option(
     "--servers",
     "hosts",
     type=click.IntRange(1),
-    required=True,
-    help="Number of servers.",
+    help="Number of servers.  [needed without FILE]",
 )
 @click.option(
     "--servers-per-switch",
     "hosts_per_switch",
     type=click.IntRange(1),
     help="For linear and tree: servers on each switch that has any.  [default: 16]",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 64),
+    help="GPUs of each of Slurm's nodes, with a NIC each.  [default: 1]",
 )
 @_rate
 @click.option(
@@ -223,8 +227,11 @@ _KINDS: dict[str, Callable[..., Lab]] = {
 )
 @click.option(
     "--ocs",
-    type=click.Choice(KNOWN_DRIVERS),
-    help="Put an OCS with this driver behind the NICs.",
+    multiple=True,
+    metavar="DRIVER|NAME[=DRIVER]",
+    shell_complete=lambda *_: list(KNOWN_DRIVERS),
+    help="Put an OCS with this driver behind the NICs; with FILE, the instances or devices of an "
+    "InfraGraph that are OCSs.",
 )
 @click.option(
     "--fabric",
@@ -235,12 +242,14 @@ _KINDS: dict[str, Callable[..., Lab]] = {
 @_name
 @_output
 def generate(
-    kind: str,
+    what: str,
     output: str | None,
     switches: str,
+    gpus: int | None,
+    ocs: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Write a lab file of a common topology.
+    """Write a lab file of a common topology, or from a file of another program.
 
     \b
       single    one switch with all servers
@@ -248,6 +257,8 @@ def generate(
       tree      a root switch, and leaf switches with servers
       fat-tree  three layers of k-port switches, k the smallest even number with
                 k³/4 ≥ servers; edge switches are filled in order
+      FILE      an InfraGraph infrastructure, a containerlab topology, or
+                Slurm's topology.conf or topology.yaml
 
     With --ocs, every NIC is connected to its switch through an OCS. Servers are h1, h2, … with
     one GPU and one NIC each, from 10.0.0.1 on; switches are s1, s2, ….
@@ -255,17 +266,77 @@ def generate(
     said = {
         name: value for name, value in options.items() if value is not None
     }
-    if kind == "single" and "uplink_rate_bps" in said:
+    if what not in _KINDS:
+        made = _imported(what, gpus, ocs, said)
+        _write(write_lab, shapes.with_switches(made, switches), output)
+        return
+    if "hosts" not in said:
+        raise BadInput(f"{what} needs --servers, like --servers 16")
+    if gpus is not None:
+        raise BadInput("--gpus is for Slurm's nodes: leave it out")
+    if len(ocs) > 1 or not set(KNOWN_DRIVERS).issuperset(ocs):
+        raise BadInput(
+            f"--ocs {' --ocs '.join(ocs)}: {nearest(ocs[0], KNOWN_DRIVERS)}"
+        )
+    if ocs:
+        said["ocs"] = ocs[0]
+    if what == "single" and "uplink_rate_bps" in said:
         raise BadInput(
             "a single switch has no uplinks: leave out --uplink-rate"
         )
-    if kind in ("single", "fat-tree") and "hosts_per_switch" in said:
+    if what in ("single", "fat-tree") and "hosts_per_switch" in said:
         raise BadInput(
-            f"--servers-per-switch is for linear and tree, not for {kind}"
+            f"--servers-per-switch is for linear and tree, not for {what}"
         )
     _write(
-        write_lab, shapes.with_switches(_KINDS[kind](**said), switches), output
+        write_lab, shapes.with_switches(_KINDS[what](**said), switches), output
     )
+
+
+def _imported(
+    text: str,
+    gpus: int | None,
+    ocs: tuple[str, ...],
+    said: Mapping[str, Any],
+) -> Lab:
+    """The lab of another program's file; what of it the lab does not have is said."""
+    from patchlight.testbed.generate.foreign_files import KINDS, read_plant
+    from patchlight.testbed.generate.plant import lab_of
+
+    file = Path(text)
+    if not file.exists():
+        raise BadInput(
+            f"{text!r} is neither a topology ({', '.join(_KINDS)}) nor a file",
+            hint=f"give one of these, or the file of {KINDS}",
+        )
+    for name, option in (
+        ("hosts", "--servers"),
+        ("hosts_per_switch", "--servers-per-switch"),
+        ("uplink_rate_bps", "--uplink-rate"),
+    ):
+        if name in said:
+            raise BadInput(
+                f"{option} is for a topology by name, not for a file"
+            )
+    named = dict(item.partition("=")[::2] for item in ocs)
+    for driver in filter(None, named.values()):
+        if driver not in KNOWN_DRIVERS:
+            raise BadInput(
+                f"{driver!r} is not a driver: {nearest(driver, KNOWN_DRIVERS)}"
+            )
+    plant = read_plant(
+        file,
+        ocs={name: driver or "calient-tl1" for name, driver in named.items()},
+        gpus=gpus,
+    )
+    made = lab_of(
+        plant,
+        name=said.get("name"),
+        rate_bps=said.get("rate_bps"),
+    )
+    for what in plant.left_out:
+        say(f"left out: {what}", err=True)
+    return made.with_changes(fabric=said.get("fabric", made.fabric))
 
 
 @click.command()

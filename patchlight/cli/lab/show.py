@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from patchlight.cli.lab.files import counts, in_words
-from patchlight.cli.lab.topology import lab_and_maps, topology
+from patchlight.cli.lab.topology import keep, lab_and_maps, topology
 from patchlight.console import rendering as out
 from patchlight.console.connection import which_lab
 from patchlight.console.shared import address_option
@@ -20,6 +20,9 @@ from patchlight.testbed.lab.wiring import LightPath, Links, trace_links
 from patchlight.testbed.linux.sockets import UNIX
 from patchlight.testbed.units import format_rate, format_time
 
+_LINKS = "infragraph-links"
+_PLANTS = ("infragraph", _LINKS)
+
 
 @click.command()
 @which_lab
@@ -28,9 +31,10 @@ from patchlight.testbed.units import format_rate, format_time
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["topology", *FORMATS]),
+    type=click.Choice(["topology", *FORMATS, *_PLANTS]),
     help="The nodes under each packet switch, for other schedulers: JSON; Slurm's topology.yaml "
-    "(25.05 on) or topology.conf; Kueue's Topology and node labels.",
+    "(25.05 on) or topology.conf; Kueue's Topology and node labels. Or InfraGraph: all devices and "
+    "fibres, or the present links without OCSs, for simulators.",
 )
 @click.option(
     "--output",
@@ -97,7 +101,7 @@ def show(
       spectra   channels by wavelength switch, as the lab starts
       dark      NICs, and switch ports with a fibre, without a two-way link
     """
-    if form is not None:
+    if form is not None and form not in _PLANTS:
         topology(
             lab,
             form,
@@ -109,13 +113,23 @@ def show(
         )
         return
     if follow:
-        raise BadInput("--follow needs --format and --output FILE")
+        raise BadInput(
+            "--follow needs --output FILE and --format topology, slurm, slurm-conf or kueue"
+        )
     lab_read, maps, source = lab_and_maps(
         lab,
         address,
         map_file,
         at_start,
     )
+    if form is not None:
+        from patchlight.testbed.generate.infragraph import infragraph_of
+
+        out.say(f"lab {lab_read.name}: {source}", err=True)
+        links = trace_links(lab_read, maps) if form == _LINKS else None
+        text = infragraph_of(lab_read, links)
+        out.print_document(text) if output is None else keep(output, text)
+        return
     if output is not None:
         from patchlight.testbed.draw.drawing import draw_lab
 

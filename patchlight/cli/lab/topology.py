@@ -171,7 +171,7 @@ def topology(
         if form == "topology"
         else FORMATS[form](found)
     )
-    out.print_document(text) if output is None else _keep(output, text)
+    out.print_document(text) if output is None else keep(output, text)
 
 
 def _topology_of_now(
@@ -195,7 +195,7 @@ def _topology_of_now(
         if output is None:
             out.print_document(text)
         elif not unread:
-            _keep(output, text)
+            keep(output, text)
         elif follow:
             out.say(
                 f"{output} is left as it is: {', '.join(unread)} did not answer",
@@ -208,7 +208,7 @@ def _topology_of_now(
             )
 
 
-def _keep(file: Path, text: str) -> None:
+def keep(file: Path, text: str) -> None:
     """Have ``text`` in a file, whole at any time, with the mode and owner that the file has."""
     there = file.resolve()
     part = there.with_name(f".{there.name}.part")

@@ -17,6 +17,7 @@ from patchlight.testbed.labfile.reader import (
 )
 
 INIT = "patchlight lab init"
+READ = "patchlight lab generate FILE"
 WIRE = "servers, switches and fibres"
 FOREIGN = {
     "srl.clab.yml": (
@@ -29,7 +30,7 @@ FOREIGN = {
           links:
             - endpoints: ["srl:e1-1", "ceos:eth1"]
         """,
-        ("a containerlab topology", WIRE, INIT),
+        ("a containerlab topology", READ),
     ),
     "topology.yml": (
         "provider: clab\nnodes: [a, b]\nlinks: [a-b]\n",
@@ -81,7 +82,7 @@ FOREIGN = {
         "# tree\nSwitchName=s1 Nodes=n[1-4]\n",
         (
             "Slurm's topology.conf",
-            "patchlight lab show LAB --format slurm-conf",
+            READ,
         ),
     ),
     "block.conf": (
@@ -90,7 +91,7 @@ FOREIGN = {
     ),
     "topology.yaml": (
         "- topology: default\n  cluster_default: true\n  tree:\n    switches: []\n",
-        ("Slurm's topology.yaml", "patchlight lab show LAB --format slurm"),
+        ("Slurm's topology.yaml", READ),
     ),
     "rows.yaml": (
         "---\n- cluster_default: true\n  topology: default\n  flat: true\n",
@@ -153,7 +154,7 @@ FOREIGN = {
     ),
     "infra.yaml": (
         "name: a\ndevices: []\ninstances: []\nedges: []\n",
-        ("an InfraGraph infrastructure", INIT),
+        ("an InfraGraph infrastructure", READ),
     ),
     "config_db.json": (
         '{\n\t"DEVICE_METADATA": {},\n\t"PORT": {"Ethernet0": {"index": "1"}}\n}',
