@@ -157,7 +157,7 @@ def run(part: str, *arguments: str, keep: bool) -> Done:
             sys.stdout.flush()
         code = process.wait()
         while signal.SIGTERM in received and processes():
-            time.sleep(0.05)
+            time.sleep(0.05)  # the pause between two looks
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -254,6 +255,19 @@ def running(folder: Path) -> set[str]:
                     .strip()
                 )
     return found
+
+
+def test_a_sleep_has_its_reason_beside_it() -> None:
+    """What only lets others have a turn needs none, nor what runs on a simulated clock."""
+    bare = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        lines = path.read_text().splitlines()
+        for number, (above, line) in enumerate(pairwise(["", *lines]), 1):
+            call = re.search(r"(?<!def )\bsleep\((?!0\)).*", line)
+            explained = above.lstrip().startswith("#")
+            if call and "#" not in call[0] and not explained:
+                bare.append(f"{path.relative_to(ROOT)}:{number}")
+    assert not [each for each in bare if "/simulation/" not in each]
 
 
 @pytest.mark.root

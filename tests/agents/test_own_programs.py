@@ -368,12 +368,12 @@ def test_the_pages_example_is_held_and_ends_where_it_is_told(
 SAVE = """
 import os, signal, sys, time
 def save(*_):
-    time.sleep(3)
+    time.sleep(3)  # it takes so long to save
     print("saved", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 print("told at most", os.environ["PATCHLIGHT_STOP_GRACE_S"], "s before the end", flush=True)
-time.sleep(600)
+time.sleep(600)  # until it is ended
 """
 
 

@@ -236,7 +236,7 @@ async def test_the_lab_file_says_what_nobody_else_does(
     cluster.controller.kill()
     cluster.lab = LAB.with_changes(policies=PolicyChoice(order="nonsense"))
     cluster.start_controller()
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # simulated: costs no time
     assert "unknown policy 'nonsense'" in cluster.world.lines[-2]
 
 

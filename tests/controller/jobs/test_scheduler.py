@@ -54,7 +54,7 @@ async def test_gangs_have_their_turn_in_the_order_of_submission(
         *cluster.submit(job("second", "gpu0")),
         *cluster.submit(job("third", "gpu1")),
     )
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # simulated: costs no time
     # The third could run, but nobody overtakes.
     assert {cluster.table[job_id].state for job_id in (second, third)} == {
         JobState.QUEUED
@@ -97,7 +97,7 @@ async def test_the_jobs_of_a_gang_start_together(cluster: Cluster) -> None:
     await cluster.until(lambda: len(cluster.workers) == 3)
     for worker in cluster.workers_of(first):
         worker.ready.set()
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # simulated: costs no time
     assert cluster.table[first].state is JobState.PREPARING
     assert not [call for call, _ in cluster.calls if call == "start"]
     for worker in cluster.workers_of(second):
@@ -174,7 +174,7 @@ async def test_a_job_waits_until_there_is_room_for_it(
 ) -> None:
     (first,) = await submit_running(cluster, job("first", "gpu0"))
     (all_six,) = cluster.submit(job("six", workers=6))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # simulated: costs no time
     assert cluster.table[all_six].state is JobState.QUEUED
     await finish(cluster, first)
     await cluster.until_state(all_six, JobState.RUNNING)

@@ -31,7 +31,7 @@ async def test_jobs_go_on_and_are_followed_by_the_next_controller(
     await cluster.until_done(ran, 1)
     created = calls(cluster, "create")
     cluster.controller.kill()
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # simulated: costs no time
     cluster.end(ends)
     await cluster.start()
     await cluster.until_state(ends, JobState.DONE)
@@ -176,7 +176,7 @@ async def test_a_drained_controller_starts_nothing_until_it_resumes(
     assert cluster.table[ran].state is JobState.STOPPED
     assert cluster.workers == {}
     await cluster.kill_and_restart()
-    await asyncio.sleep(20)
+    await asyncio.sleep(20)  # simulated: costs no time
     assert cluster.scheduler.drained
     assert cluster.table[waits].state is JobState.QUEUED
     cluster.scheduler.resume()
@@ -222,7 +222,7 @@ async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(
     # Its own agent says so later than those of the ranks that lost it.
     cluster.gates[f"worker {job_id}-2"] = asyncio.Event()
     cluster.workers[f"{job_id}-2"].end("failed", "its GPU is gone")
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # simulated: costs no time
     assert cluster.table[job_id].attempt == 0
     cluster.gates[f"worker {job_id}-2"].set()
     await cluster.until(lambda: cluster.table[job_id].attempt == 1)
