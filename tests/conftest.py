@@ -168,7 +168,8 @@ def pytest_configure(config: pytest.Config) -> None:
 # Whole labs that train and measure, one after the other; what is smaller runs beside them.
 _GROUPS = {
     "labs": ("tests/integration/", "tests/emulation/experiments/"),
-    "servers": ("tests/agents/", "tests/deploy/", "tests/emulation/servers/"),
+    "agents": ("tests/agents/",),
+    "servers": ("tests/deploy/", "tests/emulation/servers/"),
 }
 
 

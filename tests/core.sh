@@ -7,31 +7,41 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 wings='emulation/(simulator|learning|experiments)|deploy'
 # One part of each room, and all that reads entry points, where wings plug in: commands, policies, drivers, back ends.
 SELECTION=(
-    agents/test_{leases,network_environment,permitted}.py
-    agents/training/test_ring.py
-    cli/test_{conformance,lab,main,ocs_direct,rendering}.py
-    cli/dashboard/test_picture.py
-    cli/job/test_job_submit.py
-    controller/test_{operations,service}.py
-    controller/changes/test_transaction.py
-    controller/circuits/test_{registry,transcripts}.py
-    controller/discovery/test_wiring.py
-    controller/jobs/test_{lab_policies,scheduler}.py
-    controller/metrics/test_what_happens.py
-    controller/packet_switches/openflow/test_flow_sync.py
-    controller/policies/test_{placements,registry}.py
-    controller/prediction/test_network.py
-    controller/timeseries/test_series_store.py
-    emulation/fabric/test_plan.py
-    emulation/lab/test_gpus.py
-    emulation/light/test_emulated_light.py
-    emulation/optical/test_tl1_scpi_devices.py
-    emulation/servers/test_keys.py
-    test_golden.py
-    test_walls.py
-    testbed/jobfile/test_jobfile.py
-    testbed/labfile/test_labfile.py
-    testbed/test_lab.py
+    tests/agents/test_leases.py
+    tests/agents/test_network_environment.py
+    tests/agents/test_permitted.py
+    tests/agents/training/test_ring.py
+    tests/cli/test_conformance.py
+    tests/cli/test_lab.py
+    tests/cli/test_main.py
+    tests/cli/test_ocs_direct.py
+    tests/cli/test_rendering.py
+    tests/cli/dashboard/test_picture.py
+    tests/cli/job/test_job_submit.py
+    tests/controller/test_operations.py
+    tests/controller/test_service.py
+    tests/controller/changes/test_transaction.py
+    tests/controller/circuits/test_registry.py
+    tests/controller/circuits/test_transcripts.py
+    tests/controller/discovery/test_wiring.py
+    tests/controller/jobs/test_lab_policies.py
+    tests/controller/jobs/test_scheduler.py
+    tests/controller/metrics/test_what_happens.py
+    tests/controller/packet_switches/openflow/test_flow_sync.py
+    tests/controller/policies/test_placements.py
+    tests/controller/policies/test_registry.py
+    tests/controller/prediction/test_network.py
+    tests/controller/timeseries/test_series_store.py
+    tests/emulation/fabric/test_plan.py
+    tests/emulation/lab/test_gpus.py
+    tests/emulation/light/test_emulated_light.py
+    tests/emulation/optical/test_tl1_scpi_devices.py
+    tests/emulation/servers/test_keys.py
+    tests/test_golden.py
+    tests/test_walls.py
+    tests/testbed/jobfile/test_jobfile.py
+    tests/testbed/labfile/test_labfile.py
+    tests/testbed/test_lab.py
 )
 copy=$PWD/build/core python=$PWD/.venv/bin/python
 rm -rf build/core
@@ -61,5 +71,5 @@ IMPORT
 pytest=("$python" -m pytest -p no:cacheprovider --ignore=tests/test_lock.py)
 # Collected once, and the bytecode written for the processes that run some of them.
 env -u PYTHONDONTWRITEBYTECODE "${pytest[@]}" --collect-only --quiet | tail -n 1
-[ $# -gt 0 ] || set -- --quiet --numprocesses=2 "${SELECTION[@]/#/tests/}"
+[ $# -gt 0 ] || set -- --quiet --numprocesses=2 "${SELECTION[@]}"
 "${pytest[@]}" -m "not root and not ovs and not docker and not prometheus and not browser and not wings" "$@"

@@ -1,10 +1,10 @@
 """Runs parts of ``make test``, targets of the Makefile, and says at the end which of them failed.
 
 A part that fails keeps none of the others from running. ``style,types`` is one part whose targets
-run at the same time. With ``--again``, for ``.ci/run``, each failed test is run once more, alone,
-when all parts have ended. What passes then is put down to chance: it is named with the output of
-both runs, and more than two such tests fail the run. The last line is then pytest's closing line
-of the last part.
+run at the same time; ``test-vm+vm-servers`` are two parts at the same time. With ``--again``, for
+``.ci/run``, each failed test is run once more, alone, when all parts have ended. What passes then
+is put down to chance: it is named with the output of both runs, and more than two such tests fail
+the run. The last line is then pytest's closing line of the last part.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -116,56 +117,83 @@ def signal_all(number: int) -> None:
             os.kill(pid, number)
 
 
-def run(part: str, *arguments: str, keep: bool) -> Done:
-    """Run the targets of a part; ``keep`` its output while it is printed."""
+def _start(
+    part: str, *arguments: str, keep: bool
+) -> "subprocess.Popen[bytes]":
     command = [
         "make",
         "--no-print-directory",
         "--keep-going",
         "--jobs=2",
         *arguments,
+        *part.split(","),
     ]
-    begin = time.monotonic()
-    received: list[int] = []
-    process = subprocess.Popen(
-        [*command, *part.split(",")],
+    return subprocess.Popen(
+        command,
         stdout=subprocess.PIPE if keep else None,
         stderr=subprocess.STDOUT if keep else None,
         env={**os.environ, "PATCHLIGHT_PARTS": str(os.getpid())},
     )
 
-    def end(number: int, _: FrameType | None) -> None:
+
+def _finish(part: str, process: "subprocess.Popen[bytes]", show: bool) -> Done:
+    """Read a part's output to its end, and ``show`` it meanwhile."""
+    begin = time.monotonic()
+    output = b""
+    while process.stdout is not None and (
+        piece := os.read(process.stdout.fileno(), 1 << 16)
+    ):
+        output += piece
+        if show:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
+    code = process.wait()
+    text = output.decode(errors="replace").replace("\r", "")
+    took_s = time.monotonic() - begin
+    return Done(part, code, took_s, _COLOURS.sub("", text))
+
+
+def run(names: str, *arguments: str, keep: bool) -> list[Done]:
+    """Run parts with ``+`` between them at the same time; ``keep`` their output while the first
+    one's is printed, and the others' when they have ended."""
+    received: list[int] = []
+
+    def on_signal(number: int, _: FrameType | None) -> None:
         if number == signal.SIGALRM:
             signal_all(signal.SIGKILL)
             return
         received.append(number)
-        if (
-            number == signal.SIGTERM
-        ):  # Ctrl-C reaches the whole process group by itself
+        # Ctrl-C reaches the whole process group by itself.
+        if number == signal.SIGTERM:
             signal_all(signal.SIGTERM)
             signal.setitimer(signal.ITIMER_REAL, _TERM_TO_KILL_S, 1.0)
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-    before = {each: signal.signal(each, end) for each in signals}
+    before = {each: signal.signal(each, on_signal) for each in signals}
     try:
-        pieces = []
-        while process.stdout is not None and (
-            piece := os.read(process.stdout.fileno(), 1 << 16)
-        ):
-            pieces.append(piece)
-            sys.stdout.buffer.write(piece)
-            sys.stdout.flush()
-        code = process.wait()
+        started = {
+            part: _start(part, *arguments, keep=keep)
+            for part in names.split("+")
+        }
+        first, *others = started
+        with ThreadPoolExecutor() as pool:
+            ends = [
+                pool.submit(_finish, part, started[part], show=False)
+                for part in others
+            ]
+            done = [_finish(first, started[first], show=True)]
+            for end in ends:
+                done.append(end.result())
+                print(f"--- of {done[-1].part}\n{done[-1].output}", flush=True)
         while signal.SIGTERM in received and processes():
-            time.sleep(0.05)
+            time.sleep(0.05)  # the pause between two looks
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
     if received:
         raise Interrupted
-    text = b"".join(pieces).decode(errors="replace").replace("\r", "")
-    return Done(part, code, time.monotonic() - begin, _COLOURS.sub("", text))
+    return done
 
 
 def closing_line(done: Done, by_chance: int) -> str:
@@ -207,7 +235,7 @@ def again(parts: list[Done]) -> set[str]:
     for done, test in failed:
         print(f"--- once more, alone: {test}", flush=True)
         argument = shlex.quote(test).replace("$", "$$")
-        second = run(done.part, f"PYTEST_ARGS={argument}", keep=True)
+        (second,) = run(done.part, f"PYTEST_ARGS={argument}", keep=True)
         if second.code == 0:
             passed.append((done, test, second.output))
     for done, test, output in passed:
@@ -245,7 +273,7 @@ def main() -> int:
     try:
         for part in options.parts:
             print(f"--- {part}", flush=True)
-            ended.append(run(part, keep=options.again))
+            ended += run(part, keep=options.again)
         forgiven = again(ended) if options.again else set()
     except Interrupted:
         print("interrupted", flush=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -150,14 +151,14 @@ def test_it(price, often):
 
 def test_a_part_that_fails_keeps_no_other_from_running(tmp_path: Path) -> None:
     parts = run_parts(
-        tmp_path, "bad,good", "suite", "good", test="def test_it(): pass"
+        tmp_path, "bad,good", "good+suite", test="def test_it(): pass"
     )
     output, _ = parts.communicate()
     assert parts.returncode == 1
     assert "1 passed" in output
     assert output.count("\ngood ran") == 2
     assert re.search(
-        r"bad,good: FAILED \(2\) in \d s\nsuite: passed in \d+ s\ngood: passed in \d s\n$",
+        r"bad,good: FAILED \(2\) in \d s\ngood: passed in \d s\nsuite: passed in \d+ s\n$",
         output,
     )
 
@@ -166,9 +167,10 @@ def test_a_test_that_fails_by_chance_is_named_with_both_runs(
     tmp_path: Path,
 ) -> None:
     test = FAILING.format(often=[("5 $HOME - 'a' \"b\" #c", 1), ("good", 0)])
-    parts = run_parts(tmp_path, "--again", "suite", test=test)
+    parts = run_parts(tmp_path, "--again", "good+suite", test=test)
     output, _ = parts.communicate()
     assert parts.returncode == 0, output
+    assert "--- of suite\n" in output
     named = output.partition(
         "=== by chance: test_it.py::test_it[5 $HOME - 'a' \"b\" #c-1] "
     )[2]
@@ -254,6 +256,19 @@ def running(folder: Path) -> set[str]:
                     .strip()
                 )
     return found
+
+
+def test_a_sleep_has_its_reason_beside_it() -> None:
+    """What only lets others have a turn needs none, nor what runs on a simulated clock."""
+    bare = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        lines = path.read_text().splitlines()
+        for number, (above, line) in enumerate(pairwise(["", *lines]), 1):
+            call = re.search(r"(?<!def )\bsleep\((?!0\)).*", line)
+            explained = above.lstrip().startswith("#")
+            if call and "#" not in call[0] and not explained:
+                bare.append(f"{path.relative_to(ROOT)}:{number}")
+    assert not [each for each in bare if "/simulation/" not in each]
 
 
 @pytest.mark.root

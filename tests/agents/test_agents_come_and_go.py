@@ -1,6 +1,5 @@
 """Workers outlive their agent: the next one takes them over, or says what became of them."""
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -19,23 +18,11 @@ from tests.support.worker_jobs import (
     run_job,
     start_all,
     training_pid,
-    until_done,
 )
 
 pytestmark = pytest.mark.root
 
 MakeBench = Callable[[int], Bench]
-
-
-def edit_lease(agent: Agent, worker: str, **changes: Any) -> None:
-    """Make the lease what an agent that died at another moment would have left."""
-    path = (
-        agent.bench.directory
-        / f"state-{agent.server}"
-        / "leases"
-        / f"{worker}.json"
-    )
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def iterations_done(agent: Agent, worker: str) -> int:
@@ -99,17 +86,6 @@ def test_workers_train_on_without_their_agent_and_are_taken_over(
     assert everything_is_back(agents[0], "job-0")
 
 
-def test_one_that_was_ready_is_started_by_the_next_agent(
-    make_bench: MakeBench,
-) -> None:
-    (agent,) = run_job(make_bench(1), "process", 1, iterations=2)
-    agent.kill()
-    agent.start()
-    agent.until_state("job-0", "ready")
-    start_all([agent])
-    until_done([agent])
-
-
 @pytest.mark.parametrize(
     ("runner", "how", "state", "code"),
     [
@@ -146,65 +122,6 @@ def test_what_became_of_a_worker_without_an_agent_is_found_out(
     assert [report["index"] for report in reports] == [0, 1]
     assert agent.client.delete("/workers/job-0").json()["state"] == "done"
     assert agent.client.get("/workers/job-0").status_code == 404
-
-
-def test_a_worker_that_was_not_quite_launched_is_taken_back(
-    make_bench: MakeBench, runner: str
-) -> None:
-    bench = make_bench(1)
-    (agent,) = run_job(bench, runner, 1)
-    pid = training_pid(bench, "job-0")
-    agent.kill()
-    edit_lease(agent, "job-0", trace=None)
-    agent.start()
-    assert agent.client.get("/workers/job-0").status_code == 404
-    assert process_start(pid) is None
-    assert everything_is_back(agent, "job-0")
-    assert (
-        agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
-    )
-
-
-def test_a_worker_that_nobody_starts_is_ended(make_bench: MakeBench) -> None:
-    bench = make_bench(2)
-    agents = run_job(bench, "process", 2, iterations=10_000)
-    start_all(agents[:1])
-    for rank, agent in enumerate(agents):
-        agent.kill()
-        edit_lease(agent, f"job-{rank}", created_at=1.0)
-        agent.start()
-    ended = agents[1].until_state("job-1", "failed")
-    assert "not started within 600 s" in ended["message"]
-    assert everything_is_back(agents[1], "job-1")
-    # The other one was started: however old it is, it only fails for want of its neighbour.
-    assert "lost rank 1" in agents[0].until_state("job-0", "failed")["message"]
-
-
-def test_the_same_spec_again_makes_no_second_worker(
-    make_bench: MakeBench,
-) -> None:
-    bench = make_bench(1)
-    (agent,) = run_job(bench, "process", 1, iterations=1)
-    pid = training_pid(bench, "job-0")
-    again = agent.client.post("/workers", json=bench.spec(0, 1, iterations=1))
-    assert (again.status_code, again.json()["state"]) == (200, "ready")
-    assert training_pid(bench, "job-0") == pid
-    other = agent.client.post("/workers", json=bench.spec(0, 1, iterations=2))
-    assert other.status_code == 409
-    assert "with another spec" in other.json()["error"]
-    start_all([agent])
-    until_done([agent])
-    again = agent.client.post("/workers", json=bench.spec(0, 1, iterations=1))
-    assert (again.status_code, again.json()["state"]) == (200, "done")
-
-
-def test_draining_ends_every_worker(make_bench: MakeBench) -> None:
-    bench = make_bench(1)
-    (agent,) = run_job(bench, "process", 1, iterations=10_000)
-    start_all([agent])
-    drained = agent.client.post("/drain")
-    assert (drained.status_code, drained.json()["workers"]) == (200, [])
-    assert everything_is_back(agent, "job-0")
 
 
 def test_what_a_program_forked_ends_with_it(make_bench: MakeBench) -> None:

@@ -65,7 +65,7 @@ async def until(backend: NvmlGpus, name: str, field: str) -> GpuReading:
         getattr((reading := await backend.read(name)).telemetry, field) is None
     ):
         assert time.monotonic() < end, f"{field} stayed unknown"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the pause between two looks
     return reading
 
 
@@ -76,7 +76,7 @@ async def until_it_fails(backend: NvmlGpus, name: str) -> GpuError:
             await backend.read(name)
         except GpuError as exc:
             return exc
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the pause between two looks
     raise AssertionError(f"{name} goes on")
 
 
@@ -188,7 +188,7 @@ async def test_energy_is_the_integral_of_power_where_none_is_counted(
     async with gpus() as backend:
         reading = await backend.read("gpu0")
         while (used_j := telemetry(reading).energy_j or 0.0) < 50:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the pause between two looks
             reading = await backend.read("gpu0")
         since = telemetry(reading).energy_since
         assert since is not None
@@ -215,7 +215,7 @@ async def test_a_gpu_that_falls_off_leaves_the_others_and_may_come_back(
                     await backend.read("gpu0")
                     break
                 except GpuError:
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.01)  # the pause between two looks
             else:
                 raise AssertionError("it does not come back")
 
@@ -243,7 +243,7 @@ async def test_a_card_that_reports_no_xid_errors_is_read_all_the_same(
     async with gpus():
         before = driver.cards[0].calls("utilization")
         while driver.cards[0].calls("utilization") < before + 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the pause between two looks
 
 
 async def test_a_gpu_that_is_not_there_leaves_the_others(

@@ -364,22 +364,27 @@ def test_the_pages_example_is_held_and_ends_where_it_is_told(
     assert (ended["exit_code"], ended["iterations_done"]) == (0, at)
 
 
+alone_and_without_its_agent = pytest.mark.parametrize(
+    ("runner", "agent_dies"),
+    [
+        ("process", False),
+        pytest.param("docker", True, marks=pytest.mark.docker),
+    ],
+)
 # Saves in the time that it has after SIGTERM, as a training does.
 SAVE = """
 import os, signal, sys, time
 def save(*_):
-    time.sleep(3)
+    time.sleep(3)  # it takes so long to save
     print("saved", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 print("told at most", os.environ["PATCHLIGHT_STOP_GRACE_S"], "s before the end", flush=True)
-time.sleep(600)
+time.sleep(600)  # until it is ended
 """
 
 
-@pytest.mark.parametrize(
-    "agent_dies", [False, True], ids=["", "the-agent-dies"]
-)
+@alone_and_without_its_agent
 def test_a_program_saves_after_it_was_told_to_end(
     make_bench: MakeBench, runner: str, agent_dies: bool
 ) -> None:
@@ -410,9 +415,7 @@ def test_a_program_saves_after_it_was_told_to_end(
     assert everything_is_back(agent, "job-0")
 
 
-@pytest.mark.parametrize(
-    "agent_dies", [False, True], ids=["", "the-agent-dies"]
-)
+@alone_and_without_its_agent
 def test_a_program_that_does_not_end_is_killed_in_time(
     make_bench: MakeBench, runner: str, agent_dies: bool
 ) -> None:

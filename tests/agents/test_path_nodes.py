@@ -119,13 +119,14 @@ async def test_a_flow_that_is_cancelled_just_as_its_path_is_granted_ends(
 
     async def send() -> None:
         async with sender.path(1):
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # until it is cancelled
 
     sender = PathNode(0, bounds, addresses, KEY, light, retry_s=60)
     receiver = PathNode(1, bounds, addresses, KEY, lambda path: None)
     for node in (sender, receiver):
         node.open()
     try:
+        # Until they are ready.
         await asyncio.sleep(max(sender.ready_s, receiver.ready_s))
         flow = asyncio.create_task(send())
         await asyncio.wait([flow], timeout=10)

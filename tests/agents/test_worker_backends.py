@@ -42,7 +42,7 @@ made = 0
 try:
     while made < 200:
         if os.fork() == 0:
-            time.sleep(60)
+            time.sleep(60)  # until it is ended
         made += 1
 except OSError:
     pass
@@ -59,7 +59,7 @@ while True:
     try:
         os.fork() or os.setsid()
     except OSError:
-        time.sleep(1)
+        time.sleep(1)  # until it may fork again
 """
 
 

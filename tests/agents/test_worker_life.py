@@ -251,5 +251,5 @@ def test_a_path_that_is_dark_for_a_while_costs_little_more_than_that(
             assert time.monotonic() < began + 2 * dark_s + 5, (
                 "the ring did not recover"
             )
-            time.sleep(0.01)
+            time.sleep(0.01)  # the pause between two looks
     until_done(agents)

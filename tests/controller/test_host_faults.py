@@ -103,16 +103,3 @@ async def test_a_job_waits_for_a_gpu_that_is_gone_and_says_so(
     assert cluster.table[named].state is JobState.BLOCKED
     machine.dead_gpus.clear()
     await cluster.until_state(named, JobState.RUNNING)
-
-
-@simulated()
-async def test_a_job_that_an_agent_refuses_begins_again_on_other_hosts(
-    cluster: Cluster,
-) -> None:
-    cluster.refusals["create"] = "reading GPU gpu0: it is lost"
-    (job_id,) = cluster.submit(job("job", workers=1, retries=1))
-    await cluster.until(lambda: cluster.table[job_id].failures == 1)
-    (refused,) = cluster.table[job_id].avoid
-    cluster.refusals.clear()
-    await cluster.until_state(job_id, JobState.RUNNING)
-    assert refused not in cluster.table[job_id].hosts

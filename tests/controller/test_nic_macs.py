@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import httpx
 import pytest
 
 from patchlight.controller.hosts.fleet import NicMacs
@@ -10,7 +9,6 @@ from patchlight.controller.packet_switches.openflow.forwarding import (
     Forwarding,
 )
 from patchlight.controller.storage.state_folder import open_store
-from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.wire.agent_status import AgentStatus, NicStatus
 from tests.support.fake_network import (
@@ -19,13 +17,7 @@ from tests.support.fake_network import (
     make_lab,
     unicast,
 )
-from tests.support.job_cluster import (
-    LAB,
-    Cluster,
-    job,
-    simulated,
-    submit_running,
-)
+from tests.support.job_cluster import LAB
 
 HARDWARE = "0c:42:a1:00:00:01"
 
@@ -98,21 +90,3 @@ def test_frames_arrive_at_the_mac_that_was_learned() -> None:
     )
     assert network.send(sender, before).arrived == ()
     assert network.send(sender, arp_request(host)).arrived == (host.endpoint,)
-
-
-@simulated()
-async def test_a_job_whose_nic_does_not_come_back_fails_and_says_so(
-    cluster: Cluster,
-) -> None:
-    (job_id,) = await submit_running(cluster, job("job", "gpu0", "gpu2"))
-    await cluster.traffic.drain(frozenset({LAB.host("gpu2").endpoint}))
-    words = {
-        "error": f"worker {job_id}-1 cannot continue: after 2 s nic2 has no carrier"
-    }
-    cluster.refusals[f"release {job_id}-1"] = httpx.Response(503, json=words)
-    await cluster.traffic.undrain()
-    await cluster.until_state(job_id, JobState.FAILED)
-    assert (
-        f"worker {job_id}-1 cannot continue: after 2 s"
-        in cluster.scheduler.job(job_id).message
-    )

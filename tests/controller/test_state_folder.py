@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -344,42 +343,3 @@ def test_a_dump_that_was_read_again_is_the_same_lab(tmp_path: Path) -> None:
         db.executescript(f"{dump} PRAGMA user_version = {version};")
     with closing(open_store(state)) as store:
         assert ports(store) == [7]
-
-
-_WRITE_FOR_EVER = """
-import sys
-from pathlib import Path
-from patchlight.controller.storage.state_folder import open_series, open_store
-store = open_store(Path(sys.argv[1]))
-series = open_series(Path(sys.argv[1]), store.lab_id)
-number = 0
-while True:
-    number += 1
-    store.save_map("latest", {"maps": {}, "by": "", "why": str(number), "at": 1.0})
-    print(number, flush=True)
-"""
-
-
-def test_what_a_kill_leaves_starts_with_all_that_was_written(
-    tmp_path: Path,
-) -> None:
-    state = tmp_path / "state"
-    latest = 0
-    for lines in (0, 1, 2, 30):
-        process = subprocess.Popen(
-            [sys.executable, "-c", _WRITE_FOR_EVER, str(state)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(lines)]
-        process.send_signal(signal.SIGKILL)
-        said += process.stdout.readlines()
-        process.wait()
-        with (
-            closing(open_store(state)) as store,
-            closing(open_series(state, store.lab_id)),
-        ):
-            latest = int(said[-1]) if said else latest
-            written = int(store.saved_maps()["latest"]["why"]) if latest else 0
-        assert written >= latest

@@ -687,7 +687,7 @@ async def test_the_hosts_of_a_job_without_a_record_are_not_given_to_others(
     (waits,) = cluster.submit(job("waits", "gpu0"))
     words = f"a worker of job {ran}"
     await cluster.until(lambda: words in cluster.scheduler.job(waits).message)
-    await asyncio.sleep(30)
+    await asyncio.sleep(30)  # simulated: costs no time
     assert f"{ran}-0" in cluster.workers, "it goes on"
     await cluster.kill_and_restart()
     await cluster.until(lambda: words in cluster.scheduler.job(waits).message)

@@ -28,7 +28,7 @@ def agent(stop_grace_s: float, takes_s: float) -> FastAPI:
 
     @app.post("/v1/drain")
     async def drain() -> dict[str, Any]:
-        await asyncio.sleep(takes_s)
+        await asyncio.sleep(takes_s)  # the drain takes so long
         return {"workers": []}
 
     return app

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import time
@@ -16,19 +15,15 @@ from playwright.async_api import Page, expect
 
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
-from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.wire.rest.lab import WindowShape
-from tests.support.controller_process import OcsCommand
 from tests.support.dashboard import (
     browser_page,
     dashboard_of,
     pictures_folder,
     shown_circuits,
 )
-from tests.support.emulated_labs import check_tcp_rate, pings
 from tests.support.lab_jobs import (
     PAIR,
     SPREAD,
@@ -39,7 +34,7 @@ from tests.support.lab_jobs import (
     every_iteration,
 )
 from tests.support.lab_jobs import spread_spec as spec
-from tests.support.waiting import ask, wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -73,10 +68,6 @@ def idle(lab: EmulatedLab) -> bool:
     )
 
 
-def ocs_fault(lab: EmulatedLab, **faults: object) -> None:
-    assert ask(lab.run_dir / "optical" / "ocs1.control", faults)["ok"]
-
-
 def ofctl(lab: EmulatedLab, switch: str, command: str, entry: str) -> None:
     """Change an entry of a switch, as another application would."""
     of = ["ovs-ofctl", "-O", "OpenFlow13", "--strict", command]
@@ -96,62 +87,6 @@ def pids_of(argument: str) -> list[int]:
             ):
                 pids.append(int(process.name))
     return pids
-
-
-def test_hosts_reach_each_other_by_light_at_their_rates(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    hosts = {host.host.gpu.name: host for host in lab.hosts if host.host.gpu}
-    # Two NICs of one server, then across the link between the switches: always by light.
-    wait_until(
-        lambda: pings(hosts["gpu0"], hosts["gpu1"]), "the way by one switch"
-    )
-    wait_until(
-        lambda: pings(hosts["gpu0"], hosts["gpu5"]),
-        "the way between the switches",
-    )
-    check_tcp_rate(hosts["gpu0"], hosts["gpu4"], 9e6, 10.1e6)
-    check_tcp_rate(hosts["gpu5"], hosts["gpu4"], 2.25e6, 2.6e6)
-    assert all(process["running"] for process in lab.status()["processes"])
-
-
-def test_a_job_trains_and_gives_everything_back(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    job = client.submit([spec("plain", SPREAD, 3)])[0]
-    end = ended(client, job["id"])
-    assert end["state"] == "done", end
-    assert checked_iterations(client, job["id"]) == every_iteration(4, 3)
-    wait_until(lambda: idle(lab))
-    wait_until(
-        lambda: (
-            lab.host("gpu0").run("ping -c 1 -W 2 192.168.10.13").returncode
-            == 0
-        )
-    )
-
-
-def test_regroup_lights_each_job_onto_one_tor(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    jobs = client.submit(
-        [spec("four", SPREAD, 2), spec("two", PAIR, 2)], "regroup"
-    )
-    for job in jobs:
-        assert ended(client, job["id"])["state"] == "done"
-    links = trace_links(
-        lab.lab,
-        {
-            n: PortMap.parse(a["map"] or ())
-            for n, a in client.circuits().items()
-        },
-    )
-    for hosts in (SPREAD, PAIR):
-        tors = {
-            links.switch_of(lab.lab, lab.lab.host(name).endpoint)
-            for name in hosts
-        }
-        assert len(tors) == 1
 
 
 @pytest.mark.browser
@@ -290,23 +225,6 @@ def there(client: ControllerClient) -> set[str]:
     }
 
 
-def test_regrouping_live_loses_no_iteration_and_restarts_nobody(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    jobs = client.submit([spec("live4", SPREAD, 12), spec("live2", PAIR, 24)])
-    ids = [job["id"] for job in jobs]
-    wait_until(lambda: client.job(ids[0])["iterations_done"] >= 4)
-    record = client.regroup(ids)
-    assert record["state"] == "committed", record
-    assert not [note for note in record["notes"] if "did not pause" in note]
-    for job_id, ranks, count in zip(ids, (4, 2), (12, 24), strict=True):
-        end = ended(client, job_id)
-        assert (end["state"], end["restarts"]) == ("done", 0)
-        assert checked_iterations(client, job_id) == every_iteration(
-            ranks, count
-        )
-
-
 def test_a_change_over_which_packets_do_not_pass_is_rolled_back_and_the_job_goes_on(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
@@ -328,40 +246,6 @@ def test_a_change_over_which_packets_do_not_pass_is_rolled_back_and_the_job_goes
     end = ended(client, job_id)
     assert (end["state"], end["restarts"]) == ("done", 0)
     assert checked_iterations(client, job_id) == every_iteration(2, iterations)
-
-
-def test_a_refused_cross_connect_starts_no_job_and_leaves_the_map(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    before = client.circuits()
-    wanted = regroup(lab.lab, lab.lab.initial_maps, [SPREAD, PAIR])["ocs1"]
-    change = lab.lab.initial_maps["ocs1"].diff(wanted)
-    ocs_fault(lab, refuse_ports=[change.makes[0].out])
-    try:
-        jobs = client.submit(
-            [spec("no4", SPREAD, 2), spec("no2", PAIR, 2)], "regroup"
-        )
-        ends = [ended(client, job["id"]) for job in jobs]
-    finally:
-        ocs_fault(lab, refuse_ports=[])
-    assert [end["state"] for end in ends] == ["failed", "failed"]
-    # The controller reads the states of the ports now and then: it may know before it tries.
-    refusal = (
-        rf"ocs1 (refused to make|reports out:{change.makes[0].out} as locked)"
-    )
-    assert all(re.search(refusal, end["message"]) for end in ends), ends
-    assert client.circuits() == before
-    assert all(end["started_at"] is None for end in ends)
-    assert client.iterations(jobs[0]["id"])[0] == []
-
-
-def test_a_stopped_job_gives_everything_back(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    job = client.submit([spec("stopped", SPREAD, 500)])[0]
-    wait_until(lambda: client.job(job["id"])["state"] == "running")
-    assert client.stop(job["id"])["state"] == "stopped"
-    wait_until(lambda: idle(lab))
 
 
 def test_training_outlives_the_death_of_the_openflow_speaker(
@@ -415,58 +299,3 @@ def test_hosts_know_each_other_by_name_and_the_machine_does_not(
     assert "192.168.10.12" in answer.output
     assert Path("/etc/hosts").read_bytes() == before
     assert "gpu1" not in before.decode()
-
-
-def test_a_circuit_in_use_is_broken_only_when_somebody_agrees_and_its_job_goes_on(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    ocs = OcsCommand(["--lab", "jobs"])
-    iterations = 60
-    four, two = client.submit(
-        [spec("asked4", SPREAD, iterations), spec("other", PAIR, 120)]
-    )
-    wait_until(lambda: client.job(four["id"])["iterations_done"] >= 2)
-    before = client.circuits()
-    changes = len(client.reconfigurations())
-    free = next(
-        port
-        for port in range(7, 19)
-        if f"{port}>" not in " ".join(before["ocs1"]["map"] or ())
-        and lab.lab.circuit_fibres["ocs1"][port][0].device == "tor1"
-    )
-    move = ("connect", "ocs1", f"server1.nic0:{free}")
-
-    refused = ocs(*move, text="n\n", code=1)
-    assert f"in use by job {four['id']}, which pauses" in refused
-    assert two["id"] not in refused, "the other job rides on other ports"
-    assert f"ocs1 + 1>{free}" in refused
-    assert "nothing was changed" in refused
-    # Nobody there to ask counts as no.
-    assert "nothing was changed" in ocs(*move, code=1)
-    assert client.circuits() == before
-    assert len(client.reconfigurations()) == changes, "nothing was even tried"
-
-    # What no job uses is changed unasked.
-    ocs("connect", "ocs1", "100:101")
-    assert [r["state"] for r in client.reconfigurations()[changes:]] == [
-        "committed"
-    ]
-
-    done = client.job(four["id"])["iterations_done"]
-    assert "committed" in ocs(*move, text="y\n")
-    record = client.reconfigurations()[-1]
-    assert record["state"] == "committed"
-    assert not [note for note in record["notes"] if "did not pause" in note]
-    assert f"1>{free}" in (client.circuits()["ocs1"]["map"] or ())
-    wait_until(lambda: client.job(four["id"])["iterations_done"] > done + 1)
-    # And back with --yes, as scripts say.
-    assert "committed" in ocs("rollback", str(record["id"]), "--yes")
-
-    for job_id, ranks, count in (
-        (four["id"], 4, iterations),
-        (two["id"], 2, 120),
-    ):
-        assert ended(client, job_id)["state"] == "done"
-        assert checked_iterations(client, job_id) == every_iteration(
-            ranks, count
-        )

@@ -22,17 +22,8 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.processes import command_line
 from tests.support.agent_bench import ip
-from tests.support.lab_jobs import (
-    checked_iterations,
-    connected,
-    ended,
-    every_iteration,
-)
-from tests.support.lab_processes import (
-    controller_of,
-    ocs_fault,
-    until_controller_answers,
-)
+from tests.support.lab_jobs import checked_iterations, connected, ended
+from tests.support.lab_processes import controller_of, until_controller_answers
 from tests.support.nic_spaces import ping
 from tests.support.switch_lab import static_entries
 from tests.support.waiting import wait_until
@@ -216,61 +207,6 @@ def test_workers_reach_each_other_by_ipv6_wherever_their_nics_move(
                    "nud", "permanent")  # fmt: skip
 
 
-def test_a_job_that_is_regrouped_ends_with_right_sums(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    job_id = begun(client, spec("regrouped", 100))
-    record = client.regroup([job_id])
-    assert record["state"] == "committed", record
-    links = {link["a"]: link["b"] for link in client.links()}
-    links |= {b: a for a, b in links.items()}
-    assert (
-        len({links[f"server{n}.nic0"].partition(".")[0] for n in HOSTS}) == 1
-    )
-    assert (
-        ended(client, job_id)["state"],
-        client.job(job_id)["restarts"],
-    ) == ("done", 0)
-    assert checked_iterations(client, job_id) == every_iteration(
-        len(HOSTS), 100
-    )
-
-
-def test_a_job_is_preempted_and_goes_on(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    # Long enough to be there still when its quantum is over.
-    job_id = begun(client, spec("yields", 100))
-    urgent = client.submit([spec("urgent", 2, priority=5)], "regroup")[0]["id"]
-    assert ended(client, urgent)["state"] == "done"
-    states = [row["state"] for row in client.history(job_id)]
-    assert states.count("queued") == 2, states
-    assert ended(client, job_id)["state"] == "done"
-    assert {rank for rank, _ in checked_iterations(client, job_id)} == set(
-        range(len(HOSTS))
-    )
-
-
-def test_a_change_that_fails_in_the_middle_leaves_no_trace(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    job_id = begun(client, spec("stays", 100_000))
-    before = client.circuits()
-    # The controller would know of a locked port before it begins, if it had just read its state.
-    ocs_fault(lab, drift_db={str(at(2, 3)): 60.0})
-    try:
-        record = client.reconfigure(all_on(2), only=True)
-    finally:
-        ocs_fault(lab, drift_db={})
-    assert record["state"] == "rolled-back", record
-    assert "make" in record["stages_s"]
-    assert client.circuits() == before
-    wait_until(
-        partial(beyond, client, job_id, client.job(job_id)["iterations_done"])
-    )
-    assert client.job(job_id)["restarts"] == 0
-
-
 def lose_port(
     lab: EmulatedLab, switch: PacketSwitch, *, again: bool = False
 ) -> None:
@@ -351,25 +287,6 @@ def test_a_port_that_vanishes_is_told_and_its_host_is_not_used(
         e["kind"] for e in client.events() if e["kind"].startswith("port-")
     ]
     assert kinds[-2:] == ["port-missing", "port-back"]
-
-
-def test_a_port_with_another_number_is_told_with_it(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    switch = lab.lab.packet_switches[0]
-    if switch.driver != "openflow":
-        pytest.skip("only OpenFlow numbers ports")
-    ovs(lab, "set", "Interface", "tor1-1", "ofport_request=17")
-    try:
-        wait_until(
-            lambda: (
-                missing(client)
-                == "tor1 has no port 1: tor1-1 has number 17 now"
-            )
-        )
-    finally:
-        ovs(lab, "set", "Interface", "tor1-1", "ofport_request=1")
-    wait_until(lambda: not missing(client))
 
 
 def test_entries_are_removed_from_switches_with_the_controller(

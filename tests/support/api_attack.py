@@ -73,7 +73,7 @@ def _slow_head(address: str) -> str:
     with _open(address, _PATIENCE_S) as asking:
         for byte in _head():
             asking.sendall(bytes([byte]))
-            time.sleep(0.1)
+            time.sleep(0.1)  # a byte now and then
     return "sent"
 
 
@@ -85,7 +85,7 @@ def _slow_body(address: str) -> str:
         )
         for _ in range(100):
             asking.sendall(b" " * 4000)
-            time.sleep(0.1)
+            time.sleep(0.1)  # a part now and then
     return "sent"
 
 
@@ -94,7 +94,7 @@ def _burst(address: str) -> str:
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         for _ in range(600):
             stack.enter_context(_open(address, _PATIENCE_S)).sendall(_head())
-        time.sleep(1.0)
+        time.sleep(1.0)  # they stay open so long
     return "sent"
 
 
@@ -103,8 +103,8 @@ def _stream(address: str) -> str:
     with _open(address, 3600.0) as asking:
         asking.sendall(_head("/v1/events", "Accept: text/event-stream"))
         while asking.recv(1 << 16):
-            time.sleep(1.0)
-    time.sleep(0.5)
+            time.sleep(1.0)  # it reads slowly
+    time.sleep(0.5)  # before it opens another one
     return "closed"
 
 
@@ -234,7 +234,7 @@ def waited_s(
                 print(f"{method} {path}: {error!r}")
                 took_s = 10.0
             waited[f"{method} {path}"].append(took_s)
-        time.sleep(every_s)
+        time.sleep(every_s)  # the pause between two requests
     return waited
 
 

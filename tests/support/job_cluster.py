@@ -74,7 +74,7 @@ class LedWorker(Worker):
             state = "running" if self.hold_at is None else "held"
             if state != self.state:
                 self._say(state)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # simulated: costs no time
         self._say("stopped")
         return 0
 
@@ -90,7 +90,7 @@ class LedWorker(Worker):
         keeper.make_gate(folder)
         gate = os.open(folder / keeper.START, os.O_RDONLY | os.O_NONBLOCK)
         while not os.read(gate, 8):  # noqa: ASYNC110 - a file tells nobody that it has changed
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # simulated: costs no time
         os.close(gate)
         (folder / keeper.STARTED).touch()
         self.state = "running"
@@ -316,7 +316,7 @@ class Cluster(SimulatedLab):
                 (each.id, each.state, self.scheduler.message(each))
                 for each in self.table.page()
             ]
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # simulated: costs no time
 
     async def until_state(self, job_id: str, state: JobState) -> None:
         """Let time pass until a job is so."""

@@ -107,13 +107,6 @@ def agent_of(lab: EmulatedLab, server: str) -> LabProcess:
     return LabProcess(lab, f"--server={server} ", server)
 
 
-def speaker_of(lab: EmulatedLab) -> LabProcess:
-    """The OpenFlow speaker."""
-    return LabProcess(
-        lab, "patchlight.controller.packet_switches.openflow.speaker"
-    )
-
-
 def until_controller_answers(lab: EmulatedLab) -> None:
     """Wait until the lab's controller can be asked, and all packet switches are there."""
 

@@ -82,7 +82,7 @@ class SwitchShell(ABC):
         errors = ""
         for words, into, lines in statements(text):
             if command != "sh":  # it changes something, and may be interrupted
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # others have a turn in the middle
             match words:
                 case ["exit", code]:
                     status = status if code == "$status" else int(code)

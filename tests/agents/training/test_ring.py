@@ -54,7 +54,7 @@ class Walker:
         end = time.monotonic() + PATIENCE_S
         while self.states != list(states):
             assert time.monotonic() < end, self.states
-            time.sleep(0.005)
+            time.sleep(0.005)  # the pause between two looks
 
 
 @pytest.fixture

@@ -178,7 +178,7 @@ async def test_logs_are_followed_to_the_end_of_the_job(
     following = asyncio.create_task(job("logs", "-f", "talks"))
     await cluster.until(lambda: ("log", worker.id) in cluster.calls)
     worker.prints("ond\n")
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # simulated: costs no time
     cluster.end(job_id)
     assert (await following).splitlines() == [
         "first",
@@ -239,7 +239,7 @@ async def test_follow_shows_the_output_of_a_program(cluster: Cluster) -> None:
     following = asyncio.create_task(job("show", "--follow", "mine"))
     await cluster.until(lambda: ("log", worker.id) in cluster.calls)
     worker.prints("ch 2")
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # simulated: costs no time
     cluster.end(job_id)
     *output, end = (await following).splitlines()
     assert output == ["[0] epoch 1", "[0] epoch 2"]

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from tests.support.change_bench import (
     ChangeBench,
     CircuitsOf,
     joined,
-    kill_a_change,
 )
 
 
@@ -73,17 +71,6 @@ async def test_a_refused_cross_connect_rolls_back_and_shows_the_devices_own_word
     assert refusal.refused[0].words in record.message
     assert await bench.driver.read_map() == before
     assert bench.network.calls[-2:] == [("follow", 7), ("undrain",)]
-
-
-@pytest.mark.parametrize("cut", ["before", "after"])
-async def test_a_lost_connection_is_read_again_and_rolled_back(
-    bench: ChangeBench, cut: str
-) -> None:
-    before = await bench.driver.read_map()
-    bench.device.fault(cut=cut)
-    record = await bench.regroup()
-    assert record.state in ("rolled-back", "refused"), record
-    assert await bench.driver.read_map() == before
 
 
 async def test_a_mirror_that_does_not_settle_rolls_back(
@@ -189,32 +176,6 @@ async def test_a_cancelled_caller_does_not_cut_a_change_short(
     await bench.transactions.close()
     assert bench.store.reconfigurations()[-1]["state"] == "committed"
     assert bench.network.calls[-1] == ("undrain",)
-
-
-@pytest.mark.parametrize(
-    ("point", "state"),
-    [
-        ("before drain", "rolled-back"),
-        ("before break", "rolled-back"),
-        ("after break", "rolled-back"),
-        ("before make", "rolled-back"),
-        ("after make", "committed"),
-        ("before undrain", "committed"),
-    ],
-)
-async def test_a_killed_controller_is_resumed_to_the_old_map_or_the_new(
-    bench: ChangeBench, tmp_path: Path, point: str, state: str
-) -> None:
-    before = await bench.driver.read_map()
-    await kill_a_change(bench.device, tmp_path / "controller.db", point)
-    ended = await bench.transactions.resume()
-    assert [record.state for record in ended] == [state]
-    wanted = regroup(LAB, {"ocs1": before}, JOBS)["ocs1"]
-    assert await bench.driver.read_map() == (
-        wanted if state == "committed" else before
-    )
-    assert bench.store.reconfigurations()[-1]["state"] == state
-    assert await bench.transactions.resume() == []
 
 
 async def test_a_change_names_the_hosts_that_lose_their_link(

@@ -1,28 +1,19 @@
 """Changes of wavelength switches are the same transactions: the old maps or the new, known."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from patchlight.controller.changes.device_watch import power_report
 from patchlight.controller.changes.record import ChangeOptions, fingerprint
 from patchlight.controller.changes.wanted import undoing
-from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 from patchlight.testbed.lab.wiring import Place
 from patchlight.testbed.wire.rest.requests import PresentMapsRequest
-from tests.support.wss_bench import (
-    LAB,
-    LOCAL,
-    START,
-    MeasuredWss,
-    WssBench,
-    kill_a_change,
-)
+from tests.support.wss_bench import LAB, LOCAL, START, MeasuredWss, WssBench
 
 
 @pytest.fixture
@@ -85,47 +76,6 @@ async def test_two_signals_that_would_meet_anywhere_are_refused_by_name(
     assert signs == sorted(signs, key="-+".index)
 
 
-@pytest.mark.parametrize("step", ["disconnect", "connect"])
-@pytest.mark.parametrize("name", ["wss1", "wss2"])
-async def test_whatever_fails_the_maps_before_stand_again(
-    bench: WssBench, monkeypatch: pytest.MonkeyPatch, name: str, step: str
-) -> None:
-    device = bench.devices[name]
-    failed = list[str]()
-    method = getattr(device, step)
-
-    async def fail_once(pairs: Sequence[Any]) -> Any:
-        outcome = await method(pairs)
-        if not failed:
-            failed.append(name)
-            raise OutcomeUnknown("the line is cut")
-        return outcome
-
-    monkeypatch.setattr(device, step, fail_once)
-    record = await bench.turn_inwards()
-    assert record.state == "rolled-back", record.message
-    assert "the line is cut; the previous map is restored" in record.message
-    assert bench.maps() == START
-
-
-async def test_what_cannot_be_undone_locks_those_channels_and_no_others(
-    bench: WssBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = bench.devices["wss1"]
-    device.refuses = True
-    record = await bench.join(wss1=["2>4@193.150"])
-    assert record.state == "unknown"
-    assert {
-        str(lock).partition(" is")[0] for lock in bench.parts.locks.all()
-    } == {"wss1.2@193.150", "wss1.3@193.150", "wss1.4@193.150"}
-    device.refuses = False
-    assert (
-        "wss1.2@193.150 is bad"
-        in (await bench.join(wss1=["2>4@193.150"])).message
-    )
-    assert (await bench.join(wss1=["2>4@193.200"])).state == "committed"
-
-
 async def test_channels_of_a_port_are_locked_alone_and_with_it(
     bench: WssBench, tmp_path: Path
 ) -> None:
@@ -152,26 +102,6 @@ async def test_channels_of_a_port_are_locked_alone_and_with_it(
         locks.lock(
             "wss1", [Place(1, Channel.parse("193.125"))], "locked", "eva", "?"
         )
-
-
-@pytest.mark.parametrize(
-    ("point", "state"),
-    [
-        ("after wss2 disconnect", "rolled-back"),
-        ("after wss2 connect", "committed"),
-    ],
-)
-async def test_a_killed_controller_is_resumed_to_the_old_maps_or_the_new(
-    tmp_path: Path, point: str, state: str
-) -> None:
-    await kill_a_change(tmp_path, point)
-    again = WssBench(tmp_path)
-    ended = await again.transactions.resume()
-    assert [record.state for record in ended] == [state]
-    assert again.maps() == (
-        dict.fromkeys(START, LOCAL) if state == "committed" else START
-    )
-    assert await again.transactions.resume() == []
 
 
 async def test_drift_undoing_and_saved_maps_speak_of_channels(

@@ -1,34 +1,24 @@
 """Drivers over a session with their emulated device, where things go wrong on the device."""
 
-import contextlib
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from patchlight.controller.circuits.contract import (
-    CircuitDriver,
-    DeviceUnreachable,
-    DirectedPort,
-)
+from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
 from patchlight.controller.circuits.drivers.calient_rest import CALIENT
 from patchlight.controller.circuits.drivers.polatis_restconf import POLATIS
 from patchlight.controller.circuits.protocols.http import HttpDialect
-from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
-from tests.support.emulated_devices import Running, lab_file, running
+from tests.support.emulated_devices import Running
 from tests.support.ocs_drivers import (
     FIRST_MAP,
     PASSWORD,
     SESSION_DRIVERS,
     circuit,
     circuits,
-    driver_of,
     drivers,
-    opened,
 )
 from tests.support.waiting import PATIENCE_S
 
@@ -151,128 +141,6 @@ async def test_a_user_who_may_only_look(
     assert await driver.read_map() == FIRST_MAP
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(
-    "texts", [("3>9",), ("3>9", "4>10")], ids=["one", "list"]
-)
-async def test_a_lost_connection_is_an_unknown_outcome(
-    device: Running, driver: CircuitDriver, when: str, texts: tuple[str, ...]
-) -> None:
-    name = device.switch.driver
-    pairs = circuits(*texts)
-    pattern = (
-        "was sent, then" if name in HTTP else "." if name in SSH else "closed"
-    )
-    if name == "calient-tl1" and len(pairs) == 1:
-        pattern = r"ENT-CRS::1\.1\.3,1\.2\.1.*closed"
-    device.fault(cut=when)
-    with pytest.raises(OutcomeUnknown, match=pattern) as caught:
-        await driver.connect(pairs)
-    assert caught.value.exit_code == 3
-    # The driver is usable at once: it logs in again, and tells what is so.
-    held = set(await driver.read_map())
-    if name == "calient-tl1" and len(pairs) == 1:
-        assert not held & set(pairs)  # entered it may be, activated it is not
-    elif name != "calient-tl1":  # a list may still be on its way
-        assert (
-            set(pairs[:1] if name == "telescent-ssh" else pairs) <= held
-        ) == (when == "after")
-    assert (await driver.connect(pairs)).complete
-    assert set(pairs) <= set(await driver.read_map())
-    device.fault(cut=when)
-    with pytest.raises(OutcomeUnknown):
-        await driver.disconnect(pairs)
-    if name in LISTS:
-        assert (pairs[0] in await driver.read_map()) == (when == "before")
-    assert (await driver.disconnect(pairs)).complete
-
-
-@without("calient-tl1")
-async def test_silence_is_an_unknown_outcome(device: Running) -> None:
-    # Long enough for a device that is held up, and for one process that is to see both times.
-    stall_s = 3.5
-    answer_s = 1.5
-    pattern = "no answer within" + (
-        "" if device.switch.driver in SSH else r" 1\.5 s"
-    )
-    async with opened(device.switch, answer_s=answer_s) as driver:
-        device.fault(stall_s=stall_s)
-        with pytest.raises(OutcomeUnknown, match=pattern):
-            await driver.connect(circuits("3>9"))
-        # The device does it later all the same; no answer to it is mistaken for another's.
-        deadline = time.monotonic() + PATIENCE_S
-        while circuit("3>9") not in await driver.read_map():
-            assert time.monotonic() < deadline
-        assert (await driver.disconnect(circuits("3>9"))).complete
-
-
-@drivers(*LISTS, *SSH)
-@pytest.mark.parametrize(
-    "faults",
-    [
-        {"garble": 1},
-        {"answer_twice": 2},
-        {"garble": 1, "answer_twice": 1},
-        {"truncate": 1},
-    ],
-    ids=["garbled", "twice", "both", "half"],
-)
-async def test_garbled_and_doubled_answers_never_make_a_wrong_map(
-    device: Running, faults: dict[str, Any]
-) -> None:
-    ssh = device.switch.driver in SSH
-    lost = (OutcomeUnknown, DeviceUnreachable)
-    async with opened(device.switch, answer_s=1.0) as driver:
-        for n in (20, 21):
-            pair = CrossConnect(n, n)
-            known = False
-            device.fault(**faults)
-            with contextlib.suppress(*lost):
-                assert (await driver.connect([pair])).complete
-                known = True
-            device.fault(garble=0, answer_twice=0, truncate=0)
-            try:
-                now = await driver.read_map()
-            except DeviceUnreachable:
-                now = await driver.read_map()
-            assert now in (FIRST_MAP, PortMap.of([*FIRST_MAP, (n, n)]))
-            assert not known or pair in now
-            with contextlib.suppress(*lost if ssh else ()):
-                assert (await driver.disconnect([pair])).complete
-                continue
-            assert (await driver.disconnect([pair])).complete
-
-
-@drivers(*HTTP)
-async def test_a_garbled_answer_is_nothing_to_believe(
-    device: Running, driver: CircuitDriver
-) -> None:
-    # One broken answer to a question: it is asked again.
-    device.fault(garble=1)
-    assert await driver.read_map() == FIRST_MAP
-    device.fault(garble=2)
-    with pytest.raises(DeviceUnreachable, match="no reply to GET"):
-        await driver.read_map()
-    # The question before a change is no change.
-    device.fault(garble=2)
-    with pytest.raises(DeviceUnreachable):
-        await driver.connect(circuits("3>9"))
-    assert await driver.read_map() == FIRST_MAP
-
-
-@drivers(*HTTP)
-async def test_an_answer_that_comes_twice_is_nobody_else_s(
-    device: Running, driver: CircuitDriver
-) -> None:
-    for n in range(10, 14):
-        device.fault(answer_twice=3)
-        assert (await driver.connect([CrossConnect(n, n)])).complete
-        device.fault(answer_twice=3)
-        assert CrossConnect(n, n) in await driver.read_map()
-        assert (await driver.disconnect([CrossConnect(n, n)])).complete
-        assert await driver.read_map() == FIRST_MAP
-
-
 @drivers(*LISTS, *SSH)
 async def test_a_flood_of_alarms_is_heard_and_bounded(
     device: Running, driver: CircuitDriver
@@ -294,20 +162,6 @@ async def test_a_flood_of_alarms_is_heard_and_bounded(
         or (await driver.alarms())[-1].severity == "critical"
     )
     assert max(len(alarm.words) for alarm in await driver.alarms()) == 500
-
-
-async def test_a_lost_cross_connect_and_reboots_are_read(
-    device: Running, driver: CircuitDriver
-) -> None:
-    assert (await driver.connect(circuits("3>9"))).complete
-    assert device.fault(lose="3>9")["ok"]
-    assert await driver.read_map() == FIRST_MAP
-    assert device.fault(reboot="keep")["ok"]
-    assert await driver.read_map() == FIRST_MAP
-    assert device.fault(reboot="forget")["ok"]
-    assert await driver.read_map() == PortMap()
-    assert not device.fault(reboot="perhaps")["ok"]
-    assert (await driver.connect(FIRST_MAP)).complete
 
 
 @drivers(*LISTS)
@@ -373,24 +227,3 @@ async def test_a_unit_that_takes_short_lists_and_differs_otherwise(
     assert await driver.read_map() == FIRST_MAP
     assert await driver.alarms() == ()
     await driver.close()
-
-
-@pytest.mark.parametrize("name", SESSION_DRIVERS)
-async def test_a_device_that_went_is_unreachable_and_its_return_is_noticed(
-    name: str, tmp_path: Path
-) -> None:
-    lab = lab_file(tmp_path, driver=name, initial=("1-7",))
-    state = ("--state", str(tmp_path / "state"), "--no-fabric")
-    with running(tmp_path, lab, *state) as first:
-        driver = driver_of(first.switch, "")
-        await driver.open()
-        assert (await driver.connect(circuits("3>9"))).complete
-        first.kill()
-    with pytest.raises(DeviceUnreachable, match=r"ocs1 at 127\.0\.0\.1"):
-        await driver.read_map()
-    with pytest.raises(DeviceUnreachable):
-        await driver.connect(circuits("4>10"))
-    with running(tmp_path, lab, *state, listen=first.switch.address):
-        # It kept its circuits, its certificate and its host key over its own restart.
-        assert await driver.read_map() == PortMap.of([*FIRST_MAP, (3, 9)])
-        await driver.close()

@@ -469,7 +469,7 @@ async def test_nothing_is_left_behind(device: Running) -> None:
         assert time.monotonic() < deadline, (
             f"{held()} descriptors, {before} before"
         )
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # the pause between two looks
 
 
 @pytest.mark.parametrize(

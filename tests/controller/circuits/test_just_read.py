@@ -34,7 +34,7 @@ async def test_a_table_is_used_again_for_a_moment_and_not_after_something_was_to
 
 async def test_a_table_that_took_long_to_come_is_old_when_it_is_here() -> None:
     async def ask() -> str:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # it takes longer than a table is kept
         return "table"
 
     just_read = JustRead[str]()

@@ -302,7 +302,7 @@ async def test_closing_does_not_wait_for_a_switch_that_does_not_come() -> None:
     deadline = time.monotonic() + PATIENCE_S
     while connection.speaker is None:
         assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # the pause between two looks
     await connection.close()
     with pytest.raises(DeviceUnreachable, match="being closed"):
         await opening

@@ -198,4 +198,4 @@ async def test_a_device_that_reports_without_end_is_hung_up_on(
             said = ""
         except DeviceUnreachable:
             assert time.monotonic() < deadline
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # the pause between two looks

@@ -1,9 +1,6 @@
 """Jobs that get other numbers of workers while they run, in a lab whose agents are in memory."""
 
-import asyncio
 from typing import Any
-
-import pytest
 
 from patchlight.controller.jobs.cluster_view import arguments, plain
 from patchlight.controller.policies.degrees import GiveAndTake
@@ -172,54 +169,3 @@ async def test_a_job_that_cannot_be_held_goes_on_as_it_is(
     del cluster.refusals["hold"]
     # What was kept for it is free again.
     await submit_running(cluster, job("all", workers=6))
-
-
-@simulated(ELASTIC)
-async def test_a_job_whose_new_workers_cannot_begin_is_queued_again(
-    cluster: Cluster,
-) -> None:
-    (other,) = await submit_running(cluster, job("other", workers=4))
-    (job_id,) = await submit_running(cluster, auto("auto", 2, 6))
-    await cluster.until_done(job_id, 5)
-    cluster.refusals[f"worker {job_id}.1-5"] = ZeroDivisionError()
-    await finish(cluster, other)
-    await cluster.until(lambda: cluster.table[job_id].attempt >= 2)
-    states = [row["message"] for row in cluster.table.ledger.history(job_id)]
-    assert any(
-        "its 6 workers could not begin" in message for message in states
-    ), states
-    status = cluster.table[job_id]
-    assert status.failures == 0
-    assert status.first_iteration >= 5
-    await until_degree(cluster, job_id, 6)
-
-
-@simulated(ELASTIC)
-async def test_a_job_can_be_stopped_while_it_changes(cluster: Cluster) -> None:
-    (job_id,) = await submit_running(cluster, auto("auto", 2, 3))
-    cluster.gates["delete"] = asyncio.Event()
-    await cluster.until_state(job_id, JobState.PREPARING)
-    cluster.gates["delete"].set()
-    await cluster.scheduler.stop(job_id)
-    assert cluster.table[job_id].state is JobState.STOPPED
-    assert cluster.workers_of(job_id) == []
-    await submit_running(cluster, job("all", workers=6))
-
-
-@pytest.mark.parametrize("call", ["stop-at", "create"])
-@simulated(ELASTIC)
-async def test_a_controller_that_is_killed_in_the_middle_loses_no_job(
-    cluster: Cluster, call: str
-) -> None:
-    (other,) = await submit_running(cluster, job("other", workers=4))
-    (job_id,) = await submit_running(cluster, auto("auto", 2, 6))
-    await cluster.until_done(job_id, 5)
-    cluster.calls.clear()
-    await finish(cluster, other)
-    await cluster.until(lambda: call in {name for name, _ in cluster.calls})
-    assert cluster.table[job_id].state is JobState.PREPARING
-    await cluster.kill_and_restart()
-    await until_degree(cluster, job_id, 6)
-    assert cluster.table[job_id].first_iteration >= 5
-    assert cluster.table[job_id].failures == 0
-    await cluster.until(lambda: len(cluster.workers_of(job_id)) == 6)

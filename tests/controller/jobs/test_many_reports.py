@@ -199,7 +199,7 @@ def test_the_output_of_all_jobs_is_bounded(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"j-{number}").mkdir()
         (tmp_path / f"j-{number}" / "0.0").write_bytes(bytes(1000))
-        time.sleep(0.01)
+        time.sleep(0.01)  # the next one is younger
     outputs.bound(2500)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["j-2", "j-3"]
     JobOutputs(tmp_path / "none").bound(1)

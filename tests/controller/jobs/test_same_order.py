@@ -176,7 +176,7 @@ class Beside:
             await cluster.until(lambda: self._running() == expected)
         assert self._running() == expected
         cluster.scheduler.resume()
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(LOOK_S)  # simulated: costs no time
         assert self._running() == expected
 
     def _running(self) -> set[str]:

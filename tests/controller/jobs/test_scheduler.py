@@ -54,7 +54,7 @@ async def test_gangs_have_their_turn_in_the_order_of_submission(
         *cluster.submit(job("second", "gpu0")),
         *cluster.submit(job("third", "gpu1")),
     )
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # simulated: costs no time
     # The third could run, but nobody overtakes.
     assert {cluster.table[job_id].state for job_id in (second, third)} == {
         JobState.QUEUED
@@ -97,7 +97,7 @@ async def test_the_jobs_of_a_gang_start_together(cluster: Cluster) -> None:
     await cluster.until(lambda: len(cluster.workers) == 3)
     for worker in cluster.workers_of(first):
         worker.ready.set()
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # simulated: costs no time
     assert cluster.table[first].state is JobState.PREPARING
     assert not [call for call, _ in cluster.calls if call == "start"]
     for worker in cluster.workers_of(second):
@@ -174,7 +174,7 @@ async def test_a_job_waits_until_there_is_room_for_it(
 ) -> None:
     (first,) = await submit_running(cluster, job("first", "gpu0"))
     (all_six,) = cluster.submit(job("six", workers=6))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # simulated: costs no time
     assert cluster.table[all_six].state is JobState.QUEUED
     await finish(cluster, first)
     await cluster.until_state(all_six, JobState.RUNNING)
@@ -229,21 +229,6 @@ async def test_a_job_that_can_never_run_is_not_taken(cluster: Cluster) -> None:
 
 
 @simulated()
-async def test_a_job_whose_hosts_are_out_of_reach_waits_until_they_are_back(
-    cluster: Cluster,
-) -> None:
-    cluster.ocs.kill()
-    (lost,) = cluster.submit(job("lost", workers=2))
-    await cluster.until(
-        lambda: (
-            "cannot be reached: ocs1" in cluster.scheduler.job(lost).message
-        )
-    )
-    cluster.ocs.start()
-    await cluster.until_state(lost, JobState.RUNNING)
-
-
-@simulated()
 async def test_a_job_waits_for_hosts_that_a_full_packet_switch_does_not_serve(
     cluster: Cluster,
 ) -> None:
@@ -279,28 +264,6 @@ async def test_hosts_at_ports_that_their_packet_switch_has_not_are_not_used(
     )
     come_again(numbers)
     await cluster.until_state(waits, JobState.RUNNING)
-
-
-@pytest.mark.parametrize(
-    "agents",
-    [{"create": "GPU gpu1 is leased"}, {"start": "the worker is gone"}],
-)
-@simulated()
-async def test_a_job_that_cannot_be_prepared_gives_everything_back(
-    cluster: Cluster, agents: dict[str, str]
-) -> None:
-    cluster.refusals.update(agents)
-    (job_id,) = cluster.submit(job("no", "gpu0", "gpu1"))
-    await cluster.until_state(job_id, JobState.FAILED)
-    (message,) = agents.values()
-    assert message in cluster.table[job_id].message
-    await cluster.until(lambda: job_id not in cluster.table.running)
-    assert not cluster.workers
-    # Every rank was asked before any was given back.
-    calls = [call for call, _ in cluster.calls]
-    assert calls.index("delete") == len(calls) - 2
-    cluster.refusals.clear()
-    await submit_running(cluster, job("yes", "gpu0", "gpu1"))
 
 
 @simulated()
@@ -345,49 +308,6 @@ async def test_a_job_that_waits_is_stopped_with_its_gang(
     assert cluster.table[second].message == "stopped by the user"
     await finish(cluster, first)
     assert cluster.table[second].started_at is None
-
-
-@simulated()
-async def test_a_job_is_stopped_while_its_circuits_change(
-    cluster: Cluster,
-) -> None:
-    assert cluster.ocs.emulated is not None
-    cluster.ocs.emulated.faults.stall_s = 5.0
-    (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
-    await cluster.until(lambda: cluster.store.reconfigurations())
-    assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
-    assert not cluster.calls
-    # The change itself comes to its own end.
-    await cluster.until(lambda: not cluster.transactions.busy)
-    assert len(cluster.switches_of(SPREAD)) == 1
-
-
-@pytest.mark.parametrize("state", [JobState.PREPARING, JobState.RUNNING])
-@simulated()
-async def test_a_job_that_has_workers_is_stopped(
-    cluster: Cluster, state: JobState
-) -> None:
-    if state is JobState.PREPARING:
-        cluster.get_ready = False
-    (job_id,) = cluster.submit(job("stopped", "gpu0", "gpu1"))
-    await cluster.until_state(job_id, state)
-    await cluster.until(lambda: len(cluster.workers) == 2)
-    assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
-    assert not cluster.workers
-    assert not cluster.table.running
-
-
-@simulated()
-async def test_a_job_that_is_stopped_as_its_turn_comes_keeps_no_host(
-    cluster: Cluster,
-) -> None:
-    await asyncio.sleep(0)
-    (job_id,) = cluster.submit(job("soon", "gpu0"))
-    while job_id not in cluster.table.running:  # noqa: ASYNC110
-        # Until it has its hosts, and its task has not begun.
-        await asyncio.sleep(0)
-    assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
-    await submit_running(cluster, job("next", "gpu0"))
 
 
 @simulated()

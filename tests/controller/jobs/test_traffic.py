@@ -360,5 +360,5 @@ async def test_after_a_failed_pause_nothing_is_held_any_more(
             frozenset(LAB.host(name).endpoint for name in ("gpu0", "gpu1"))
         )
     held = [call for call in cluster.calls if call[0] == "hold"]
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # simulated: costs no time
     assert [call for call in cluster.calls if call[0] == "hold"] == held

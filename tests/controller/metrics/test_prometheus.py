@@ -63,7 +63,7 @@ async def test_dashboards_have_data_and_a_fault_fires_its_alert(
             deadline = time.monotonic() + PATIENCE_S
             while left := await without_data(server):
                 assert time.monotonic() < deadline, left
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.5)  # the pause between two looks
             stages = "patchlight_reconfiguration_stage_seconds_bucket"
             numbered = {"reconfiguration": str(change.id)}
             await eventually(

@@ -406,7 +406,7 @@ async def test_traffic_counts_the_same_as_in_the_kernel(
             in_kernel.append(
                 (time.time(), await asyncio.to_thread(switch.received, 2))
             )
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the pause between two looks
 
     def count(_: str, at: float, octets: Mapping[int, Octets]) -> None:
         by_snmp.append((at, octets[2][0]))
@@ -542,7 +542,7 @@ async def test_a_switch_tells_which_probes_and_which_neighbours_it_hears(
             if heard.probes and heard.neighbours:
                 break
             assert time.monotonic() < deadline, heard
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the pause between two looks
         assert heard.probes == {("h3.nic0", "tor1.2")}
         assert heard.neighbours == {(LldpNeighbour("tor9x", "3"), "tor1.4")}
         ip("-n", switch.name, "link", "set", "h4x", "down")
@@ -556,7 +556,7 @@ async def test_a_switch_tells_which_probes_and_which_neighbours_it_hears(
             ):
                 break
             assert time.monotonic() < deadline, again
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the pause between two looks
         assert ("tor1 swp3", "tor1.3") in telemetry.claims()
         telemetry.close()
 

@@ -212,13 +212,13 @@ def test_a_policy_that_hangs_is_left_alone_until_it_comes_back() -> None:
     deadline = time.monotonic() + PATIENCE_S
     while guard.degree(VIEW, JOB, (0, 2, 4)) != 2:
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.01)  # the pause between two looks
     assert faults[-1].overruled
 
 
 def test_in_the_simulator_a_late_answer_counts() -> None:
     def slow() -> int:
-        time.sleep(0.02)
+        time.sleep(0.02)  # longer than its deadline
         return 1
 
     found, (fault,) = asked("partition", slow, deadline_s=0.01)

@@ -70,11 +70,11 @@ class Last:
                 there.send(Malice())
             if job.name == "half":
                 os.write(there.fileno(), b"\\x00\\x00\\x10\\x00")
-                ctypes.CDLL(None).sleep(60)
+                ctypes.CDLL(None).sleep(60)  # until it is ended
         if job.name == "forks":
             if os.fork() == 0:
                 import time
-                time.sleep(1000)
+                time.sleep(1000)  # until it is ended
             os._exit(5)
         if job.name == "raises":
             raise SystemExit(4)

@@ -42,7 +42,7 @@ async def test_a_probe_out_of_a_port_is_heard_where_its_fibre_ends(
                 assert await speaker.request(
                     "send", datapath_id=1, frames=[frame]
                 ) == {"sent": 1}
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # frames are lost: it is sent again
 
         sending = asyncio.create_task(keep_sending())
         try:

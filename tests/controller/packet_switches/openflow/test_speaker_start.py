@@ -148,7 +148,7 @@ async def run():
                                      engine={engine!r}))
     await speaker.start()
     print(speaker.pid, flush=True)
-    await asyncio.sleep(60)
+    await asyncio.sleep(60)  # until it is killed
 asyncio.run(run())
 """
     parent = subprocess.Popen(
@@ -275,7 +275,7 @@ import time
 until = time.monotonic() + 4
 while time.monotonic() < until:
     sum(range(300_000))
-    time.sleep(0.05)
+    time.sleep(0.05)  # it works, and rests
 print("ready", flush=True)
 input()
 """
@@ -285,6 +285,7 @@ input()
 
 
 async def test_a_speaker_that_does_nothing_is_given_up_and_ended() -> None:
+    # It sleeps until it is ended.
     stuck = "import os, sys, time\nprint(os.getpid(), file=sys.stderr)\ntime.sleep(600)"
     with pytest.raises(
         SpeakerFailed, match="does not serve and made no progress for 3 s"

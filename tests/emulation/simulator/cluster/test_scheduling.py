@@ -15,7 +15,6 @@ from patchlight.controller.policies.contract import (
 from patchlight.controller.policies.degrees import GiveAndTake
 from patchlight.controller.policies.order import (
     Deadline,
-    FairShare,
     Fifo,
     LeastAttainedService,
     Srpt,
@@ -75,21 +74,6 @@ BEHIND = [
 ]
 
 
-def test_the_first_in_line_holds_up_all_behind_it() -> None:
-    found = run(BEHIND)
-    assert {n: r.started_s for n, r in found.items()} == {
-        "a": 0,
-        "b": 100,
-        "c": 150,
-        "d": 150,
-    }
-    assert [found["c"].waited_s, found["c"].jct_s, found["c"].slowdown] == [
-        148,
-        168,
-        8.4,
-    ]
-
-
 def test_backfilling_holds_up_nobody() -> None:
     found = run(BEHIND, backfill=True)
     # c ends before b can begin, d would not.
@@ -106,14 +90,6 @@ def test_backfilling_holds_up_nobody() -> None:
         Settings(backfill=True, known=False)
 
 
-def test_the_shortest_is_next() -> None:
-    jobs = [job("a", 0, 4, 100), job("long", 1, 4, 50), job("short", 2, 4, 10)]
-    found = run(jobs, Srpt())
-    assert (found["short"].started_s, found["long"].started_s) == (100, 110)
-    # Nobody knows how long they take: the first comes first.
-    assert run(jobs, Srpt(), known=False)["long"].started_s == 100
-
-
 def test_the_earliest_deadline_is_next_and_missed_ones_are_counted() -> None:
     traced = [
         TraceJob("a", 0, 100, 4),
@@ -126,23 +102,6 @@ def test_the_earliest_deadline_is_next_and_missed_ones_are_counted() -> None:
     assert started == {"a": 0, "c": 100, "d": 110, "b": 120}
     summary = summary_of(result)
     assert (summary["deadlines"], summary["deadlines_missed"]) == (2, 1)
-
-
-def test_preemption_takes_the_gpus_of_who_is_behind() -> None:
-    jobs = [job("long", 0, 4, 1000), job("short", 400, 2, 100)]
-    found = run(jobs, Srpt(), preempt=True, quantum_s=300, restart_s=30)
-    assert found["short"].started_s == 400
-    # What it had done counts; then it begins again.
-    assert found["long"].ended_s == pytest.approx(400 + 100 + 30 + 600)
-    assert (found["long"].preemptions, found["long"].waited_s) == (1, 100)
-    assert found["long"].allocated_gpu_s == pytest.approx(4 * 1030)
-    assert found["long"].busy_gpu_s == pytest.approx(4 * 1000)
-    # A job runs for its quantum first; who waits looks again after a quantum.
-    early = [jobs[0], job("short", 100, 2, 100)]
-    assert (
-        run(early, Srpt(), preempt=True, quantum_s=300)["short"].started_s
-        == 400
-    )
 
 
 def test_a_policy_that_looks_at_the_clock_is_asked_again() -> None:
@@ -233,66 +192,6 @@ def test_an_unplaceable_job_holds_up_others_only_while_something_runs() -> (
     found = run(jobs, placement=NotWide())
     assert (found["wide"].cause, found["wide"].waited_s) == ("unplaceable", 9)
     assert (found["b"].started_s, found["late"].started_s) == (10, 99)
-
-
-def test_of_two_users_the_one_who_had_less_is_next() -> None:
-    jobs = [job(str(n), 0, 4, 100, user="ann") for n in range(3)]
-    jobs.append(job("new", 50, 4, 100, user="bob"))
-    started = {
-        name: record.started_s
-        for name, record in run(jobs, FairShare()).items()
-    }
-    assert started == {"0": 0, "new": 100, "1": 200, "2": 300}
-    # With a hundred times the share, ann is next all the same.
-    shares = (("ann", Allowance(share=100.0)), ("bob", Allowance(share=0.5)))
-    jobs[3] = job("new", 0, 4, 100, user="bob")
-    assert run(jobs, FairShare(), users=shares)["new"].started_s == 100
-    jobs.append(job("again", 1, 4, 100, user="bob"))
-    assert run(jobs, FairShare(), users=shares)["again"].started_s == 400
-
-
-def test_quotas_of_users() -> None:
-    jobs = [job("a", 0, 2, 100, user="ann"), job("b", 1, 1, 100, user="ann")]
-    jobs += [job("wide", 2, 3, 10, user="ann"), job("c", 3, 2, 10, user="bob")]
-    jobs.append(job("d", 4, 1, 10, user="ann"))
-    found = run(jobs, users=(("ann", Allowance(gpus=2, jobs=2)),))
-    causes = {name: record.cause for name, record in found.items()}
-    assert causes == {"a": "", "b": "", "wide": "quota", "c": "", "d": "quota"}
-    assert (found["b"].started_s, found["c"].started_s) == (100, 3)
-    # Where jobs have ended, there is room for new ones.
-    later = [*jobs[:4], job("d", 150, 1, 10, user="ann")]
-    assert (
-        run(later, users=(("ann", Allowance(gpus=2, jobs=2)),))["d"].cause
-        == ""
-    )
-
-
-def test_priority_and_dependencies_of_jobs() -> None:
-    first = job("a", 0, 4, 10)
-    second = job("b", 1, 4, 10)
-    third = job("c", 2, 4, 10)
-    jobs = [
-        first,
-        second._replace(after=("c",)),
-        third,
-        job("d", 3, 4, 10)._replace(priority=1),
-    ]
-    found = run(jobs)
-    started = sorted(found, key=lambda name: found[name].started_s)
-    assert started == ["a", "d", "c", "b"]
-    circle = [
-        first,
-        second._replace(after=("c",)),
-        third._replace(after=("b",)),
-    ]
-    lost = [first, second._replace(after=("x",)), third._replace(after=("b",))]
-    for jobs in (circle, lost):
-        found = run(jobs)
-        assert [found[name].cause for name in "abc"] == [
-            "",
-            "dependency",
-            "dependency",
-        ]
 
 
 @pytest.mark.parametrize("answer", [[0, 0], [0], [0, 9], [-1, 0]])
@@ -542,32 +441,6 @@ def test_a_job_whose_degree_is_open_gets_what_the_policy_says_each_time_it_start
     assert found["patient"].started_s == pytest.approx(190)
     assert found["patient"].gpus == 4
     assert found["patient"].ended_s == pytest.approx(290)
-
-
-def test_a_partition_policy_gives_no_more_than_the_user_may_have() -> None:
-    class Largest:
-        def degree(
-            self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]
-        ) -> int | None:
-            return legal[-1]
-
-    view = JobView("open", 0, sequential_s=400, degrees=(1, 2, 4), user="u")
-    training = Training(100, 0.0, {"": 4.0}, split=True)
-    jobs = [
-        QueueJob(view, 400, training=training),
-        QueueJob(
-            view._replace(name="next", arrived_s=1.0), 400, training=training
-        ),
-    ]
-    policies = Policies(Fifo(), FirstFit(), None, None, Largest())
-    settings = Settings(each_user=Allowance(gpus=3))
-    found = {
-        r.name: r for r in simulate(FOUR, jobs, policies, settings).records
-    }
-    assert {name: (r.gpus, r.started_s) for name, r in found.items()} == {
-        "open": (2, 0),
-        "next": (1, 1),
-    }
 
 
 def test_a_job_that_says_no_number_of_gpus_is_refused() -> None:
