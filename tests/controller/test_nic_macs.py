@@ -110,7 +110,7 @@ async def test_a_job_whose_nic_does_not_come_back_fails_and_says_so(
         "error": f"worker {job_id}-1 cannot continue: after 2 s nic2 has no carrier"
     }
     cluster.refusals[f"release {job_id}-1"] = httpx.Response(503, json=words)
-    await cluster.traffic.undrain()
+    await cluster.traffic.undrain(cluster.circuits.maps)
     await cluster.until_state(job_id, JobState.FAILED)
     assert (
         f"worker {job_id}-1 cannot continue: after 2 s"
