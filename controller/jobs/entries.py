@@ -229,9 +229,7 @@ class Entries:
         self.changed.set()
 
     def follow(self, gang: Gang) -> None:
-        """A gang already has its hosts. Idempotent."""
-        if gang.ids[0] in self._of:
-            return
+        """A gang already has its hosts."""
         entry = self._entry(gang)
         self.place(
             entry,

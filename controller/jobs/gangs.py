@@ -79,6 +79,7 @@ class Gangs:
         for job in jobs:
             reports = self._table.ledger.reports_by_rank(job.id, job.attempt)
             job.assign(self._lab, self._fleet, reports)
+        self._entries.follow(gang)
         self._take(gang, jobs)
         return jobs
 
@@ -90,6 +91,7 @@ class Gangs:
             if job.hosts:
                 job.assign(self._lab, self._fleet)
         gang.end("the controller ended during its start", again=True)
+        self._entries.follow(gang)
         self._take(gang, jobs, partial(self._start, gang, jobs))
 
     def of(self, job_id: str) -> Gang | None:

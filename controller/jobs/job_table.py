@@ -128,8 +128,17 @@ class JobTable:
         return list(self._recent.values())
 
     def add(self, statuses: Sequence[JobStatus]) -> None:
-        """Add new jobs, all or none."""
-        self._write(statuses)
+        """Store jobs in new states, with events, all or none."""
+        now = time.time()
+        events = [
+            (now, f"job-{s.state}", {"job": s.id, "message": s.message})
+            for s in statuses
+        ]
+        self.ledger.save(statuses, events)
+        for status in statuses:
+            self._remember(status)
+            for hear in self.on_state:
+                hear(status)
 
     def keep(self, status: JobStatus) -> None:
         """Store the status of a job in an unchanged state."""
@@ -146,14 +155,13 @@ class JobTable:
     ) -> JobStatus:
         """Set a job's state, with an event; ``IllegalMove`` unless ``JOB_MOVES`` has this move.
         ``changes`` are other fields."""
-        moved = self._moved(
-            job_id,
+        (moved,) = self._move(
+            [job_id],
             state,
             message,
             last_lines,
             **changes,
         )
-        self._write([moved])
         return moved
 
     def end(
@@ -164,58 +172,47 @@ class JobTable:
         last_lines: Sequence[str] = (),
     ) -> None:
         """End those of the jobs that have not ended yet, all or none."""
-        ended = [
-            self._moved(
-                job_id,
-                state,
-                message,
-                last_lines,
-            )
-            for job_id in job_ids
-            if job_id in self._live
-        ]
-        if ended:
-            self._write(ended)
+        live = [job_id for job_id in job_ids if job_id in self._live]
+        self._move(
+            live,
+            state,
+            message,
+            last_lines,
+        )
 
-    def _moved(
+    def _move(
         self,
-        job_id: str,
+        job_ids: Sequence[str],
         state: JobState,
         message: str,
         last_lines: Sequence[str],
         **changes: Any,
-    ) -> JobStatus:
+    ) -> list[JobStatus]:
         now = time.time()
-        status = self[job_id]
-        check_move(
-            f"job {job_id}",
-            JOB_MOVES,
-            status.state,
-            state,
-        )
-        begins = state is JobState.RUNNING and status.started_at is None
-        return replace(
-            status,
-            state=state,
-            message=message,
-            last_lines=tuple(last_lines),
-            started_at=now if begins else status.started_at,
-            finished_at=now if state.is_final else None,
-            **changes,
-        )
-
-    def _write(self, statuses: Sequence[JobStatus]) -> None:
-        """Store jobs in new states, with events, all or none."""
-        now = time.time()
-        events = [
-            (now, f"job-{s.state}", {"job": s.id, "message": s.message})
-            for s in statuses
-        ]
-        self.ledger.save(statuses, events)
-        for status in statuses:
-            self._remember(status)
-            for hear in self.on_state:
-                hear(status)
+        moved = []
+        for job_id in job_ids:
+            status = self[job_id]
+            check_move(
+                f"job {job_id}",
+                JOB_MOVES,
+                status.state,
+                state,
+            )
+            begins = state is JobState.RUNNING and status.started_at is None
+            moved.append(
+                replace(
+                    status,
+                    state=state,
+                    message=message,
+                    last_lines=tuple(last_lines),
+                    started_at=now if begins else status.started_at,
+                    finished_at=now if state.is_final else None,
+                    **changes,
+                )
+            )
+        if moved:
+            self.add(moved)
+        return moved
 
     def _remember(self, status: JobStatus) -> None:
         self._listed.pop(status.id, None)

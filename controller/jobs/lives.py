@@ -6,11 +6,11 @@
 import logging
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeVar
-
-from patchlight.testbed.jobs import JobState
 
 _log = logging.getLogger(__name__)
+
+Moves = Mapping[str, Mapping[str, str]]
+"""The states that may follow each state, and why they do."""
 
 
 class GangState(StrEnum):
@@ -32,88 +32,86 @@ class GangState(StrEnum):
     @property
     def is_waiting(self) -> bool:
         """Whether the gang's jobs wait for hosts."""
-        return self in (
-            GangState.ARRIVING,
-            GangState.IN_LINE,
-            GangState.REJOINING,
-        )
+        return self in ("arriving", "in_line", "rejoining")
 
 
-S = TypeVar("S", GangState, JobState)
-
-GANG_MOVES: Mapping[GangState, Mapping[GangState, str]] = {
-    GangState.OUT: {
-        GangState.ARRIVING: "submitted, or queued again",
-        GangState.PLACED: "ran under an earlier controller",
-        GangState.LEAVING: "ended while a pass preempted it",
+GANG_MOVES: Moves = {
+    "out": {
+        "arriving": "submitted, or queued again",
+        "placed": "ran under an earlier controller",
+        "leaving": "ended while a pass preempted it",
     },
-    GangState.ARRIVING: {
-        GangState.IN_LINE: "next pass",
-        GangState.REJOINING: "queued again while a pass preempted it",
-        GangState.OUT: "stopped",
+    "arriving": {
+        "in_line": "next pass",
+        "rejoining": "queued again while a pass preempted it",
+        "out": "stopped",
     },
-    GangState.IN_LINE: {
-        GangState.PLACED: "gets hosts",
-        GangState.ARRIVING: "full disk, tried again",
-        GangState.LEAVING: "stopped, or refused by a policy",
+    "in_line": {
+        "placed": "gets hosts",
+        "arriving": "disk full, next pass tries again",
+        "leaving": "stopped, or refused by a policy",
     },
-    GangState.PLACED: {
-        GangState.OUT: "hosts released",
-        GangState.PREEMPTED: "others get its hosts",
+    "placed": {
+        "preempted": "a pass gives its hosts to others",
+        "out": "hosts released",
     },
-    GangState.PREEMPTED: {GangState.LEAVING: "hosts released"},
-    GangState.LEAVING: {
-        GangState.OUT: "next pass",
-        GangState.REJOINING: "queued again",
+    "preempted": {"leaving": "hosts released"},
+    "leaving": {
+        "out": "next pass",
+        "rejoining": "queued again",
     },
-    GangState.REJOINING: {
-        GangState.IN_LINE: "next pass",
-        GangState.LEAVING: "stopped",
+    "rejoining": {
+        "in_line": "next pass",
+        "leaving": "stopped",
     },
 }
 
-# From each state of a job that has not ended.
+# From each state of a job that has not ended; special causes replace these.
 _ALWAYS = {
-    JobState.QUEUED: "another attempt",
-    JobState.FAILED: "no attempt left",
-    JobState.STOPPED: "by its user",
+    "queued": "another attempt",
+    "failed": "no attempt left",
+    "stopped": "stopped by its user",
 }
 _STARTS = {
-    JobState.RECONFIGURING: "gets hosts and circuits",
-    JobState.PREPARING: "gets hosts",
+    "reconfiguring": "gets hosts and circuits",
+    "preparing": "gets hosts",
 }
 
-JOB_MOVES: Mapping[JobState, Mapping[JobState, str]] = {
-    JobState.QUEUED: {
+JOB_MOVES: Moves = {
+    "queued": {
         **_ALWAYS,
         **_STARTS,
-        JobState.BLOCKED: "needs more than time",
+        "blocked": "needs more than time",
     },
-    JobState.BLOCKED: {**_ALWAYS, **_STARTS},
-    JobState.RECONFIGURING: {
+    "blocked": {
         **_ALWAYS,
-        JobState.RECONFIGURING: "a switch does not answer",
-        JobState.PREPARING: "circuits verified",
+        **_STARTS,
+        "queued": "time may help again",
     },
-    JobState.PREPARING: {
+    "reconfiguring": {
         **_ALWAYS,
-        JobState.RECONFIGURING: "resized, gets circuits",
-        JobState.RUNNING: "all workers ready",
+        "reconfiguring": "a switch does not answer",
+        "preparing": "circuits verified",
     },
-    JobState.RUNNING: {
+    "preparing": {
         **_ALWAYS,
-        JobState.PREPARING: "resized",
-        JobState.PAUSED: "circuits lost",
-        JobState.DONE: "all workers done",
+        "reconfiguring": "resized, gets circuits",
+        "running": "all workers ready",
     },
-    JobState.PAUSED: {
+    "running": {
         **_ALWAYS,
-        JobState.RUNNING: "circuits back",
-        JobState.DONE: "all workers done",
+        "preparing": "resized",
+        "paused": "circuits lost",
+        "done": "all workers done",
     },
-    JobState.DONE: {},
-    JobState.FAILED: {JobState.STOPPED: "its record was lost"},
-    JobState.STOPPED: {},
+    "paused": {
+        **_ALWAYS,
+        "running": "circuits back",
+        "done": "all workers done",
+    },
+    "done": {},
+    "failed": {"stopped": "its record was lost"},
+    "stopped": {},
 }
 
 
@@ -123,9 +121,9 @@ class IllegalMove(RuntimeError):
 
 def check_move(
     who: str,
-    moves: Mapping[S, Mapping[S, str]],
-    before: S,
-    after: S,
+    moves: Moves,
+    before: str,
+    after: str,
 ) -> None:
     """``IllegalMove``, which is logged, unless ``moves`` has this one."""
     if after not in moves[before]:

@@ -60,6 +60,11 @@ _GREET_S = 1.0
 _SETTLED_WITHIN_S = 90.0
 
 
+def is_drained(store: Store) -> bool:
+    """Whether no jobs are started."""
+    return store.mark(DRAINED, dict[str, Any], unreadable=dict) is not None
+
+
 class JobRewiring:
     """Makes circuits for jobs, and defragments a lab: rewires running jobs if that pays.
 
@@ -312,10 +317,7 @@ class JobRewiring:
             ):
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
-        if (
-            self._store.mark(DRAINED, dict[str, Any], unreadable=dict)
-            is not None
-        ):
+        if is_drained(self._store):
             return "the controller is drained"
         if stopped := self._transactions.parts.preflight.stop.message:
             return stopped

@@ -27,7 +27,11 @@ from patchlight.controller.jobs.lab_queue import LabQueue
 from patchlight.controller.jobs.lab_reach import LabReach
 from patchlight.controller.jobs.placement import Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
-from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
+from patchlight.controller.jobs.rewiring import (
+    DRAINED,
+    JobRewiring,
+    is_drained,
+)
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.specs import (
     check_policies,
@@ -439,10 +443,7 @@ class Scheduler:
     @property
     def drained(self) -> bool:
         """Whether no jobs are started."""
-        return (
-            self._store.mark(DRAINED, dict[str, Any], unreadable=dict)
-            is not None
-        )
+        return is_drained(self._store)
 
     async def run(self) -> None:
         """Start gangs when their hosts become free. A failure affects only its gang."""
@@ -515,8 +516,6 @@ class Scheduler:
                     queued.append(together)
                 else:
                     self._gangs.undo_start(together)
-        for each in self._gangs.active:
-            self._entries.follow(each)
         for each in queued:
             self._entries.join(each)
         self._queue.use_order()  # a queue that knows the running gangs
