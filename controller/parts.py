@@ -35,7 +35,7 @@ from patchlight.controller.hosts.agent_client import VERSION, AgentTls
 from patchlight.controller.hosts.fleet import Fleet, NicMacs, differences
 from patchlight.controller.jobs import ledger
 from patchlight.controller.jobs.job_table import Forecasts, JobTable
-from patchlight.controller.jobs.lab_reach import LabReach
+from patchlight.controller.jobs.placement import LabReach
 from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from patchlight.controller.changes.parts import FlowHook
 from patchlight.controller.changes.record import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.fleet import Fleet, unfit_hosts
 from patchlight.controller.jobs import cluster_view
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.lab_reach import LabReach
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, Frozen
@@ -27,6 +27,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
 from patchlight.testbed.lab.reach import Reach, as_text
 from patchlight.testbed.lab.rules import Waiting, WaitReason
+from patchlight.testbed.lab.wiring import Links
 
 HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each running job, by the job's id."""
@@ -54,6 +55,37 @@ class Placed(NamedTuple):
 
     hosts: tuple[str, ...]
     decisions: tuple[cluster_view.Decision, ...]
+
+
+class LabReach:
+    """Which hosts reach each other, by agents' reports and by the flow entries that packet switches
+    refused."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        fleet: Fleet,
+        flows: FlowHook,
+    ) -> None:
+        self._lab = lab
+        self._fleet = fleet
+        self._flows = flows
+        self._of: tuple[object, ...] = ()
+        self._reach = Reach(lab, None)
+
+    def over(self, links: Links | None) -> Reach:
+        """Over these links; computed again when anything has changed."""
+        lost = {**self._flows.unserved(), **self._fleet.faults().lost}
+        down = self._flows.trunks_down()
+        if (links, lost, down) != self._of:
+            self._of = links, lost, down
+            self._reach = Reach(
+                self._lab,
+                links,
+                lost,
+                down,
+            )
+        return self._reach
 
 
 class Placement:

@@ -20,8 +20,11 @@ from patchlight.controller.changes.record import (
 from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.cluster_view import Decision, plain, seen
 from patchlight.controller.jobs.job_table import IterationTimes, JobTable
-from patchlight.controller.jobs.lab_reach import LabReach
-from patchlight.controller.jobs.placement import LabSnapshot, Placement
+from patchlight.controller.jobs.placement import (
+    LabReach,
+    LabSnapshot,
+    Placement,
+)
 from patchlight.controller.jobs.policy_set import PoliciesInUse
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.policies.cheapest import (

@@ -24,8 +24,7 @@ from patchlight.controller.jobs.job_table import (
     JobTable,
 )
 from patchlight.controller.jobs.lab_queue import LabQueue
-from patchlight.controller.jobs.lab_reach import LabReach
-from patchlight.controller.jobs.placement import Placement
+from patchlight.controller.jobs.placement import LabReach, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import (
     DRAINED,
@@ -254,14 +253,13 @@ class Scheduler:
             by,
             set(),
         )
-        ahead = sum(len(each.gang.ids) for each in self._entries.waiting)
         closed = "the controller is drained" if self.drained else ""
         waits_for = closed or self._entries.not_admitted(
             by, [status.spec for status in statuses]
         )
         found = waits_for or await self._queue.would_place(statuses)
         about: dict[str, Any] = {
-            "ahead": ahead,
+            "ahead": sum(len(e.gang.ids) for e in self._entries.waiting),
             "topology": chosen,
             "waits_for": "",
         }
@@ -271,12 +269,11 @@ class Scheduler:
                 {**about, "job": status.spec.name, "hosts": []}
                 for status in statuses
             ]
-        running = JobState.RUNNING
         placed = [
             replace(
                 each,
                 hosts=found[each.id],
-                state=running,
+                state=JobState.RUNNING,
             )
             for each in statuses
         ]
@@ -540,15 +537,12 @@ class Scheduler:
             task = asyncio.create_task(self._end_stray(agent.server, worker))
             self._sweeping[worker.id] = task
             task.add_done_callback(partial(self._has_swept, worker.id))
-            hosts = (
-                host
+            self._placement.ending[worker.id] = [
+                host.name
                 for host in self._lab.hosts
                 if host.server.name == agent.server
-            )
-            names = [
-                host.name for host in hosts if host.nic.name == worker.nic
+                and host.nic.name == worker.nic
             ]
-            self._placement.ending[worker.id] = names
 
     def _has_swept(self, worker: str, _: asyncio.Task[None]) -> None:
         del self._sweeping[worker]
