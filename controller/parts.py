@@ -35,6 +35,7 @@ from patchlight.controller.hosts.agent_client import VERSION, AgentTls
 from patchlight.controller.hosts.fleet import Fleet, NicMacs, differences
 from patchlight.controller.jobs import ledger
 from patchlight.controller.jobs.job_table import Forecasts, JobTable
+from patchlight.controller.jobs.placement import LabReach
 from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
@@ -211,7 +212,8 @@ class Controller:
             outputs,
             lab.queue,
         )
-        self.traffic = JobTraffic(self.jobs, lambda: self.scheduler.reach())
+        reach = LabReach(lab, self.fleet, self.switches)
+        self.traffic = JobTraffic(self.jobs, reach)
         self.circuits = CircuitParts(
             lab,
             self.drivers,
@@ -231,6 +233,7 @@ class Controller:
             self.store,
             self.jobs,
             self.transactions,
+            reach,
             settings.policies,
             lab.queue,
         )

@@ -230,7 +230,9 @@ async def running_parts(
             "scheduler": controller.scheduler.run,
             "light": controller.scheduler.rewiring.run,
             "interleaving": controller.scheduler.interleaving.run,
-            "job traffic": controller.traffic.watch,
+            "job traffic": lambda: controller.traffic.watch(
+                controller.circuits.maps
+            ),
             "retention": controller.retention.run,
             "journal": controller.store.keep_writing,
             "fleet": controller.fleet.watch,

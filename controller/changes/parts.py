@@ -400,8 +400,8 @@ class TrafficHook(Protocol):
         a second, with packets, that the workers of each job hear each other."""
         return Unreached()
 
-    async def undrain(self) -> None:
-        """Resume what was paused."""
+    async def undrain(self, maps: MapCache) -> None:
+        """Resume what was paused and has a path by these maps."""
         return
 
 

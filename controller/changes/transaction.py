@@ -214,7 +214,7 @@ class _ChangeRun:
             return True
         finally:
             record.enter("undrain")
-            await parts.traffic.undrain()
+            await parts.traffic.undrain(parts.maps)
 
     async def _write(self, preflight: PreflightResult, maps: Maps) -> None:
         """Break, make, verify, and set the flows; restore the previous ``maps`` if that fails."""

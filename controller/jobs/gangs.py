@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.jobs.entries import Entries, Gang
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.placement import Gang
 from patchlight.controller.jobs.rewiring import JobRewiring
 from patchlight.controller.jobs.running_job import RunningJob, most_iterations
 from patchlight.controller.jobs.specs import (
@@ -35,19 +35,6 @@ _START_S = 2.0  # The assumed start time until a gang has started.
 _log = logging.getLogger(__name__)
 
 
-class Queue(Protocol):
-    """The queue of jobs that wait for hosts."""
-
-    def join(self, gang: Gang) -> None:
-        """A gang waits from now on. Idempotent."""
-
-    def freed(self, job: RunningJob) -> None:
-        """A job has given back its hosts."""
-
-    def settled(self, job: RunningJob) -> None:
-        """A job is on its hosts, and none are reserved for it."""
-
-
 class Gangs:
     """The gangs that have hosts; the latest start took ``last_start_s``."""
 
@@ -57,16 +44,17 @@ class Gangs:
         fleet: Fleet,
         store: Store,
         table: JobTable,
+        entries: Entries,
         rewiring: JobRewiring,
         reach: Callable[[], Reach],
     ) -> None:
-        self.queue: Queue
         self.active: list[Gang] = []
         self.last_start_s = _START_S
         self._gang_of: dict[str, Gang] = {}
         self._lab = lab
         self._fleet = fleet
         self._table = table
+        self._entries = entries
         self._outcomes = Outcomes(store, table)
         self._rewiring = rewiring
         self._reach = reach
@@ -91,6 +79,7 @@ class Gangs:
         for job in jobs:
             reports = self._table.ledger.reports_by_rank(job.id, job.attempt)
             job.assign(self._lab, self._fleet, reports)
+        self._entries.follow(gang)
         self._take(gang, jobs)
         return jobs
 
@@ -102,6 +91,7 @@ class Gangs:
             if job.hosts:
                 job.assign(self._lab, self._fleet)
         gang.end("the controller ended during its start", again=True)
+        self._entries.follow(gang)
         self._take(gang, jobs, partial(self._start, gang, jobs))
 
     def of(self, job_id: str) -> Gang | None:
@@ -146,6 +136,7 @@ class Gangs:
         if gang is None or gang.ending.is_set():
             return False
         job.go_on_elsewhere(tuple(self._lab.host(name) for name in hosts), why)
+        self._entries.note_hosts(job)
         return True
 
     def _take(
@@ -301,7 +292,7 @@ class Gangs:
         await run_all(job.start() for job in jobs)
         self.last_start_s = time.monotonic() - began
         for job in jobs:
-            self.queue.settled(job)
+            self._entries.settled(job)
 
     async def _see_through(self, gang: Gang, job: RunningJob) -> None:
         outcome: Callable[[RunningJob], object] | None = self._outcomes.done
@@ -327,7 +318,7 @@ class Gangs:
         if not stops:
             job.stay()
             await run_unless(gang.ending, job.release)
-            self.queue.settled(job)
+            self._entries.settled(job)
             return
         await run_unless(gang.ending, job.end_held)
         await self._outcomes.give_back(job)
@@ -337,7 +328,7 @@ class Gangs:
         moved = replace(status, attempt=status.attempt + 1)
         await self._outcomes.on_record(lambda: self._table.keep(moved))
         job.begin_anew(status.attempt + 1, status.first_iteration)
-        self.queue.settled(job)
+        self._entries.settled(job)
         try:
             await run_unless(gang.ending, partial(self._start, gang, [job]))
         except EndRequested:
@@ -403,7 +394,7 @@ class Gangs:
         for job in jobs:
             self._table.running.pop(job.id, None)
             self._gang_of.pop(job.id, None)
-            self.queue.freed(job)
+            self._entries.freed(job)
             self._rewiring.ended(job.id)
             status = self._table[job.id]
             if status.state.is_waiting:
@@ -411,7 +402,7 @@ class Gangs:
                     status.id
                 )
         for ids in waiting.values():
-            self.queue.join(Gang(tuple(ids), gang.topology))
+            self._entries.join(Gang(tuple(ids), gang.topology))
 
 
 class Outcomes:

@@ -12,6 +12,7 @@ from typing import Any
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
+from patchlight.controller.jobs.lives import JOB_MOVES, check_move
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.prediction import completion, network
 from patchlight.controller.prediction.interleaving import set_slots_of
@@ -127,13 +128,17 @@ class JobTable:
         return list(self._recent.values())
 
     def add(self, statuses: Sequence[JobStatus]) -> None:
-        """Add new jobs, all or none."""
+        """Store jobs in new states, with events, all or none."""
+        now = time.time()
         events = [
-            (s.submitted_at, f"job-{s.state}", _event(s)) for s in statuses
+            (now, f"job-{s.state}", {"job": s.id, "message": s.message})
+            for s in statuses
         ]
         self.ledger.save(statuses, events)
         for status in statuses:
-            self._remember(status, is_new_state=True)
+            self._remember(status)
+            for hear in self.on_state:
+                hear(status)
 
     def keep(self, status: JobStatus) -> None:
         """Store the status of a job in an unchanged state."""
@@ -148,21 +153,15 @@ class JobTable:
         last_lines: Sequence[str] = (),
         **changes: Any,
     ) -> JobStatus:
-        """Set a job's state, with an event. ``changes`` are other fields."""
-        now = time.time()
-        status = self[job_id]
-        begins = state is JobState.RUNNING and status.started_at is None
-        moved = replace(
-            status,
-            state=state,
-            message=message,
-            last_lines=tuple(last_lines),
-            started_at=now if begins else status.started_at,
-            finished_at=now if state.is_final else None,
+        """Set a job's state, with an event; ``IllegalMove`` unless ``JOB_MOVES`` has this move.
+        ``changes`` are other fields."""
+        (moved,) = self._move(
+            [job_id],
+            state,
+            message,
+            last_lines,
             **changes,
         )
-        self.ledger.save([moved], [(now, f"job-{state}", _event(moved))])
-        self._remember(moved, is_new_state=True)
         return moved
 
     def end(
@@ -172,19 +171,50 @@ class JobTable:
         message: str,
         last_lines: Sequence[str] = (),
     ) -> None:
-        """End those of the jobs that have not ended yet."""
-        for job_id in job_ids:
-            if job_id in self._live:
-                self.move(
-                    job_id,
-                    state,
-                    message,
-                    last_lines,
-                )
+        """End those of the jobs that have not ended yet, all or none."""
+        live = [job_id for job_id in job_ids if job_id in self._live]
+        self._move(
+            live,
+            state,
+            message,
+            last_lines,
+        )
 
-    def _remember(
-        self, status: JobStatus, *, is_new_state: bool = False
-    ) -> None:
+    def _move(
+        self,
+        job_ids: Sequence[str],
+        state: JobState,
+        message: str,
+        last_lines: Sequence[str],
+        **changes: Any,
+    ) -> list[JobStatus]:
+        now = time.time()
+        moved = []
+        for job_id in job_ids:
+            status = self[job_id]
+            check_move(
+                f"job {job_id}",
+                JOB_MOVES,
+                status.state,
+                state,
+            )
+            begins = state is JobState.RUNNING and status.started_at is None
+            moved.append(
+                replace(
+                    status,
+                    state=state,
+                    message=message,
+                    last_lines=tuple(last_lines),
+                    started_at=now if begins else status.started_at,
+                    finished_at=now if state.is_final else None,
+                    **changes,
+                )
+            )
+        if moved:
+            self.add(moved)
+        return moved
+
+    def _remember(self, status: JobStatus) -> None:
         self._listed.pop(status.id, None)
         if status.state.is_final:
             self._live.pop(status.id, None)
@@ -195,12 +225,6 @@ class JobTable:
         self._recent[status.id] = status
         while len(self._recent) > _RECENT:
             self._recent.popitem(last=False)
-        for hear in self.on_state if is_new_state else ():
-            hear(status)
-
-
-def _event(status: JobStatus) -> dict[str, Any]:
-    return {"job": status.id, "message": status.message}
 
 
 _AT_WORK = (JobState.RUNNING, JobState.PAUSED)

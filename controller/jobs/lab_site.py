@@ -2,7 +2,7 @@
 or touches a device: the pass's decisions are applied afterwards."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -17,13 +17,9 @@ from patchlight.controller.jobs.discipline.queue import (
     iteration_times,
     room_for,
 )
+from patchlight.controller.jobs.entries import GangEntry
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.placement import (
-    GangEntry,
-    LabSnapshot,
-    Placed,
-    Placement,
-)
+from patchlight.controller.jobs.placement import LabSnapshot, Placed, Placement
 from patchlight.controller.jobs.specs import error_text
 from patchlight.controller.policies import contract
 from patchlight.controller.policies.options.outlook import Networks
@@ -35,7 +31,7 @@ from patchlight.testbed.lab.wiring import trace_links
 
 # Without degrees in the job, only powers of two are tried in labs with more GPUs.
 _FEW = 8
-_RETURNING = Waiting(
+_RELEASING = Waiting(
     WaitReason.NO_GPUS, "it was preempted and is still releasing its hosts"
 )
 
@@ -77,13 +73,11 @@ class _Occupancy:
 
 @dataclass
 class LabSite:
-    """The lab during passes, and the decisions of the last one; ``look`` reads its state before
-    each. ``start_s`` returns how long a job takes to start."""
+    """The lab during passes, and the decisions of the last one; ``look`` begins each."""
 
     table: JobTable
     placement: Placement
     accounts: UserAccounts
-    start_s: Callable[[], float] = lambda: 0.0
     joined: list[GangEntry] = field(default_factory=list)
     running: dict[int, GangEntry] = field(default_factory=dict)
     started: list[Started] = field(default_factory=list)
@@ -98,8 +92,15 @@ class LabSite:
     _shown: object = None
     _network: tuple[int, network.LabNetwork] | None = None
 
-    def look(self, lab: LabSnapshot, now_s: float) -> None:
-        """Begin a pass with the lab's present state."""
+    def look(
+        self,
+        lab: LabSnapshot,
+        now_s: float,
+        start_s: float = 0.0,
+        releasing: Collection[GangEntry] = (),
+    ) -> None:
+        """Begin a pass with the lab's present state. A job takes ``start_s`` to start; gangs that
+        are ``releasing`` their hosts, after a preemption, cannot start yet."""
         view = lab.view._replace(
             usage=contract.Frozen(self.accounts.shares(now_s))
         )
@@ -115,6 +116,8 @@ class LabSite:
         self._shown = shown
         self._lab = lab._replace(view=view)
         self.now_s = now_s
+        self._start_s = start_s
+        self._releasing = {*releasing}
         self.wake_s = math.inf
         for decided_last in (
             self.started,
@@ -233,8 +236,8 @@ class LabSite:
         self, entry: GangEntry, occupied: int | None = None
     ) -> Hosts | Waiting:
         """The policies' placements of the gang, or why there are none."""
-        if entry.returning:
-            return _RETURNING
+        if entry in self._releasing:
+            return _RELEASING
         taken = self.occupancy.occupied if occupied is None else occupied
         by_job: dict[str, Placed] = {}
         gpus = 0
@@ -298,7 +301,7 @@ class LabSite:
         self.occupancy.occupied &= ~entry.gpus
         self._freed.append((entry.gpus, entry))
         self.gone(entry, self.now_s, entry.gpus)
-        entry.returning = True
+        self._releasing.add(entry)
         self.joined.append(entry)
 
     def refuse(self, entry: GangEntry, why: Waiting) -> bool:
@@ -383,7 +386,7 @@ class LabSite:
             )
             now = len(status.hosts)
             if now in times:
-                cost_s = times[now] + self.start_s()
+                cost_s = times[now] + self._start_s
                 since_s = status.runs_since or 0.0
                 left = status.spec.iterations - status.iterations_done
                 shown = (

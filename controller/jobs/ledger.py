@@ -15,7 +15,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from patchlight.controller.hosts.agent_client import AgentClient, NotOnServer
-from patchlight.controller.jobs.reports import MOST_REPORTS, JobReports
+from patchlight.controller.jobs.reports import ENDED, MOST_REPORTS, JobReports
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.storage.database import (
     ADD_EVENT,
@@ -43,15 +43,14 @@ _SAVE = (
     "record = excluded.record, finished_at = excluded.finished_at"
 )
 _FINAL = {str(state) for state in JobState if state.is_final}
-_ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
 _MESSAGE = "iif(json_valid(record), json_extract(record, '$.message'), '')"
 _STATE = "iif(json_valid(record), json_extract(record, '$.state'), NULL)"
 _FORGETTABLE = f"""
-SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid <=
-    (SELECT rowid FROM jobs WHERE state IN ({_ENDED}) ORDER BY rowid DESC LIMIT 1 OFFSET ?))
+SELECT id FROM jobs WHERE state IN ({ENDED}) AND (finished_at < ? OR rowid <=
+    (SELECT rowid FROM jobs WHERE state IN ({ENDED}) ORDER BY rowid DESC LIMIT 1 OFFSET ?))
 AND id NOT IN (SELECT value FROM jobs AS waiting,
     json_each(iif(json_valid(waiting.record), waiting.record, 'null'), '$.spec.after')
-    WHERE waiting.state NOT IN ({_ENDED}))
+    WHERE waiting.state NOT IN ({ENDED}))
 AND {_MESSAGE} IS NOT ?
 ORDER BY rowid LIMIT ?"""
 # Unreadable records are included, so that they are set aside.
@@ -193,13 +192,13 @@ class JobLedger(JobReports):
 
     def unfinished(self) -> list[JobStatus]:
         """Every unfinished job, in order of submission."""
-        found = self._read(f"WHERE state NOT IN ({_ENDED}) ORDER BY rowid")
+        found = self._read(f"WHERE state NOT IN ({ENDED}) ORDER BY rowid")
         return [status for status in found if not status.state.is_final]
 
     def unreadable(self) -> set[str]:
         """The jobs whose records were set aside before they had ended, and that nobody stopped."""
         # Sets them aside.
-        self._read(f"WHERE state IN ({_ENDED}) AND {_STATE} NOT IN ({_ENDED})")
+        self._read(f"WHERE state IN ({ENDED}) AND {_STATE} NOT IN ({ENDED})")
         sql = f"SELECT id FROM jobs WHERE state = ? AND {_MESSAGE} = ?"
         aside = {
             job_id
@@ -208,7 +207,7 @@ class JobLedger(JobReports):
             )
         }
         # On a full disk, none is set aside yet.
-        others = self._read(f"WHERE state NOT IN ({_ENDED})")
+        others = self._read(f"WHERE state NOT IN ({ENDED})")
         return aside | {
             status.id for status in others if status.state.is_final
         }

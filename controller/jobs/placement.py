@@ -1,4 +1,4 @@
-"""Models gangs of jobs, and asks policies for their order, number of workers, hosts, circuits."""
+"""Asks policies for the number of workers, the hosts and the circuits of jobs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from patchlight.controller.changes.parts import FlowHook
 from patchlight.controller.changes.record import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.fleet import Fleet, unfit_hosts
@@ -18,116 +18,19 @@ from patchlight.controller.jobs import cluster_view
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.specs import JobFailed
-from patchlight.controller.policies.contract import (
-    ClusterView,
-    Frozen,
-    Progress,
-)
+from patchlight.controller.policies.contract import ClusterView, Frozen
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.topology import NO_PORTS
-from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
 from patchlight.testbed.lab.reach import Reach, as_text
 from patchlight.testbed.lab.rules import Waiting, WaitReason
+from patchlight.testbed.lab.wiring import Links
 
 HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each running job, by the job's id."""
-
-
-@dataclass(eq=False)
-class Gang:
-    """Jobs that start together, by id; their life is in ``task``. ``ending``: it is to end, and
-    with ``again`` it is then queued again; ``stopping``: without."""
-
-    ids: tuple[str, ...]
-    topology: str
-    task: asyncio.Task[None] | None = None
-    ends_because: str = ""
-    again: bool = False
-    ending: asyncio.Event = field(default_factory=asyncio.Event)
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def end(self, why: str, *, again: bool = False) -> None:
-        """Order its end. A restart or preemption does not undo a stop."""
-        if self.ending.is_set() and (again or not self.again):
-            return
-        self.ends_because = why
-        self.again = again
-        self.ending.set()
-        if not again:
-            self.stopping.set()
-
-
-@dataclass(eq=False)
-class GangEntry:
-    """A gang that waits or has hosts; ``nic_bps`` is the rate of the slowest NIC that it may get.
-    ``returning``: preempted, it keeps its GPUs until it has released its hosts."""
-
-    index: int
-    gang: Gang
-    statuses: Sequence[JobStatus]
-    nic_bps: float
-    gpus: int = 0
-    began_s: float = 0.0
-    held: bool = False
-    returning: bool = False
-
-    @property
-    def name(self) -> str:
-        """The ids of its jobs."""
-        return ", ".join(status.id for status in self.statuses)
-
-    @property
-    def user(self) -> str:
-        """Who submitted it."""
-        return self.statuses[0].by
-
-    @property
-    def workers(self) -> int:
-        """How many GPUs it wants in total; the minimum if a policy decides."""
-        return sum(status.spec.least_workers for status in self.statuses)
-
-    @property
-    def wants(self) -> str:
-        """The same as text."""
-        models = sorted(
-            {
-                m
-                for s in self.statuses
-                for m in s.spec.gpu_models or s.spec.compute_s
-            }
-        )
-        count = f"{self.workers} GPU{'s' if self.workers > 1 else ''}"
-        return f"{count} of {', '.join(models)}" if models else count
-
-    @property
-    def priority(self) -> int:
-        """The highest priority of its jobs."""
-        return max(status.spec.priority for status in self.statuses)
-
-    @property
-    def preemptible(self) -> bool:
-        """Whether it may be preempted."""
-        return all(status.spec.preemptible for status in self.statuses)
-
-    @property
-    def after(self) -> Sequence[str]:
-        """The ids of the jobs that must be done first."""
-        return tuple(
-            dict.fromkeys(name for s in self.statuses for name in s.spec.after)
-        )
-
-    def progress(self, now_s: float, known: bool) -> Progress:
-        """GPU-seconds used, and the longest remaining time of its jobs on links of their own."""
-        had = sum(status.gpu_seconds(now_s) for status in self.statuses)
-        left_s = (
-            cluster_view.alone_s(status, self.nic_bps)
-            for status in self.statuses
-        )
-        return Progress(had, max(left_s) if known else math.nan)
 
 
 class LabSnapshot(NamedTuple):
@@ -154,8 +57,39 @@ class Placed(NamedTuple):
     decisions: tuple[cluster_view.Decision, ...]
 
 
+class LabReach:
+    """Which hosts reach each other, by agents' reports and by the flow entries that packet switches
+    refused."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        fleet: Fleet,
+        flows: FlowHook,
+    ) -> None:
+        self._lab = lab
+        self._fleet = fleet
+        self._flows = flows
+        self._of: tuple[object, ...] = ()
+        self._reach = Reach(lab, None)
+
+    def over(self, links: Links | None) -> Reach:
+        """Over these links; computed again when anything has changed."""
+        lost = {**self._flows.unserved(), **self._fleet.faults().lost}
+        down = self._flows.trunks_down()
+        if (links, lost, down) != self._of:
+            self._of = links, lost, down
+            self._reach = Reach(
+                self._lab,
+                links,
+                lost,
+                down,
+            )
+        return self._reach
+
+
 class Placement:
-    """Asks the lab's policies for the order of gangs, and the hosts and circuits of jobs. The
+    """Asks the lab's policies for the hosts and circuits of jobs. The
     hosts of workers in ``ending``, which have no job any more, are not used."""
 
     def __init__(
@@ -165,6 +99,7 @@ class Placement:
         table: JobTable,
         policies: PoliciesInUse,
         transactions: Transactions,
+        reach: LabReach,
     ) -> None:
         self._lab = lab
         self._fleet = fleet
@@ -172,28 +107,14 @@ class Placement:
         self.policies = policies
         self._transactions = transactions
         self._circuits = transactions.parts
-        self.nic_bps = slowest_nic_bps(lab)
+        self._reach = reach
         self.ending: dict[str, Sequence[str]] = {}
         self.swept = set[str]()
         """Jobs without a record that were stopped: agents end their workers when they answer."""
-        self._reach_of: tuple[object, ...] = ()
-        self._reach = Reach(lab, None)
 
     def reach(self) -> Reach:
-        """Which hosts reach each other, by the last known maps, agents' reports, and the flow
-        entries that packet switches refused."""
-        links = self._circuits.maps.present_links()
-        lost = {**self._circuits.flows.unserved(), **self._fleet.faults().lost}
-        down = self._circuits.flows.trunks_down()
-        if (links, lost, down) != self._reach_of:
-            self._reach_of = links, lost, down
-            self._reach = Reach(
-                self._lab,
-                links,
-                lost,
-                down,
-            )
-        return self._reach
+        """Which hosts reach each other, by the last known maps."""
+        return self._reach.over(self._circuits.maps.present_links())
 
     async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
         """Read the devices, which takes time; the result returns the lab at the time of its call.
@@ -275,10 +196,6 @@ class Placement:
             named(self.policies.choice, "placement") != DEFAULTS["placement"]
         )
         return await self.look(ports=own or lab_wide)
-
-    def gpus_of(self, hosts: Collection[str]) -> int:
-        """The GPUs of these hosts, as a set."""
-        return cluster_view.WiredLab(self._lab, {}).as_set(hosts)
 
     @staticmethod
     def gpus_named(

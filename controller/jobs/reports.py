@@ -14,7 +14,7 @@ from patchlight.testbed.wire.worker_api import Report
 
 Record = Mapping[str, Any]
 
-_ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
+ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
 
 MOST_REPORTS = 20_000
 MOST_REPORTS_OF_ALL = 500_000
@@ -38,7 +38,7 @@ DELETE FROM iterations WHERE number IN
     (SELECT number FROM ({_PLACED}) WHERE back > ?2 AND nth % ?3 >= {_PAIR})"""
 _MANY_REPORTS = f"""
 SELECT id, (SELECT count(*) FROM iterations WHERE job = id) AS count FROM jobs
-WHERE state IN ({_ENDED}) AND count > ? ORDER BY jobs.rowid LIMIT 1"""
+WHERE state IN ({ENDED}) AND count > ? ORDER BY jobs.rowid LIMIT 1"""
 
 
 class _StoredReport(Report):

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from statistics import median
 from typing import Any
 
+from patchlight.controller.changes.device_maps import MapCache
 from patchlight.controller.changes.parts import Unreached
 from patchlight.controller.changes.record import (
     ChangeOptions,
@@ -19,7 +20,11 @@ from patchlight.controller.changes.record import (
 from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.cluster_view import Decision, plain, seen
 from patchlight.controller.jobs.job_table import IterationTimes, JobTable
-from patchlight.controller.jobs.placement import LabSnapshot, Placement
+from patchlight.controller.jobs.placement import (
+    LabReach,
+    LabSnapshot,
+    Placement,
+)
 from patchlight.controller.jobs.policy_set import PoliciesInUse
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.policies.cheapest import (
@@ -56,6 +61,11 @@ _HOLD_IN_THE_DARK_S = 2.0
 _GREET_S = 1.0
 # A switch that was late is checked again after 30 s, by a look each 30 s.
 _SETTLED_WITHIN_S = 90.0
+
+
+def is_drained(store: Store) -> bool:
+    """Whether no jobs are started."""
+    return store.mark(DRAINED, dict[str, Any], unreadable=dict) is not None
 
 
 class JobRewiring:
@@ -310,10 +320,7 @@ class JobRewiring:
             ):
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
-        if (
-            self._store.mark(DRAINED, dict[str, Any], unreadable=dict)
-            is not None
-        ):
+        if is_drained(self._store):
             return "the controller is drained"
         if stopped := self._transactions.parts.preflight.stop.message:
             return stopped
@@ -353,7 +360,7 @@ class JobTraffic:
     def __init__(
         self,
         table: JobTable,
-        reach: Callable[[], Reach],
+        reach: LabReach,
         patience_s: float = 10.0,
     ) -> None:
         self._table = table
@@ -434,13 +441,13 @@ class JobTraffic:
                 silent.append(f"job {job.id}: {answer}")
         return Unreached(tuple(silent), tuple(unknown))
 
-    async def undrain(self) -> None:
-        """Resume the paused jobs; those without a circuit stay paused."""
+    async def undrain(self, maps: MapCache) -> None:
+        """Resume the paused jobs; those without a circuit by these maps stay paused."""
         jobs = self._drained
         self._drained = []
-        await run_all(self._settle(job) for job in jobs)
+        await run_all(self._settle(job, maps) for job in jobs)
 
-    async def watch(self) -> None:
+    async def watch(self, maps: MapCache) -> None:
         """Pause jobs that lose their circuits, and resume those that have them again."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -452,7 +459,7 @@ class JobTraffic:
             if not jobs:
                 continue
             answers = await asyncio.gather(
-                *(self._settle(job, hold=True) for job in jobs),
+                *(self._settle(job, maps, hold=True) for job in jobs),
                 return_exceptions=True,
             )
             for job, answer in zip(jobs, answers, strict=True):
@@ -461,10 +468,16 @@ class JobTraffic:
                         "job %s and its circuits: %s", job.id, in_words(answer)
                     )
 
-    async def _settle(self, job: RunningJob, *, hold: bool = False) -> None:
+    async def _settle(
+        self,
+        job: RunningJob,
+        maps: MapCache,
+        *,
+        hold: bool = False,
+    ) -> None:
         """Pause a job during an outage, resume it after. ``hold``: pause its workers, too."""
         state = self._state(job)
-        reach = self._reach()
+        reach = self._reach.over(maps.present_links())
         if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
             return  # a job that moves to other hosts is held for that
         dark = reach.apart(job.hosts)

@@ -15,6 +15,7 @@ from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.agent_client import AgentCallError
 from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.jobs.entries import Entries, Gang
 from patchlight.controller.jobs.gangs import MOST_WAIT_S, Gangs
 from patchlight.controller.jobs.interleaving import Interleaving
 from patchlight.controller.jobs.job_table import (
@@ -23,9 +24,13 @@ from patchlight.controller.jobs.job_table import (
     JobTable,
 )
 from patchlight.controller.jobs.lab_queue import LabQueue
-from patchlight.controller.jobs.placement import Gang, Placement
+from patchlight.controller.jobs.placement import LabReach, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
-from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
+from patchlight.controller.jobs.rewiring import (
+    DRAINED,
+    JobRewiring,
+    is_drained,
+)
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.specs import (
     check_policies,
@@ -33,7 +38,6 @@ from patchlight.controller.jobs.specs import (
     worker_id,
 )
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import (
@@ -68,6 +72,7 @@ class Scheduler:
         store: Store,
         table: JobTable,
         transactions: Transactions,
+        reach: LabReach,
         choice: PolicyChoice = NOTHING_SAID,
         discipline: Discipline = DEFAULT_DISCIPLINE,
     ) -> None:
@@ -90,6 +95,7 @@ class Scheduler:
             table,
             self.policies,
             transactions,
+            reach,
         )
         links = transactions.parts.maps.present_links
         self.forecasts = Forecasts(
@@ -115,11 +121,13 @@ class Scheduler:
             self.gains,
         )
         self.reach = self._placement.reach
+        self._entries = Entries(lab, table, discipline)
         self._gangs = Gangs(
             lab,
             fleet,
             store,
             table,
+            self._entries,
             self.rewiring,
             self.reach,
         )
@@ -127,6 +135,7 @@ class Scheduler:
             store,
             table,
             self._placement,
+            self._entries,
             self._gangs,
             discipline,
         )
@@ -134,7 +143,7 @@ class Scheduler:
         self._followed: list[RunningJob] = []
         self._sweeping: dict[str, asyncio.Task[None]] = {}
         self.policies.on_use += [
-            self._queue.changed.set,
+            self._entries.changed.set,
             self.rewiring.look_soon,
         ]
 
@@ -162,7 +171,7 @@ class Scheduler:
         for statuses, _ in gangs:
             gang = [status.spec for status in statuses]
             if (
-                why := self._queue.not_admitted(
+                why := self._entries.not_admitted(
                     by, gang, len(specs) - len(gang)
                 )
             ) is not None:
@@ -173,7 +182,7 @@ class Scheduler:
         added = [status for statuses, _ in gangs for status in statuses]
         self._table.add(added)
         for statuses, chosen in gangs:
-            self._queue.join(
+            self._entries.join(
                 Gang(tuple(status.id for status in statuses), chosen)
             )
         return added
@@ -244,14 +253,13 @@ class Scheduler:
             by,
             set(),
         )
-        ahead = len(self._queue.why)
         closed = "the controller is drained" if self.drained else ""
-        waits_for = closed or self._queue.not_admitted(
+        waits_for = closed or self._entries.not_admitted(
             by, [status.spec for status in statuses]
         )
         found = waits_for or await self._queue.would_place(statuses)
         about: dict[str, Any] = {
-            "ahead": ahead,
+            "ahead": sum(len(e.gang.ids) for e in self._entries.waiting),
             "topology": chosen,
             "waits_for": "",
         }
@@ -261,12 +269,11 @@ class Scheduler:
                 {**about, "job": status.spec.name, "hosts": []}
                 for status in statuses
             ]
-        running = JobState.RUNNING
         placed = [
             replace(
                 each,
                 hosts=found[each.id],
-                state=running,
+                state=JobState.RUNNING,
             )
             for each in statuses
         ]
@@ -310,9 +317,8 @@ class Scheduler:
 
     def message(self, status: JobStatus) -> str:
         """A job's message, or what it waits for now, which changes too often to be stored."""
-        waits_for = (
-            self._queue.why.get(status.id) if status.state.is_waiting else None
-        )
+        waiting = self._entries.waiting_with(status.id)
+        waits_for = None if waiting is None else waiting.why
         job = self._table.running.get(status.id)
         if job is not None and job.silent_servers and not status.message:
             waits_for = (
@@ -338,14 +344,11 @@ class Scheduler:
             "stop",
             force=force,
         )
-        if (waiting := self._queue.leave(job_id)) is not None:
-            try:
-                self._table.end(
-                    waiting.ids, JobState.STOPPED, "stopped by the user"
-                )
-            except JournalError:
-                self._queue.join(waiting)  # it continues to wait
-                raise
+        if (waiting := self._entries.waiting_with(job_id)) is not None:
+            self._table.end(
+                waiting.gang.ids, JobState.STOPPED, "stopped by the user"
+            )
+            self._entries.leave(waiting)
         if (
             job_id in self._table.unreadable
         ):  # its workers are swept from now on
@@ -432,26 +435,24 @@ class Scheduler:
     def resume(self) -> None:
         """Start jobs again after ``drain`` or ``hold_queue``."""
         self._store.set_mark(DRAINED, None)
-        self._queue.changed.set()
+        self._entries.changed.set()
 
     @property
     def drained(self) -> bool:
         """Whether no jobs are started."""
-        return (
-            self._store.mark(DRAINED, dict[str, Any], unreadable=dict)
-            is not None
-        )
+        return is_drained(self._store)
 
     async def run(self) -> None:
         """Start gangs when their hosts become free. A failure affects only its gang."""
         self.policies.note_faults()
         self._take_over()
+        self._queue.use_order()  # an earlier pass may have failed halfway
         # The controller that paused them may be dead.
         await run_all(job.release() for job in self._followed)
         self._followed.clear()
         self._fleet.on_status = self._sweep
         while True:
-            self._queue.changed.clear()
+            self._entries.changed.clear()
             began = time.monotonic()
             if self.policies.take_next():
                 self._queue.use_order()
@@ -461,7 +462,7 @@ class Scheduler:
             self.rewiring.queue_passed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._queue.changed.wait()
+                    await self._entries.changed.wait()
             # After a long pass the API gets its turn.
             await asyncio.sleep(
                 max(
@@ -512,10 +513,8 @@ class Scheduler:
                     queued.append(together)
                 else:
                     self._gangs.undo_start(together)
-        for each in self._gangs.active:
-            self._queue.follow(each)
         for each in queued:
-            self._queue.join(each)
+            self._entries.join(each)
         self._queue.use_order()  # a queue that knows the running gangs
         self._recovered = True
 
@@ -538,20 +537,17 @@ class Scheduler:
             task = asyncio.create_task(self._end_stray(agent.server, worker))
             self._sweeping[worker.id] = task
             task.add_done_callback(partial(self._has_swept, worker.id))
-            hosts = (
-                host
+            self._placement.ending[worker.id] = [
+                host.name
                 for host in self._lab.hosts
                 if host.server.name == agent.server
-            )
-            names = [
-                host.name for host in hosts if host.nic.name == worker.nic
+                and host.nic.name == worker.nic
             ]
-            self._placement.ending[worker.id] = names
 
     def _has_swept(self, worker: str, _: asyncio.Task[None]) -> None:
         del self._sweeping[worker]
         del self._placement.ending[worker]
-        self._queue.changed.set()
+        self._entries.changed.set()
 
     async def _end_stray(self, server: str, worker: WorkerStatus) -> None:
         client = self._fleet.agent_of(server)

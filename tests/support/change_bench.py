@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.changes.device_maps import Decide
+from patchlight.controller.changes.device_maps import Decide, MapCache
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import Reconfiguration
@@ -61,7 +61,7 @@ class Network(NoHooks):
         self.calls.append(("drain", {str(end) for end in moved}))
         return []
 
-    async def undrain(self) -> None:
+    async def undrain(self, maps: MapCache) -> None:
         self.calls.append(("undrain",))
 
 

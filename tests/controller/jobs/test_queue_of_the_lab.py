@@ -10,7 +10,7 @@ import pytest
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.jobs.cluster_view import arguments, digest, plain
-from patchlight.controller.jobs.placement import GangEntry
+from patchlight.controller.jobs.entries import GangEntry
 from patchlight.controller.policies.contract import METHODS
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput

@@ -111,7 +111,7 @@ async def test_only_the_jobs_on_the_ports_that_move_pause(
     assert await cluster.traffic.drain(ports) == []
     assert states(cluster, moved) == {"held"}
     assert states(cluster, stays) == {"running"}
-    await cluster.traffic.undrain()
+    await cluster.traffic.undrain(cluster.circuits.maps)
     await cluster.until(lambda: states(cluster, moved) == {"running"})
     about = {call for call, name in cluster.calls if name.startswith(stays)}
     assert about <= {"worker", "reports"}
@@ -137,7 +137,7 @@ async def test_who_does_not_pause_in_time_is_named_and_let_go(
     (job_id,) = await submit_running(cluster, spec)
     (note,) = await cluster.traffic.drain(nic_of(cluster, "gpu0"))
     assert note.startswith(f"job {job_id} did not pause in time")
-    await cluster.traffic.undrain()
+    await cluster.traffic.undrain(cluster.circuits.maps)
     assert ("release", f"{job_id}-0") in cluster.calls
 
 
