@@ -132,14 +132,21 @@ def _of_new_nics(
     switches = set(lab.switch_names)
     entries = set[tuple[str, Any]]()
     for source in moved:
-        path = after.path(source)
-        if path is None or after.peer(source) is None:
+        peer = after.peer(source)
+        ports = [
+            end
+            for end in (source, peer)
+            if end is not None and end.device in switches
+        ]
+        path = (
+            after.path(source)
+            if peer is not None and len(ports) == 1
+            else None
+        )
+        if path is None:
             continue
-        ports = [end for end in (source, path.sink) if end.device in switches]
-        before = (links.path(port) for links in states for port in ports)
-        if len(ports) == 1 and not any(
-            each and each.sink.device in switches for each in before
-        ):
+        before = (links.path(ports[0]) for links in states)
+        if not any(each and each.sink.device in switches for each in before):
             entries.update(path.hops)
     return entries
 

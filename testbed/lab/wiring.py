@@ -237,6 +237,7 @@ class Links:
             for ocs in self._fibres
         }
         self.light = Light(lab, self.maps, spectra) if lab.coloured else None
+        self._traced: dict[Endpoint, Endpoint | None] = {}
 
     def after(
         self, maps: Mapping[str, PortMap]
@@ -357,11 +358,9 @@ class Links:
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
         """The other end of the link at ``endpoint``; ``None`` if it is down or one-way."""
-        sink = self._sinks.get(endpoint)
+        sink = self._sink(endpoint)
         return (
-            sink
-            if sink is not None and self._sinks.get(sink) == endpoint
-            else None
+            sink if sink is not None and self._sink(sink) == endpoint else None
         )
 
     def peers(self, endpoint: Endpoint) -> tuple[Endpoint, ...]:
@@ -396,6 +395,19 @@ class Links:
         ):
             return None
         return peer.device
+
+    def _sink(self, source: Endpoint) -> Endpoint | None:
+        """Where the signal of this NIC or packet-switch port ends; a few ends are traced alone."""
+        if self.light is not None or "_sinks" in self.__dict__:
+            return self._sinks.get(source)
+        if source not in self._traced:
+            fibre = self._lab.fibre_ends.get(source)
+            self._traced[source] = (
+                None
+                if fibre is None or source.device in self.maps
+                else self._end(fibre[0], self._out_of)
+            )
+        return self._traced[source]
 
     @cached_property
     def _sinks(self) -> Mapping[Endpoint, Endpoint]:
