@@ -228,7 +228,8 @@ class ConnectionLost(Exception):
 
 
 class DeviceConnection(asyncio.Protocol, Generic[M]):
-    """Made by ``open``, or by the event loop. ``trouble`` says why it ended, or is empty.
+    """Made by ``open``, or by the event loop. ``trouble`` says why it ended, or that an answer is
+    outstanding, which must not be taken for that to the next command; else it is empty.
 
     ``flooded``: whether it was closed because of too much data. ``ending``: the end of each
     command. An answer is parsed as it arrives, without a task in between: exchanges dominate the
@@ -242,7 +243,7 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         ending: bytes = b"\r\n",
     ) -> None:
         self.flooded = False
-        self._trouble = ""
+        self.trouble = ""
         self._framer = framer
         self._unasked = unasked
         self._ending = ending
@@ -272,21 +273,13 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         )[1]
 
     @property
-    def trouble(self) -> str:
-        """Why it ended, or cannot be used any more; empty if it can."""
-        if self._answer is not None and self._answer.cancelled():
-            # Its later result must not be taken for the answer to the next command.
-            return self._trouble or _OUTSTANDING
-        return self._trouble
-
-    @property
     def buffered(self) -> int:
         """Bytes of a message that is not complete yet; never more than the limit."""
         return self._framer.buffered
 
     def send(self, text: str) -> None:
         """Send a command; ``ConnectionLost`` if the connection is known to have ended."""
-        if self.trouble:
+        if self.trouble and (self._answer is None or self._answer.done()):
             raise ConnectionLost
         # Replies are kept only from the first command on and while they are read.
         self._hearing.begin()
@@ -315,6 +308,7 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         answer: asyncio.Future[R] = self._loop.create_future()
         self._answer = answer
         self._take = take
+        self.trouble = self.trouble or _OUTSTANDING
         self._deadline = self._loop.call_later(timeout_s, self._give_up)
         if self._lost.done():
             self._fail(ConnectionLost())
@@ -357,6 +351,7 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
             self._fail(error)
         else:
             if result is not None:
+                self.trouble = ""
                 self.done()
                 answer.set_result(result)
 
@@ -367,8 +362,8 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         answer = self._answer
         if self._take is None or answer is None:
             return
-        if not isinstance(error, DeviceRefused):
-            self._trouble = self._trouble or _OUTSTANDING
+        if isinstance(error, DeviceRefused):
+            self.trouble = ""
         self.done()
         if not answer.done():
             answer.set_exception(error)
@@ -410,7 +405,8 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         self._end(str(error or "") or "the device closed the connection")
 
     def _end(self, trouble: str) -> None:
-        self._trouble = self._trouble or trouble
+        if self.trouble in ("", _OUTSTANDING):
+            self.trouble = trouble
         if not self._lost.done():
             self._lost.set_result(None)
         self._fail(ConnectionLost())

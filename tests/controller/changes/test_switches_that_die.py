@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from patchlight.controller.changes import parts
+from patchlight.controller.changes import recovery
 from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.circuits.contract import DeviceUnreachable, Outcome
 from patchlight.controller.circuits.drivers.table import Row
@@ -36,7 +36,7 @@ ENDS = {OLD: "rolled-back", NEW: "committed", HALF: "unknown"}
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr(recovery, "_PAUSES_S", (0.01,))
 
 
 def dying(
