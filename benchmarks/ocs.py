@@ -30,7 +30,7 @@ from benchmarks import figure
 from benchmarks.ocs_faults import campaign
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.record import ChangePlan
+from patchlight.controller.changes.plan import plan_change
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.storage.store import Store
@@ -303,12 +303,12 @@ def _planning(ports: int, limit: str) -> dict[str, Any]:
     numbers = range(1, ports + 1)
     maps = [_map(rng.sample(numbers, ports)) for _ in range(2)]
     # What is made once for a lab is made.
-    ChangePlan.of(lab, {"ocs1": maps[0]}, {})
+    plan_change(lab, {"ocs1": maps[0]}, {})
     spent = []
     for before, wanted in (maps, maps[::-1], maps):
         gc.collect()
         begun = time.perf_counter()
-        steps = ChangePlan.of(lab, {"ocs1": before}, {"ocs1": wanted})
+        steps = plan_change(lab, {"ocs1": before}, {"ocs1": wanted})
         spent.append(1e3 * (time.perf_counter() - begun))
         if len(steps.changes["ocs1"].makes) < ports - 20:
             raise PatchlightError("two random maps cannot be so much alike")

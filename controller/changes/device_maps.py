@@ -13,12 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.record import (
-    ChangePlan,
-    Changes,
-    Reconfiguration,
-    Refused,
-)
+from patchlight.controller.changes.plan import ChangePlan, Changes, plan_change
+from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.circuits.contract import (
     Alarm,
     DeviceUnreachable,
@@ -37,7 +33,6 @@ from patchlight.testbed.lab.wiring import (
     lab_links,
     recorded_map,
 )
-from patchlight.testbed.tasks import run_all
 
 log = logging.getLogger("patchlight.circuits")
 
@@ -205,9 +200,10 @@ class DeviceMonitor:
                 self._mark_unreachable(name, error)
 
         away = self._unreachable.keys() | (self._drivers.keys() - self._opened)
-        await run_all(
-            open_or_mark(name) for name in self._drivers if name in away
-        )
+        async with asyncio.TaskGroup() as group:
+            for name in self._drivers:
+                if name in away:
+                    group.create_task(open_or_mark(name))
 
     async def read_maps(self) -> Maps:
         """Read the present maps from all devices in parallel; mark failures."""
@@ -369,7 +365,7 @@ class MapCache:
             or made.before != before
             or made.wanted != {**before, **wanted}
         ):
-            made = self._planned = ChangePlan.of(self._lab, before, wanted)
+            made = self._planned = plan_change(self._lab, before, wanted)
         for name in made.changes:
             driven(self._lab.optical_switch(name))
         return made

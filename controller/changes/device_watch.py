@@ -165,8 +165,8 @@ async def power_report(
     check = parts.power_check
     monitored = measures_each(parts.lab.optical_switch(name), driver)
     if driver.capabilities.power_out or driver.capabilities.power_in:
-        should = check.should_show(parts.maps.links(maps), name, maps[name])
-        readings = await check.judge(driver, should)
+        expected = check.expected(parts.maps.links(maps), name, maps[name])
+        readings = await check.judge(driver, expected)
         words = (
             "" if monitored else "unverified, no power monitor at the outputs"
         )

@@ -121,12 +121,12 @@ class Expected:
 def expected_powers(
     lab: Lab,
     links: Links,
-    asked: tuple[str, Iterable[Entry]] | None = None,
+    only: tuple[str, Iterable[Entry]] | None = None,
 ) -> dict[tuple[str, Entry], Expected]:
-    """The expected power of each entry on a path to a receiver, or of those in ``asked``."""
+    """The expected power of each entry on a path to a receiver, or of those in ``only``."""
     expected: dict[tuple[str, Entry], Expected] = {}
     for path in (
-        links.paths.values() if asked is None else links.paths_through(*asked)
+        links.paths.values() if only is None else links.paths_through(*only)
     ):
         launched_dbm = launch_power_dbm(lab, path.source)
         for entry, lost_db in links.passed(path):
@@ -136,7 +136,7 @@ def expected_powers(
     return expected
 
 
-class Should(NamedTuple):
+class ExpectedReading(NamedTuple):
     """The expected power (dBm) of a circuit: by the loss budget, and from earlier."""
 
     cross_connect: Entry
@@ -346,12 +346,12 @@ class PowerCheck:
     baselines: PowerBaselines
     tolerances: Tolerances = DEFAULT_TOLERANCES
 
-    def should_show(
+    def expected(
         self,
         links: Links,
         ocs: str,
         cross_connects: Iterable[Entry],
-    ) -> list[Should]:
+    ) -> list[ExpectedReading]:
         """The expected power of these entries of a switch's map."""
         circuits = list(cross_connects)
         expected_of = expected_powers(self.lab, links, (ocs, circuits))
@@ -360,14 +360,16 @@ class PowerCheck:
             expected = expected_of.get((ocs, c))
             source = expected.source if expected is not None else None
             should.append(
-                Should(c, expected, self.baselines.dbm(ocs, c, source))
+                ExpectedReading(
+                    c, expected, self.baselines.dbm(ocs, c, source)
+                )
             )
         return should
 
     async def judge(
         self,
         driver: AnyDriver,
-        should: Sequence[Should],
+        should: Sequence[ExpectedReading],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> list[PortReading]:
         """Measure and judge cross-connects; inputs in ``arriving_dbm`` were just measured."""
@@ -406,7 +408,7 @@ class PowerCheck:
     async def verify(
         self,
         driver: AnyDriver,
-        should: Sequence[Should],
+        should: Sequence[ExpectedReading],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> Verified:
         """``StepFailed`` if the power is wrong.
@@ -431,7 +433,7 @@ class PowerCheck:
         )
 
     async def _by_factory_losses(
-        self, driver: AnyDriver, should: Sequence[Should]
+        self, driver: AnyDriver, should: Sequence[ExpectedReading]
     ) -> str:
         """A remark without power monitors; ``StepFailed`` if a path has too much loss."""
         words = f"{driver.name}: unverified, it has no power monitor"

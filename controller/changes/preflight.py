@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from patchlight.controller.changes.plan import ChangePlan, Changes
+from patchlight.controller.changes.plan import objections as plan_objections
 from patchlight.controller.changes.power import POWER_CEILING_DBM
 from patchlight.controller.changes.record import (
     ChangeOptions,
-    ChangePlan,
-    Changes,
     Reconfiguration,
     StepFailed,
 )
@@ -27,14 +27,12 @@ from patchlight.controller.circuits.contract import (
 )
 from patchlight.controller.storage.store import UNREADABLE, Store
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.loops import closed_loops
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.lab.wiring import (
     Place,
     check_place,
     in_order,
-    lab_links,
     places_of,
 )
 
@@ -538,38 +536,6 @@ class PortStates:
         self._states.pop(ocs, None)
 
 
-def meetings(plan: ChangePlan) -> list[str]:
-    """Each pair of signals that would newly collide after this plan, as text."""
-    before = plan.links_before.light
-    after = plan.links_after.light
-    if before is None or after is None:
-        return []
-    now = {
-        frozenset((meeting.one, meeting.other)) for meeting in before.meetings
-    }
-    return [
-        str(meeting)
-        for meeting in after.meetings
-        if frozenset((meeting.one, meeting.other)) not in now
-    ]
-
-
-def loops(lab: Lab, plan: ChangePlan) -> list[str]:
-    """Each loop through switches that flood which a step of this plan would close, as text."""
-    if not any(switch.floods for switch in lab.packet_switches):
-        return []
-    maps = dict(plan.before)
-    before = plan.links_before.pairs()
-    found = list[str]()
-    for name in plan.changes:  # one device after the other
-        maps[name] = plan.wanted[name]
-        found += closed_loops(lab, before, lab_links(lab, maps).pairs())
-    return [
-        f"it would close a loop through switches that flood, without a spanning tree: {loop}"
-        for loop in dict.fromkeys(found)
-    ]
-
-
 @dataclass
 class PreflightResult:
     """``objections`` as text; ``arriving_dbm``: the measured input power of new circuits, where
@@ -619,7 +585,7 @@ class PreflightChecks:
             objections.append(
                 f"the traffic of {', '.join(jobs)} uses what would change"
             )
-        objections += [*meetings(plan), *loops(self.lab, plan)]
+        objections += plan_objections(self.lab, plan)
         for name, change in plan.changes.items():
             if not change.makes:
                 continue

@@ -1,169 +1,19 @@
-"""Models a change: its plan, caller, progress and record."""
+"""Models a change: its caller, progress and record."""
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2s
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+from patchlight.controller.changes.plan import ChangePlan
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
-from patchlight.testbed.lab.reach import Reach, as_text
-from patchlight.testbed.lab.wiring import (
-    Links,
-    Place,
-    check_map,
-    entries_at,
-    lab_links,
-)
-
-Changes = Mapping[str, MapChange[Any]]
-"""The changes of each optical switch, by name."""
-
-
-@dataclass(
-    frozen=True,
-    slots=True,
-)
-class ChangePlan:
-    """One change of the network, from the maps ``before`` to the maps ``wanted``.
-
-    ``changes``: the smallest change of each affected switch. ``moved``: the ports whose link goes
-    down, comes up or gets another end. ``links_prepared``: what packet switches forward over while
-    circuits change: links that stay, and those new links of NICs over which no frame can loop.
-    """
-
-    before: Mapping[str, AnyMap]
-    wanted: Mapping[str, AnyMap]
-    changes: Changes
-    links_before: Links
-    links_prepared: Links
-    links_after: Links
-    moved: frozenset[Endpoint]
-
-    @classmethod
-    def of(
-        cls,
-        lab: Lab,
-        before: Mapping[str, AnyMap],
-        wanted: Mapping[str, AnyMap],
-    ) -> Self:
-        """The plan from the maps ``before`` to ``wanted``.
-
-        ``before`` has every optical switch of the lab, ``wanted`` those that should change. Without
-        wavelengths, only paths through changed cross-connects are traced. ``BadInput`` if a wanted
-        map names an unknown switch, port or channel.
-        """
-        for name, wanted_map in wanted.items():
-            check_map(lab.optical_switch(name), wanted_map)
-        after = {**before, **wanted}
-        diffs = {
-            name: before[name].diff(wanted[name])
-            for name in before
-            if name in wanted
-        }
-        changes = {name: change for name, change in diffs.items() if change}
-        links_before = lab_links(lab, before)
-        links_after = lab_links(lab, after)
-        moved = frozenset(_moved(changes, links_before, links_after))
-        # Circuit switches change in this order.
-        done = [
-            {name: after[name] for name in [*changes][:count]}
-            for count in range(len(changes))
-        ]
-        states = [lab_links(lab, {**before, **maps}) for maps in done]
-        early = (
-            set()
-            if lab.coloured
-            else _of_new_nics(
-                lab,
-                moved,
-                states,
-                links_after,
-            )
-        )
-        prepared = {
-            name: after[name].without(
-                e for e in change.makes if (name, e) not in early
-            )
-            for name, change in changes.items()
-        }
-        return cls(
-            before=dict(before),
-            wanted=after,
-            changes=changes,
-            links_before=links_before,
-            links_prepared=lab_links(lab, {**before, **prepared}),
-            links_after=links_after,
-            moved=moved,
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.changes)
-
-    def moves_trunk(self, lab: Lab) -> bool:
-        """Whether a link between two packet switches goes down or comes up."""
-        switches = set(lab.switch_names)
-        return any(
-            peer.device in switches
-            for end in self.moved
-            if end.device in switches
-            for links in (self.links_before, self.links_after)
-            for peer in links.peers(end)
-        )
-
-    def losing_link(self, lab: Lab) -> dict[str, str]:
-        """Affected hosts without a link after it, and why."""
-        moved = [host for host in lab.hosts if host.endpoint in self.moved]
-        return Reach(lab, self.links_after).reasons(moved)
-
-
-def _of_new_nics(
-    lab: Lab,
-    moved: Iterable[Endpoint],
-    states: Sequence[Links],
-    after: Links,
-) -> set[tuple[str, Any]]:
-    """The entries, by switch, of new links between a NIC and a packet switch's port that leads to
-    no packet switch in the ``states`` before."""
-    switches = set(lab.switch_names)
-    entries = set[tuple[str, Any]]()
-    for source in moved:
-        path = after.path(source)
-        if path is None or after.peer(source) is None:
-            continue
-        ports = [end for end in (source, path.sink) if end.device in switches]
-        before = (links.path(port) for links in states for port in ports)
-        if len(ports) == 1 and not any(
-            each and each.sink.device in switches for each in before
-        ):
-            entries.update(path.hops)
-    return entries
-
-
-def _moved(
-    changes: Changes,
-    before: Links,
-    after: Links,
-) -> Iterable[Endpoint]:
-    if changes and before.light is not None:
-        # New signals may also disturb paths that use no changed entry.
-        sources = before.paths.keys() | after.paths.keys()
-        return [
-            s for s in sources if before.paths.get(s) != after.paths.get(s)
-        ]
-    return (
-        source
-        for name, change in changes.items()
-        for links, differing in (
-            (before, change.breaks),
-            (after, change.makes),
-        )
-        for source in links.sources(name, differing)
-    )
+from patchlight.testbed.lab.reach import as_text
+from patchlight.testbed.lab.wiring import Place, entries_at
 
 
 def difference(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 from patchlight.controller.changes.device_maps import Decide, Drift
 from patchlight.controller.changes.device_watch import power_report
 from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.plan import ChangePlan
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import (
     ChangeOptions,
-    ChangePlan,
     Refused,
     change_as_texts,
     fingerprint,

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from patchlight.controller.changes.parts import FlowHook
-from patchlight.controller.changes.record import ChangePlan
+from patchlight.controller.changes.plan import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.fleet import Fleet, unfit_hosts
 from patchlight.controller.jobs import cluster_view

@@ -12,11 +12,8 @@ from typing import Any
 
 from patchlight.controller.changes.device_maps import MapCache
 from patchlight.controller.changes.parts import Unreached
-from patchlight.controller.changes.record import (
-    ChangeOptions,
-    ChangePlan,
-    Reconfiguration,
-)
+from patchlight.controller.changes.plan import ChangePlan
+from patchlight.controller.changes.record import ChangeOptions, Reconfiguration
 from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.cluster_view import Decision, plain, seen
 from patchlight.controller.jobs.job_table import IterationTimes, JobTable

@@ -423,6 +423,11 @@ class Lab:
         return tuple(sorted(switch.name for switch in self.packet_switches))
 
     @cached_property
+    def hosts_at(self) -> Mapping[Endpoint, Host]:
+        """Each host by the port that its fibre is plugged into, in file order."""
+        return {host.endpoint: host for host in self.hosts}
+
+    @cached_property
     def host_names(self) -> dict[str, Host]:
         """Every name of each host.
 

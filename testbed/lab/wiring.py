@@ -25,6 +25,8 @@ from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 _LONGEST_MAP_NAME = 100
+# More ends than this are traced with all others of the lab.
+_ALONE = 64
 
 
 class Place(NamedTuple):
@@ -237,6 +239,7 @@ class Links:
             for ocs in self._fibres
         }
         self.light = Light(lab, self.maps, spectra) if lab.coloured else None
+        self._traced: dict[Endpoint, Endpoint | None] = {}
 
     def after(
         self, maps: Mapping[str, PortMap]
@@ -357,12 +360,10 @@ class Links:
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
         """The other end of the link at ``endpoint``; ``None`` if it is down or one-way."""
-        sink = self._sinks.get(endpoint)
-        return (
-            sink
-            if sink is not None and self._sinks.get(sink) == endpoint
-            else None
-        )
+        alone = "_sinks" not in self.__dict__ and len(self._traced) < _ALONE
+        sink_of = self._sink if alone else self._sinks.get
+        sink = sink_of(endpoint)
+        return sink if sink is not None and sink_of(sink) == endpoint else None
 
     def peers(self, endpoint: Endpoint) -> tuple[Endpoint, ...]:
         """All ends with lightpaths both ways to ``endpoint``: several behind a coupler."""
@@ -397,16 +398,39 @@ class Links:
             return None
         return peer.device
 
+    def _sink(self, source: Endpoint) -> Endpoint | None:
+        """Where the signal of this NIC or packet-switch port ends; it is traced alone."""
+        if self.light is not None:
+            return self._sinks.get(source)
+        if source not in self._traced:
+            self._traced[source] = self._traced_from(source)
+        return self._traced[source]
+
     @cached_property
     def _sinks(self) -> Mapping[Endpoint, Endpoint]:
         if self.light is not None:
             return {source: path.sink for source, path in self.paths.items()}
         ends = (
-            (source, self._end(at, self._out_of))
-            for source, (at, _) in self._lab.fibre_ends.items()
-            if source.device not in self.maps
+            (source, self._traced_from(source))
+            for source in self._lab.fibre_ends
         )
         return {source: sink for source, sink in ends if sink is not None}
+
+    def _traced_from(self, source: Endpoint) -> Endpoint | None:
+        if source.device in self.maps:
+            return None
+        plug = self._lab.circuit_plugs.get(source)
+        if plug is None:
+            fibre = self._lab.fibre_ends.get(source)
+            return None if fibre is None else fibre[0]
+        ocs, port = plug
+        out = self._out_of[ocs].get(port)
+        if out is None:
+            return None
+        # Mostly what is plugged in there is no other circuit switch.
+        return self._lab.circuit_ends[ocs].get(out) or self._beyond(
+            ocs, out, self._out_of
+        )
 
     @cached_property
     def _out_of(self) -> _Across:

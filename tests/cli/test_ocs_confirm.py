@@ -1,7 +1,6 @@
 """How ``patchlight ocs`` asks before a change that breaks something."""
 
 import asyncio
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.ocs import Flags, carry_out, confirm
+from patchlight.cli.ocs import Flags, confirmed, print_change
 from patchlight.console.direct import DirectClient
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.service import CircuitService
@@ -58,9 +57,10 @@ def test_questions_are_asked_where_something_in_use_or_much_goes(
 ) -> None:
     @click.command()
     def asking() -> None:
-        click.echo(
-            f"agreed {confirm(preview(**given), Flags(False, yes, '', False))}"
-        )
+        flags = Flags(False, yes, "", False)
+        terms = confirmed(preview(planned_from="maps", **given), flags)
+        assert terms is not None
+        click.echo(f"agreed {terms['planned_from'] == 'maps'}")
 
     result = CliRunner().invoke(asking, input=text)
     if agreed is None:
@@ -92,15 +92,15 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(
         parts = CircuitParts(lab, drivers, Store(":memory:"), busy, busy)
         service = CircuitService(parts, Transactions(parts))
         client = DirectClient(service, runner.get_loop())
-        ask = functools.partial(client.reconfigure, {"o1": ["2-4"]})
-        plan = functools.partial(
-            client.preview_reconfiguration, {"o1": ["2-4"]}
-        )
+        maps = {"o1": ["2-4"]}
 
         @click.command()
         @click.option("--yes", is_flag=True)
         def asking(yes: bool) -> None:
-            carry_out(plan, ask, Flags(False, int(yes), "why", False))
+            flags = Flags(False, int(yes), "why", False)
+            preview = client.preview_reconfiguration(maps)
+            if terms := confirmed(preview, flags):
+                print_change(client.reconfigure(maps, **terms), as_json=False)
 
         def told(*words: str, text: str = "") -> str:
             result = CliRunner().invoke(asking, words, input=text)

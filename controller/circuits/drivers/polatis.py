@@ -6,7 +6,7 @@ Tested with the emulated device only.
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from typing import ClassVar, cast
@@ -152,21 +152,21 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         super().__init__(session, dialect)
         self._entry = re.compile(dialect.error_entry)
 
-    async def ask(self, command: str, answer: str) -> str:
-        """Send a query; returns the answer, which matches the pattern ``answer``.
+    def ask(self, command: str, answer: str) -> Awaitable[str]:
+        """Send a query; the answer matches the pattern ``answer``.
 
         Raises ``DeviceRefused`` with the device's message if it only reports errors.
         """
-        return await self._command(command, answer, changes=False)
+        return self._command(command, answer, changes=False)
 
-    async def tell(self, command: str) -> None:
+    def tell(self, command: str) -> Awaitable[str]:
         """Change something, and wait until the device confirms it.
 
         Raises ``DeviceRefused`` with the device's message; an unanswered command raises
         ``OutcomeUnknown``. A refused list may have been done in part.
         """
         confirmed = f"{command}{self._dialect.confirm}"
-        await self._command(confirmed, self._dialect.confirmed, changes=True)
+        return self._command(confirmed, self._dialect.confirmed, changes=True)
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
         """Alarms so far, after reading its error queue for new ones."""
@@ -179,13 +179,13 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         )
         return self.alarms
 
-    async def _command(
+    def _command(
         self,
         command: str,
         answer: str,
         *,
         changes: bool,
-    ) -> str:
+    ) -> Awaitable[str]:
         def shown() -> str:
             return self._mask(shortened(command))
 
@@ -204,7 +204,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
 
         # The question for errors ends each answer.
         text = f"{command}{self._dialect.then}{self._dialect.errors}"
-        return await self._in_step(
+        return self._in_step(
             text,
             take,
             shown,

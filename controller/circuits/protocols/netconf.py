@@ -4,7 +4,6 @@ The messages follow RFC 6241, their framing RFC 6242, notifications RFC 5277. Fo
 see ``KeptSession``.
 """
 
-import asyncio
 import contextlib
 import itertools
 import logging
@@ -12,6 +11,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Awaitable, Sequence
 from functools import partial
+from operator import itemgetter
 
 from patchlight.controller.circuits.contract import DeviceRefused, Severity
 from patchlight.controller.circuits.dialect import Dialect, Session, shortened
@@ -163,8 +163,9 @@ class NetconfClient(DeviceSession[str, Dialect]):
     async def _log_in(self) -> None:
         """Exchange hellos, and subscribe to notifications."""
         connection = self._connected()
-        async with asyncio.timeout(self._session.timeouts.answer_s):
-            hello, *_ = await connection.receive()
+        hello = await connection.answer(
+            itemgetter(0), self._session.timeouts.answer_s
+        )
         offered = {
             (leaf.text or "").strip()
             for leaf in _parsed(hello).iter(f"{{{BASE}}}capability")
@@ -223,21 +224,21 @@ class NetconfClient(DeviceSession[str, Dialect]):
 
         return await self._run(exchange, lambda: shown, changes=changes)
 
-    async def _exchange(
+    def _exchange(
         self,
         connection: tcp.DeviceConnection[str],
         operation: str,
         shown: str,
         timeout_s: float,
-    ) -> ET.Element:
-        """Send an operation; returns the reply. ``DeviceRefused`` if it reports an error."""
+    ) -> Awaitable[ET.Element]:
+        """Send an operation; the reply. ``DeviceRefused`` if it reports an error."""
         number = str(next(self._numbers))
         text = f'<rpc xmlns="{BASE}" message-id="{number}">{operation}</rpc>'
         if self._framing.chunked:
             text = f"\n#{len(text.encode())}\n{text}\n##\n"
         else:
             text += _END.decode()
-        return await connection.exchange(
+        return connection.exchange(
             text, partial(self._take, number, shown), timeout_s
         )
 

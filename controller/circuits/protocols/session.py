@@ -13,7 +13,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -183,7 +183,8 @@ class KeptSession(ABC, Generic[C, D]):
     async def open(self) -> None:
         """Connect and log in, and keep the session alive until ``close``."""
         async with self._lock:
-            await self._ensure_session()
+            if self._connection is None or self._connection.trouble:
+                await self._new_session()
             self._last_used = asyncio.get_running_loop().time()
         if self._keep_alive_task is None:
             self._keep_alive_task = asyncio.create_task(self._keep_alive())
@@ -215,69 +216,76 @@ class KeptSession(ABC, Generic[C, D]):
         ``exchange`` is called with the connection and its timeout in seconds: the session's without
         ``timeout_s``. ``shown`` returns the command for errors.
         """
-        timeout_s = (
-            self._session.timeouts.answer_s if timeout_s is None else timeout_s
-        )
-        async with self._turn():
-            logged_in_again = retried = False
-            while True:
-                connection = await self._ensure_session()
-                self._last_used = asyncio.get_running_loop().time()
-                try:
-                    return await exchange(connection, timeout_s)
-                except (
-                    tcp.ConnectionLost,
-                    TimeoutError,
-                    tcp.FramingError,
-                ) as error:
-                    reason = self._reason(error, timeout_s)
-                    await self._disconnect()
-                    if changes:
-                        raise contract.outcome_unknown(
-                            f"{self._session.name}: {shown()} was sent, then {reason}: the "
-                            "result is unknown",
-                            is_late=isinstance(error, TimeoutError),
-                        ) from error
-                    if retried or isinstance(error, TimeoutError):
-                        raise contract.DeviceUnreachable(
-                            f"{self._session.name}: no reply to {shown()}: {reason}"
-                        ) from error
-                    retried = True
-                except contract.DeviceRefused as refusal:
-                    level = logging.INFO if changes else logging.DEBUG
-                    self.log.log(
-                        level,
-                        "%s > %s",
-                        self._session.name,
-                        shortened(refusal.words),
-                    )
-                    if logged_in_again or not self._wants_login(refusal):
-                        raise
-                    # It was refused because the session is not logged in, so nothing was done.
-                    logged_in_again = True
-                    if (
-                        asyncio.get_running_loop().time() - self._logged_in_at
-                        < 1
-                    ):
-                        await asyncio.sleep(_LOGIN_SETTLES_S)
-                    else:
-                        await self._disconnect()
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One exchange at a time. The next one may be sent before this answer is parsed."""
         self._asking += 1
         try:
             async with self._lock:
-                yield
+                answer = await self._with_repeats(
+                    exchange, shown, timeout_s, changes=changes
+                )
         finally:
             self._asking -= 1
         if self._asking:
+            # The next command is sent before this answer is used.
             await asyncio.sleep(0)
+        return answer
 
-    async def _ensure_session(self) -> C:
-        if self._connection is not None and not self._connection.trouble:
-            return self._connection
+    async def _with_repeats(
+        self,
+        exchange: Callable[[C, float], Awaitable[R]],
+        shown: Callable[[], str],
+        timeout_s: float | None,
+        *,
+        changes: bool,
+    ) -> R:
+        timeout_s = (
+            self._session.timeouts.answer_s if timeout_s is None else timeout_s
+        )
+        loop = asyncio.get_running_loop()
+        logged_in_again = retried = False
+        while True:
+            connection = self._connection
+            if connection is None or connection.trouble:
+                connection = await self._new_session()
+            self._last_used = loop.time()
+            try:
+                return await exchange(connection, timeout_s)
+            except (
+                tcp.ConnectionLost,
+                TimeoutError,
+                tcp.FramingError,
+            ) as error:
+                reason = self._reason(error, timeout_s)
+                await self._disconnect()
+                if changes:
+                    raise contract.outcome_unknown(
+                        f"{self._session.name}: {shown()} was sent, then {reason}: the "
+                        "result is unknown",
+                        is_late=isinstance(error, TimeoutError),
+                    ) from error
+                if retried or isinstance(error, TimeoutError):
+                    raise contract.DeviceUnreachable(
+                        f"{self._session.name}: no reply to {shown()}: {reason}"
+                    ) from error
+                retried = True
+            except contract.DeviceRefused as refusal:
+                level = logging.INFO if changes else logging.DEBUG
+                self.log.log(
+                    level,
+                    "%s > %s",
+                    self._session.name,
+                    shortened(refusal.words),
+                )
+                if logged_in_again or not self._wants_login(refusal):
+                    raise
+                # It was refused because the session is not logged in, so nothing was done.
+                logged_in_again = True
+                if loop.time() - self._logged_in_at < 1:
+                    await asyncio.sleep(_LOGIN_SETTLES_S)
+                else:
+                    await self._disconnect()
+
+    async def _new_session(self) -> C:
+        """Connect and log in again."""
         await self._disconnect()
         host = self._session.host
         port = self._session.port
@@ -390,7 +398,7 @@ class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
         """Bytes of a message that is not complete yet."""
         return 0 if self._connection is None else self._connection.buffered
 
-    async def _in_step(
+    def _in_step(
         self,
         text: str,
         take: tcp.Take[M, R],
@@ -398,7 +406,7 @@ class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
         timeout_s: float | None = None,
         *,
         changes: bool,
-    ) -> R:
+    ) -> Awaitable[R]:
         """Send a command without a tag; what its answer says. For the rest see ``_run``."""
 
         def exchange(
@@ -408,7 +416,7 @@ class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
                 self._sends(shown())
             return connection.exchange(text, take, timeout_s)
 
-        return await self._run(
+        return self._run(
             exchange,
             shown,
             timeout_s,

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar, TypeVar, cast
 
@@ -510,9 +511,9 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         return connection
 
     async def _log_in(self) -> None:
-        async with asyncio.timeout(self._session.timeouts.answer_s):
-            greeting, *_ = await self._connected().receive()
-        self._connected().done()
+        greeting = await self._connected().answer(
+            itemgetter(0), self._session.timeouts.answer_s
+        )
         self._without_alarms(greeting)
 
     async def _log_out(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from patchlight.controller.circuits.contract import DeviceRefused
 from patchlight.testbed.errors import PatchlightError
@@ -34,7 +34,7 @@ _SE = 240
 M = TypeVar("M")
 R = TypeVar("R")
 Take = Callable[[Sequence[M]], R | None]
-"""What the messages say that came so far; ``None`` while more is to come."""
+"""What the messages since the command say; ``None`` while more is to come."""
 
 
 class FramingError(PatchlightError):
@@ -220,16 +220,20 @@ class LineFramer(TelnetFramer):
         self._buffer += piece
 
 
+_OUTSTANDING = "an answer is outstanding"
+
+
 class ConnectionLost(Exception):
     """The connection ended; the meaning depends on the command in flight."""
 
 
 class DeviceConnection(asyncio.Protocol, Generic[M]):
-    """Made by ``open``, or by the event loop. ``trouble`` says why it ended, or is empty.
+    """Made by ``open``, or by the event loop. ``trouble`` says why it ended, or that an answer is
+    outstanding, which must not be taken for that to the next command; else it is empty.
 
     ``flooded``: whether it was closed because of too much data. ``ending``: the end of each
-    command. Data is parsed as it arrives, without a task in between: exchanges dominate the time of
-    a change.
+    command. An answer is parsed as it arrives, without a task in between: exchanges dominate the
+    time of a change.
     """
 
     def __init__(
@@ -238,16 +242,19 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         unasked: Callable[[M], bool] | None,
         ending: bytes = b"\r\n",
     ) -> None:
-        self.trouble = ""
         self.flooded = False
+        self.trouble = ""
         self._framer = framer
         self._unasked = unasked
         self._ending = ending
         self._inbox: list[M] = []
         self._hearing = Hearing()
-        self._waiting: asyncio.Future[None] | None = None
+        self._take: Take[M, Any] | None = None
+        self._answer: asyncio.Future[Any] | None = None
+        self._deadline: asyncio.TimerHandle
         self._transport: asyncio.Transport
-        self._lost = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._lost = self._loop.create_future()
 
     @classmethod
     async def open(
@@ -272,7 +279,7 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
 
     def send(self, text: str) -> None:
         """Send a command; ``ConnectionLost`` if the connection is known to have ended."""
-        if self.trouble:
+        if self.trouble and (self._answer is None or self._answer.done()):
             raise ConnectionLost
         # Replies are kept only from the first command on and while they are read.
         self._hearing.begin()
@@ -282,47 +289,44 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         """Also keep what arrives before the first command."""
         self._hearing.begin()
 
-    async def receive(self) -> list[M]:
-        """The next messages that are answers; ``ConnectionLost`` at the end."""
-        while not self._inbox:
-            if self._lost.done():
-                raise ConnectionLost
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        messages = self._inbox
-        self._inbox = []
-        return messages
-
-    async def exchange(
+    def exchange(
         self,
         text: str,
         take: Take[M, R],
         timeout_s: float,
-    ) -> R:
-        """Send a command without a tag; returns the parsed answer.
+    ) -> asyncio.Future[R]:
+        """Send a command without a tag; the future of its parsed answer, as ``answer``."""
+        self.send(text)
+        return self.answer(take, timeout_s)
 
-        Anything else than an answer or a refusal ends the connection.
+    def answer(self, take: Take[M, R], timeout_s: float) -> asyncio.Future[R]:
+        """What ``take`` makes of the messages that come, to be awaited at once.
+
+        Fails with ``TimeoutError``, ``ConnectionLost``, or what ``take`` raises. Anything else than
+        an answer or a refusal ends the connection.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                self.send(text)
-                messages = await self.receive()
-                while (answer := take(messages)) is None:
-                    messages += await self.receive()
-                return answer
-        except DeviceRefused:
-            raise
-        except BaseException:
-            # Its later result must not be taken for the answer to the next command.
-            self.trouble = self.trouble or "an answer is outstanding"
-            raise
-        finally:
-            self.done()
+        answer: asyncio.Future[R] = self._loop.create_future()
+        self._answer = answer
+        self._take = take
+        self.trouble = self.trouble or _OUTSTANDING
+        self._deadline = self._loop.call_later(timeout_s, self._give_up)
+        if self._lost.done():
+            self._fail(ConnectionLost())
+        elif self._inbox:
+            self._deliver()
+        return answer
+
+    def extend(self, timeout_s: float) -> None:
+        """Wait for the answer so long from now on."""
+        self._deadline.cancel()
+        self._deadline = self._loop.call_later(timeout_s, self._give_up)
 
     def done(self) -> None:
         """The exchange is over: further data for it is dropped."""
+        self._deadline.cancel()
+        self._take = None
         self._hearing.end()
-        self._inbox.clear()
+        self._inbox = []
 
     async def close(self) -> None:
         """Close the socket."""
@@ -332,6 +336,37 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
                 await asyncio.shield(self._lost)
         except TimeoutError:
             self._transport.abort()  # with what it would not take
+
+    def _deliver(self) -> None:
+        answer = self._answer
+        take = self._take
+        if answer is None or take is None:
+            return
+        if answer.done():  # its task was cancelled
+            self.done()
+            return
+        try:
+            result = take(self._inbox)
+        except Exception as error:
+            self._fail(error)
+        else:
+            if result is not None:
+                self.trouble = ""
+                self.done()
+                answer.set_result(result)
+
+    def _give_up(self) -> None:
+        self._fail(TimeoutError())
+
+    def _fail(self, error: Exception) -> None:
+        answer = self._answer
+        if self._take is None or answer is None:
+            return
+        if isinstance(error, DeviceRefused):
+            self.trouble = ""
+        self.done()
+        if not answer.done():
+            answer.set_exception(error)
 
     # --- what the event loop calls ----------------------------------------------------------
 
@@ -363,18 +398,15 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         if answer := self._framer.take_telnet_replies():
             self._transport.write(answer)
         if self._inbox:
-            self._wake()
+            self._deliver()
 
     def connection_lost(self, error: Exception | None) -> None:
         """It ended, from either side."""
         self._end(str(error or "") or "the device closed the connection")
 
     def _end(self, trouble: str) -> None:
-        self.trouble = self.trouble or trouble
+        if self.trouble in ("", _OUTSTANDING):
+            self.trouble = trouble
         if not self._lost.done():
             self._lost.set_result(None)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        self._fail(ConnectionLost())

@@ -6,8 +6,8 @@ For unanswered commands see ``DeviceSession``.
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import ClassVar
@@ -68,6 +68,30 @@ class SessionDialect(Dialect):
         r"(?P<subject>[^,:]*)(?:,[^:]*)?:"
         r"(?P<severity>CR|MJ|MN|NA|NR)?,?(?P<condition>[^,:]*)"
     )
+
+
+@dataclass
+class _Arriving:
+    """The reply to one command as far as it has arrived: ``taken`` messages.
+
+    ``last_ctag``: that of the command, or of the next one, which was sent to see that nothing else
+    comes. ``untagged``: a denial that may be the reply. ``waited``: acknowledgements so far.
+    """
+
+    connection: tcp.DeviceConnection[tl1_messages.Message]
+    template: str
+    values: Mapping[str, str]
+    timeout_s: float
+    paged: bool
+    ctag: str
+    parts: list[tl1_messages.Tl1Response] = field(default_factory=list)
+    untagged: list[tl1_messages.Tl1Response] = field(default_factory=list)
+    taken: int = 0
+    size: int = 0
+    waited: int = 0
+
+    def __post_init__(self) -> None:
+        self.last_ctag = self.ctag
 
 
 class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
@@ -179,31 +203,105 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
     async def _say_something(self) -> None:
         await self.command(self._dialect.keep_alive)
 
-    async def _exchange(
+    def _exchange(
         self,
         connection: tcp.DeviceConnection[tl1_messages.Message],
-        timeout: float,
+        timeout_s: float,
         template: str,
         values: Mapping[str, str],
         *,
         paged: bool = False,
-    ) -> Tl1Reply:
-        try:
-            parts = await self._collect(
-                connection,
-                timeout,
-                template,
-                values,
-                paged=paged,
+    ) -> Awaitable[Tl1Reply]:
+        """Send a command; its whole reply. ``DeviceRefused`` if it is denied."""
+        ctag = self._send(connection, template, values)
+        reply = _Arriving(connection, template, values, timeout_s, paged, ctag)
+        return connection.answer(partial(self._take, reply), timeout_s)
+
+    def _take(
+        self, reply: _Arriving, messages: Sequence[tl1_messages.Message]
+    ) -> Tl1Reply | None:
+        """The whole reply once its last part, which has the result, has arrived."""
+        while reply.taken < len(messages):
+            message = messages[reply.taken]
+            reply.taken += 1
+            if isinstance(message, tl1_messages.Acknowledgement):
+                self._take_acknowledgement(reply, message)
+            elif isinstance(message, tl1_messages.Tl1Response) and (
+                parts := self._take_part(reply, message)
+            ):
+                return self._whole(reply, parts)
+        return None
+
+    def _take_acknowledgement(
+        self, reply: _Arriving, message: tl1_messages.Acknowledgement
+    ) -> None:
+        if message.code in ("NA", "NG") and message.ctag == reply.ctag:
+            raise self._refused(
+                self._shown(reply.template, reply.values),
+                "not accepted",
+                message.code,
             )
-        finally:
-            connection.done()
+        if (
+            message.ctag in (reply.ctag, reply.last_ctag)
+            and reply.waited < _ACKNOWLEDGED_LIMIT
+        ):
+            reply.waited += 1
+            reply.connection.extend(reply.timeout_s)
+
+    def _take_part(
+        self, reply: _Arriving, message: tl1_messages.Tl1Response
+    ) -> list[tl1_messages.Tl1Response]:
+        """All parts if this message shows that they have arrived, else none."""
+        if message.ctag == reply.ctag:
+            reply.parts.append(message)
+            reply.size += len(message.body.text)
+            if reply.size > tcp.BUFFER_LIMIT:
+                raise tcp.FramingError(
+                    f"the reply is longer than {tcp.BUFFER_LIMIT} bytes"
+                )
+            if message.more:
+                return []
+            if message.code == "DENY" or not reply.paged:
+                return reply.parts
+            # Pages look like whole replies, each ended with ";". The device works in order: when it
+            # answers the next command, all pages have arrived.
+            self._send_next(reply)
+            for part in reply.parts:
+                part.body.take_apart()  # meanwhile
+        elif message.ctag == reply.last_ctag and not message.more:
+            return reply.parts or reply.untagged
+        elif (
+            message.ctag == "0" and message.code == "DENY" and not reply.waited
+        ):
+            # Devices answer unreadable commands with CTAG 0: possibly this one, or that of another
+            # client. If the next command is answered first, it was this one.
+            reply.untagged = [message]
+            self._send_next(reply)
+        else:
+            self.log.debug(
+                "%s: stray reply to %s", self._session.name, message.ctag
+            )
+        return []
+
+    def _send_next(self, reply: _Arriving) -> None:
+        """Send one further command, whose answer shows that nothing else comes."""
+        if reply.last_ctag == reply.ctag:
+            reply.last_ctag = self._send(
+                reply.connection, self._dialect.keep_alive, {}
+            )
+            reply.connection.extend(reply.timeout_s)
+
+    def _whole(
+        self,
+        reply: _Arriving,
+        parts: Sequence[tl1_messages.Tl1Response],
+    ) -> Tl1Reply:
         code = parts[-1].code
         body = parts[-1].body
         if code == "DENY":
             words = self._mask(body.words) or "it gave no reason"
             raise self._refused(
-                self._shown(template, values),
+                self._shown(reply.template, reply.values),
                 words,
                 body.bare.partition(" ")[0],
             )
@@ -220,84 +318,6 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         return Tl1Reply(
             code, lines, self._mask("; ".join(filter(None, remarks)))
         )
-
-    async def _collect(
-        self,
-        connection: tcp.DeviceConnection[tl1_messages.Message],
-        timeout: float,
-        template: str,
-        values: Mapping[str, str],
-        *,
-        paged: bool,
-    ) -> list[tl1_messages.Tl1Response]:
-        """Send, then collect the parts of the reply: the last one has the result."""
-        ctag = last_ctag = self._send(connection, template, values)
-        parts: list[tl1_messages.Tl1Response] = []
-        untagged: list[tl1_messages.Tl1Response] = []
-        waited = size = 0
-        now = asyncio.get_running_loop().time
-        async with asyncio.timeout_at(now() + timeout) as deadline:
-            while True:
-                for message in await connection.receive():
-                    if isinstance(message, tl1_messages.Acknowledgement):
-                        if (
-                            message.code in ("NA", "NG")
-                            and message.ctag == ctag
-                        ):
-                            shown = self._shown(template, values)
-                            raise self._refused(
-                                shown, "not accepted", message.code
-                            )
-                        if (
-                            message.ctag in (ctag, last_ctag)
-                            and waited < _ACKNOWLEDGED_LIMIT
-                        ):
-                            waited += 1
-                            deadline.reschedule(now() + timeout)
-                        continue
-                    if isinstance(message, tl1_messages.Autonomous):
-                        continue
-                    if message.ctag == ctag:
-                        parts.append(message)
-                        size += len(message.body.text)
-                        if size > tcp.BUFFER_LIMIT:
-                            raise tcp.FramingError(
-                                f"the reply is longer than {tcp.BUFFER_LIMIT} bytes"
-                            )
-                        if message.more:
-                            continue
-                        if message.code == "DENY" or not paged:
-                            return parts
-                        if last_ctag == ctag:
-                            # Pages look like whole replies, each ended with ";". The device works
-                            # in order: when it answers the next command, all pages have arrived.
-                            last_ctag = self._send(
-                                connection, self._dialect.keep_alive, {}
-                            )
-                            deadline.reschedule(now() + timeout)
-                            for part in parts:
-                                part.body.take_apart()  # meanwhile
-                    elif message.ctag == last_ctag and not message.more:
-                        return parts or untagged
-                    elif (
-                        message.ctag == "0"
-                        and message.code == "DENY"
-                        and not waited
-                    ):
-                        # Devices answer unreadable commands with CTAG 0: possibly this one, or
-                        # another client's. If the next command is answered first, it was this one.
-                        untagged = [message]
-                        if last_ctag == ctag:
-                            last_ctag = self._send(
-                                connection, self._dialect.keep_alive, {}
-                            )
-                            deadline.reschedule(now() + timeout)
-                    else:
-                        self.log.debug(
-                            "%s: stray reply to %s",
-                            self._session.name,
-                            message.ctag,
-                        )
 
     def _send(
         self,

@@ -33,6 +33,7 @@ from patchlight.testbed.linux.files import user_folder
 from patchlight.testbed.wire.lab_api import RUN_ROOT
 
 if TYPE_CHECKING:
+    from patchlight.client.circuit_calls import HowToChange
     from patchlight.client.client import ControllerClient
     from patchlight.console.direct import Needs
     from patchlight.testbed.wire.rest import circuits as shapes
@@ -210,65 +211,46 @@ BULK = 8
 """Freeing more circuits than this, without others in their place, is confirmed twice."""
 
 
-def carry_out(
-    plan: Callable[..., shapes.PlanAnswer],
-    change: Callable[..., shapes.ChangeAnswer],
-    options: Flags,
-    *arguments: Any,
-    repairs: bool = False,
-    **named: Any,
-) -> None:
-    """Show a change, confirm it where something in use would break, make it, print the outcome.
+def confirmed(
+    preview: shapes.PlanAnswer, options: Flags, *, repairs: bool = False
+) -> HowToChange | None:
+    """The terms on which to make a change that was previewed; ``None`` with ``--dry-run``.
 
-    ``plan`` and ``change`` take the arguments, ``change`` also ``HowToChange``. ``repairs``: what
-    others made is removed without a question.
+    With ``--dry-run`` the change is printed. Else it is shown and confirmed where something in use
+    would break, and ``PatchlightError`` says that it was not. ``repairs``: what others made is
+    removed without a question.
     """
-    preview = plan(*arguments, **named)
     if options.dry_run:
         print_preview(preview, as_json=options.as_json)
-        return
+        return None
     if repairs:
         preview["strangers"] = {}
-    shown = confirm(preview, options)
-    record = change(
-        *arguments,
-        **named,
-        why=options.why,
+    shown = _confirm(preview, options)
+    return {
+        "why": options.why,
         # Agreed to what was shown: then neither the maps nor who uses them may have changed.
-        planned_from=preview["planned_from"] if shown else "",
-        spare_jobs=not preview["jobs"],
-        detach=options.detach,
-    )
-    print_change(record, as_json=options.as_json)
+        "planned_from": preview["planned_from"] if shown else "",
+        "spare_jobs": not preview["jobs"],
+        "detach": options.detach,
+    }
 
 
-def confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
+def _confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
     """Ask as often as the change deserves; whether the user was shown it and agreed."""
     lost = sum(preview["lost"].values())
-    bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
-    if preview["objections"] or not (
-        preview["jobs"] or preview["strangers"] or bulk
-    ):
+    is_bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
+    in_use = preview["jobs"] or preview["strangers"]
+    if preview["objections"] or not (in_use or is_bulk):
         return False  # nothing to lose, or it will be refused anyway
+    ask_twice = is_bulk and options.yes < 2
     agreed = True
     try:
         if not options.yes:
             for line in _lines(preview):
                 say(line, err=True)
             agreed = click.confirm("Go on?", err=True)
-        if agreed and bulk and options.yes < 2:
-            names = ", ".join(preview["lost"])
-            what = f"{lost} cross-connects of {names} go without others in their place"
-            question = harmless(f"{what}. Type {names} to go on")
-            agreed = (
-                click.prompt(
-                    question,
-                    err=True,
-                    default="",
-                    show_default=False,
-                )
-                == names
-            )
+        if agreed and ask_twice:
+            agreed = _names_typed(lost, ", ".join(preview["lost"]))
     except click.Abort as error:
         raise PatchlightError(
             "not confirmed: nothing was changed",
@@ -276,7 +258,20 @@ def confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
         ) from error
     if not agreed:
         raise PatchlightError("not confirmed: nothing was changed")
-    return not options.yes or (bulk and options.yes < 2)
+    return not options.yes or ask_twice
+
+
+def _names_typed(lost: int, names: str) -> bool:
+    """Whether the user typed the switches' names before many circuits go."""
+    what = f"{lost} cross-connects of {names} go without others in their place"
+    question = harmless(f"{what}. Type {names} to go on")
+    typed: str = click.prompt(
+        question,
+        err=True,
+        default="",
+        show_default=False,
+    )
+    return typed == names
 
 
 def print_preview(preview: shapes.PlanAnswer, *, as_json: bool) -> None:

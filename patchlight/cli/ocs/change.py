@@ -64,12 +64,10 @@ def connect_ports(
             )
         ends = [names.named_pair(text) for text in pairs]
         with target.client() as client:
-            ocs.carry_out(
-                client.preview_light_paths,
-                client.light_paths,
-                options,
-                ends,
-            )
+            preview = client.preview_light_paths(ends)
+            if terms := ocs.confirmed(preview, options):
+                record = client.light_paths(ends, **terms)
+                ocs.print_change(record, as_json=options.as_json)
         return
     if name not in (
         known := [switch.name for switch in target.lab.optical_switches]
@@ -88,13 +86,12 @@ def connect_ports(
         )
         for pair in others
     ]
+    maps = {name: texts}
     with target.client([name]) as client:
-        ocs.carry_out(
-            client.preview_reconfiguration,
-            client.reconfigure,
-            options,
-            {name: texts},
-        )
+        preview = client.preview_reconfiguration(maps)
+        if terms := ocs.confirmed(preview, options):
+            record = client.reconfigure(maps, **terms)
+            ocs.print_change(record, as_json=options.as_json)
 
 
 @click.command()
@@ -127,15 +124,10 @@ def disconnect(
         )
     }
     with target.client([name]) as client:
-        plan = client.preview_reconfiguration
-        change = client.reconfigure
-        ocs.carry_out(
-            plan,
-            change,
-            options,
-            {},
-            disconnect=wanted,
-        )
+        preview = client.preview_reconfiguration({}, disconnect=wanted)
+        if terms := ocs.confirmed(preview, options):
+            record = client.reconfigure({}, disconnect=wanted, **terms)
+            ocs.print_change(record, as_json=options.as_json)
 
 
 @click.command("apply")
@@ -177,22 +169,17 @@ def apply_map(
                 raise BadInput(
                     f"{file!r} is neither a file nor saved circuits: {hint}"
                 )
-            ocs.carry_out(
-                client.preview_restore,
-                client.restore,
-                options,
-                file,
-            )
+            preview = client.preview_restore(file)
+            if terms := ocs.confirmed(preview, options):
+                record = client.restore(file, **terms)
+                ocs.print_change(record, as_json=options.as_json)
         return
     maps = names.read_map_file(file, target.lab)
     with target.client(maps) as client:
-        ocs.carry_out(
-            client.preview_reconfiguration,
-            client.reconfigure,
-            options,
-            maps,
-            only=only,
-        )
+        preview = client.preview_reconfiguration(maps, only=only)
+        if terms := ocs.confirmed(preview, options):
+            record = client.reconfigure(maps, only=only, **terms)
+            ocs.print_change(record, as_json=options.as_json)
 
 
 @click.command("rollback")
@@ -211,12 +198,10 @@ def roll_back(
     with target.client(
         lambda store: (store.reconfiguration(number) or {}).get("changes", {})
     ) as client:
-        ocs.carry_out(
-            client.preview_roll_back,
-            client.roll_back,
-            options,
-            number,
-        )
+        preview = client.preview_roll_back(number)
+        if terms := ocs.confirmed(preview, options):
+            record = client.roll_back(number, **terms)
+            ocs.print_change(record, as_json=options.as_json)
 
 
 @click.command()
@@ -244,13 +229,10 @@ def colocate(
     jobs themselves: see 'patchlight lab show --format slurm'.
     """
     with target.client() as client:
-        ocs.carry_out(
-            client.preview_together,
-            client.together,
-            options,
-            nodes,
-            force=force,
-        )
+        preview = client.preview_together(nodes, force=force)
+        if terms := ocs.confirmed(preview, options):
+            record = client.together(nodes, force=force, **terms)
+            ocs.print_change(record, as_json=options.as_json)
 
 
 def _counts(maps: dict[str, list[str]]) -> str:

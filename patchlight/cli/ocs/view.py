@@ -12,9 +12,10 @@ import click
 from patchlight.cli.ocs import (
     Flags,
     Target,
-    carry_out,
     change_lines,
     change_options,
+    confirmed,
+    print_change,
     print_record,
     say_unreachable,
     target_options,
@@ -466,13 +467,10 @@ def verify(
     wanted = names if switches else []
     with target.client(names) as client:
         if how["repair"]:
-            carry_out(
-                client.preview_repair,
-                client.repair,
-                options,
-                wanted,
-                repairs=True,
-            )
+            preview = client.preview_repair(wanted)
+            if terms := confirmed(preview, options, repairs=True):
+                record = client.repair(wanted, **terms)
+                print_change(record, as_json=options.as_json)
             return
         if how["adopt"] and not options.dry_run:
             print_record(

@@ -6,8 +6,8 @@ from ipaddress import IPv4Address
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patchlight.controller.changes.plan import plan_change
 from patchlight.controller.changes.power import expected_powers
-from patchlight.controller.changes.record import ChangePlan
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
@@ -127,7 +127,7 @@ def test_a_plan_knows_whose_light_moves_and_whose_stays(seed: int) -> None:
         for name in rng.sample(OCSES, rng.randint(0, 3))
     }
     after = {**before, **wanted}
-    steps = ChangePlan.of(lab, before, wanted)
+    steps = plan_change(lab, before, wanted)
     old = followed(lab, before)
     new = followed(lab, after)
     light = Light(lab, before)
@@ -188,6 +188,6 @@ def test_light_that_nobody_sends_goes_round_and_ends_nowhere() -> None:
     for circuits in ([(1, 2)], [(2, 1)], [(1, 1), (2, 2)], [(1, 2), (2, 1)]):
         wanted = {"o1": PortMap.of(circuits)}
         assert (
-            ChangePlan.of(ring, {"o1": PortMap()}, wanted).moved == frozenset()
+            plan_change(ring, {"o1": PortMap()}, wanted).moved == frozenset()
         )
         assert trace_links(ring, wanted).pairs() == ()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.controller.changes.plan import plan_change
 from patchlight.controller.changes.power import (
     Tolerances,
     expected_powers,
@@ -13,7 +14,6 @@ from patchlight.controller.changes.power import (
 from patchlight.controller.changes.preflight import EmergencyStop, PortLocks
 from patchlight.controller.changes.record import (
     ChangeOptions,
-    ChangePlan,
     StepFailed,
     fingerprint,
     wanted_maps,
@@ -34,7 +34,7 @@ def test_a_plan_touches_only_what_differs() -> None:
     wanted = wanted_maps(
         LAB, MAPS, {"ocs1": PortMap.duplex([(3, 9)])}, {}, only=False
     )
-    steps = ChangePlan.of(LAB, MAPS, wanted)
+    steps = plan_change(LAB, MAPS, wanted)
     assert set(map(str, steps.changes["ocs1"].breaks)) == {"3>15", "15>3"}
     assert set(map(str, steps.changes["ocs1"].makes)) == {"3>9", "9>3"}
     assert {str(e) for e in steps.moved} == {
@@ -50,8 +50,8 @@ def test_a_plan_touches_only_what_differs() -> None:
 
 
 def test_nothing_to_change_is_an_empty_plan() -> None:
-    assert not ChangePlan.of(LAB, MAPS, MAPS)
-    assert not ChangePlan.of(LAB, MAPS, {})
+    assert not plan_change(LAB, MAPS, MAPS)
+    assert not plan_change(LAB, MAPS, {})
 
 
 def test_only_replaces_the_map_and_dropping_frees_ports() -> None:
@@ -67,7 +67,7 @@ def test_only_replaces_the_map_and_dropping_frees_ports() -> None:
 
 def test_a_port_outside_the_switch_or_an_unknown_switch_is_bad_input() -> None:
     with pytest.raises(BadInput, match="outside 1–320"):
-        ChangePlan.of(LAB, MAPS, {"ocs1": PortMap.of([(1, 321)])})
+        plan_change(LAB, MAPS, {"ocs1": PortMap.of([(1, 321)])})
     with pytest.raises(BadInput, match="no OCS called 'ocs9'"):
         wanted_maps(LAB, MAPS, {"ocs9": PortMap()}, {}, only=False)
 
@@ -268,7 +268,7 @@ async def test_input_power_from_another_optical_switch_is_read_again_after_the_c
     wanted = wanted_maps(
         LAB, MAPS, {"ocs1": PortMap.of([made])}, {}, only=False
     )
-    plan = ChangePlan.of(LAB, MAPS, wanted)
+    plan = plan_change(LAB, MAPS, wanted)
     checks = bench.parts.preflight
     end = Endpoint("ocs1", "1")
     read = (await checks.check(plan, ChangeOptions("bob"))).arriving_dbm[

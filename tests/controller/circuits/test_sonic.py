@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.changes.power import (
+    ExpectedReading,
     PowerBaselines,
     PowerCheck,
-    Should,
 )
 from patchlight.controller.changes.record import StepFailed
 from patchlight.controller.circuits.drivers.sonic import SonicOcs
@@ -108,7 +108,7 @@ async def test_a_path_that_lost_too_much_in_the_factory_fails_its_circuit(
     ) as (switch, _, _):
         driver = SonicOcs(switch, "")
         await driver.open()
-        made = Should(circuit("3>9"), None, None)
+        made = ExpectedReading(circuit("3>9"), None, None)
         with contextlib.closing(Store(tmp_path / "controller.db")) as store:
             check = PowerCheck(lab, PowerBaselines(store))
             with pytest.raises(
