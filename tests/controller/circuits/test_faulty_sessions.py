@@ -196,9 +196,10 @@ async def test_faulty_sessions_end_in_time_and_in_our_errors(
     driver: str,
 ) -> None:
     # Many sessions at once would lack processor time at their deadlines, with TLS even more.
-    sessions, at_once = (
-        (24, 8) if "HTTPS" in OCS_DRIVERS[driver].transport else (60, 10)
-    )
+    transport = OCS_DRIVERS[driver].transport
+    sessions, at_once = (24, 8) if "HTTPS" in transport else (60, 10)
+    if "gNMI" in transport:
+        sessions, at_once = 12, 4
     ended: list[str] = []
     for start in range(0, sessions, at_once):
         seeds = range(start, start + at_once)
