@@ -67,6 +67,7 @@ class NoReply(OutcomeUnknown):
 # Packages whose name differs from that of their module.
 _PACKAGES = {
     "google": "protobuf",
+    "grpc": "grpcio",
     "opentelemetry": "opentelemetry-sdk",
     "os_ken": "os-ken",
     "pynvml": "nvidia-ml-py",

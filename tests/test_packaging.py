@@ -21,6 +21,7 @@ FOLDERS = ("agents", "controller", "deploy", "emulation", "testbed")
 DATA = {
     "testbed/labs": ["*.yaml"],
     "controller/api": ["*.json"],
+    "controller/circuits/protocols/gnmi_proto": ["*"],
     "controller/policies/models": ["*.onnx", "*.json"],
     "emulation/experiments/architectures": ["*.yaml"],
     "emulation/learning/configs": ["*.yaml"],

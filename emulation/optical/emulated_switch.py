@@ -34,6 +34,7 @@ from patchlight.testbed.lab.model import OpticalSwitch
 _CHOICES: dict[str, tuple[str, ...]] = {
     "cut": ("", "before", "after"),
     "monitors": ("both", "out", "none"),
+    "groups": ("", "any", "three", "fabrics"),
 }
 
 
@@ -51,6 +52,8 @@ class EmulatedFaults:
     ``repeat_pages``: long replies are sent as several whole replies. ``monitors``: power monitors
     ``"both"``, ``"out"`` (on outputs only) or ``"none"``, if a vendor sells such models. ``names``:
     the name of every circuit and port, where the protocol has names, with any quotes and line ends.
+    ``groups``: which ports may be joined, where the protocol tells it: any input and any output,
+    ``"any"`` two, ``"three"`` groups of which some may be joined, or four ``"fabrics"`` in a box.
 
     For the next command that changes something: ``refuse_next``: the message to refuse with.
     ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: delay it;
@@ -71,6 +74,7 @@ class EmulatedFaults:
     read_only: bool = False
     repeat_pages: bool = False
     monitors: str = "both"
+    groups: str = ""
     names: str = ""
     acknowledge: bool = False
     refuse_next: str = ""

@@ -87,6 +87,10 @@ _ROWS = (
         "http:SonicOcsServer", 443,
     ),
     OcsDriver(
+        "ocp-gnmi", "gNMI over TLS, OCP's model (9339)", "ocp_gnmi:OcpGnmi",
+        "gnmi:OcpGnmiServer", 9339, tested_with="conformance suite; pygnmi",
+    ),
+    OcsDriver(
         "openflow", "OpenFlow 1.3: the switch connects to Patchlight",
         "packet_switches.openflow.circuit_switch:OpenFlowSwitch", "openflow:OpenFlowServer", 6654,
         has_users=False, dials_in=True, tested_with="conformance suite; Open vSwitch with packets",

@@ -146,6 +146,16 @@ FAULT = _Fault(
         default="both",
     ),
     Key(
+        "groups",
+        choice(
+            "groups of ports",
+            "any",
+            "three",
+            "fabrics",
+        ),
+        "which ports may be joined (OCP)",
+    ),
+    Key(
         "acknowledge",
         YesNo(),
         "keep reporting that a stalled command is in progress",

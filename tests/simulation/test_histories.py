@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
-from tests.simulation.draw_lab import draw_lab
+from patchlight.testbed.lab.ocs_drivers import WSS_DRIVERS
+from tests.simulation.draw_lab import DRIVERS, draw_lab
 from tests.simulation.history import History, Step, draw_steps
 from tests.simulation.packet_switches import KINDS
 
@@ -87,8 +87,8 @@ def test_seeds_draw_labs_and_steps() -> None:
 
 def test_a_hundred_seeds_have_every_optical_driver_and_topology() -> None:
     labs = [draw_lab(seed) for seed in range(100)]
-    rows = (*OCS_DRIVERS.values(), *WSS_DRIVERS.values())
-    emulated = {row.name for row in rows if row.device}
+    emulated = {row.name for row in WSS_DRIVERS.values() if row.device}
+    emulated.update(DRIVERS)
     assert {s.driver for lab in labs for s in lab.optical_switches} == emulated
     assert {lab.name for lab in labs} == {"drawn", "cascade", "coloured"}
     assert {len(lab.circuit_switches) for lab in labs} == {1, 2, 3, 4}

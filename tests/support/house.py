@@ -68,6 +68,10 @@ KEPT_APART = {
     ("docker",): ("agents/workers/docker.py",),
     ("pysnmp",): ("controller/packet_switches/snmp.py",),
     ("pyroute2",): ("agents/nics/",),
+    ("grpc",): (
+        "controller/circuits/protocols/gnmi.py",
+        "emulation/optical/vendors/gnmi.py",
+    ),
 }
 
 

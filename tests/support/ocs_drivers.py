@@ -31,6 +31,11 @@ FIRST_MAP = PortMap.duplex([(1, 7)])
 PASSWORD = 'pa;ss"wörd:/1'
 
 
+def password_for(driver: str) -> str:
+    """``PASSWORD``; gRPC carries only ASCII."""
+    return PASSWORD.replace("ö", "o") if driver == "ocp-gnmi" else PASSWORD
+
+
 def circuit(text: str) -> CrossConnect:
     """``3>9`` → a cross-connect."""
     inp, _, out = text.partition(">")
@@ -46,6 +51,8 @@ def driver_of(
 ) -> CircuitDriver:
     """The driver of the switch, with timeouts of its own (see ``Timeouts``)."""
     dialect = None
+    if password == PASSWORD:
+        password = password_for(switch.driver)
     if switch.driver == "telescent-ssh" and "answer_s" in timeouts:
         dialect = replace(TELESCENT, move_timeout_s=timeouts["answer_s"])
     return SESSION_DRIVERS[switch.driver](

@@ -88,6 +88,11 @@ class ProtocolServer(ABC):
         for writer in tuple(self.writers):
             writer.transport.abort()
 
+    async def reboot(self, *, keep_map: bool) -> None:
+        """Power cycle: connections and circuits go down, then the circuits return, or none."""
+        self.cut()
+        await self._device.reboot(keep_map=keep_map)
+
     @abstractmethod
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -267,8 +272,7 @@ class FaultRequests:
             elif name == "lose":
                 await self._device.lose(str(value))
             elif value in ("keep", "forget"):
-                self._protocol.cut()
-                await self._device.reboot(keep_map=value == "keep")
+                await self._protocol.reboot(keep_map=value == "keep")
             else:
                 raise BadInput(
                     f"reboot cannot be {value!r}: expected 'keep' or 'forget' (the map)"

@@ -9,9 +9,9 @@ from patchlight.controller.circuits.protocols.http import PINS_VARIABLE
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import (
-    PASSWORD,
     SESSION_DRIVERS,
     opened,
+    password_for,
     restore,
 )
 
@@ -57,7 +57,8 @@ def shared(
     lab = lab_file(
         folder, driver=request.param, ports=96, initial=("1-7",), extra=extra
     )
-    with running(folder, lab, "--no-fabric", OCS1_PASSWORD=PASSWORD) as device:
+    password = password_for(request.param)
+    with running(folder, lab, "--no-fabric", OCS1_PASSWORD=password) as device:
         yield device
 
 

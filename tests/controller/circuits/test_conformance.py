@@ -22,7 +22,7 @@ from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.emulated_devices import Running, lab_file, running
-from tests.support.ocs_drivers import PASSWORD
+from tests.support.ocs_drivers import password_for
 
 # The first test of a driver waits for all checks of it.
 
@@ -77,6 +77,8 @@ VARIANTS = {
         dialect="keep_connection = true\n"
     ),
     "polatis-netconf without monitors": WITHOUT_MONITORS,
+    "ocp-gnmi of ports any to any": Variant(faults={"groups": "any"}),
+    "ocp-gnmi without monitors": WITHOUT_MONITORS,
     "sonic-ocs of the earlier model": Variant(dialect=EARLIER_MODEL),
 }
 
@@ -103,7 +105,12 @@ def switch_of(
         return
     with (
         pytest.MonkeyPatch.context() as patch,
-        running(folder, lab, "--no-fabric", OCS1_PASSWORD=PASSWORD) as device,
+        running(
+            folder,
+            lab,
+            "--no-fabric",
+            OCS1_PASSWORD=password_for(driver.name),
+        ) as device,
     ):
         if variant.dialect:
             (folder / f"{driver.name}.toml").write_text(variant.dialect)
@@ -119,7 +126,11 @@ async def failures_of(
         assert device is not None
         assert device.fault(report="*C EQPT: port 3: mirror stuck")["ok"]
 
-    password = PASSWORD if OCS_DRIVERS[switch.driver].has_users else ""
+    password = (
+        password_for(switch.driver)
+        if OCS_DRIVERS[switch.driver].has_users
+        else ""
+    )
     reports = device is not None and switch.driver not in (
         "calient-rest",
         "sonic-ocs",
