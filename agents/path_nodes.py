@@ -16,11 +16,12 @@ from pydantic import ValidationError
 
 from patchlight.agents.errors import BadRequest, Conflict, log
 from patchlight.agents.nics.status import nic_of
+from patchlight.agents.nics.tuners import Tuner
 from patchlight.agents.path_node import LitPath, PathNode, PathNotGranted
 from patchlight.agents.training.control import PATHS_SOCKET, socket_in
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab.model import Endpoint, Nic, Server
-from patchlight.testbed.lab.tuning import LightClient
+from patchlight.testbed.lab.model import Nic, Server
+from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.linux.files import private_folder, remove_half_written
 from patchlight.testbed.paths.agreement import Lit
 from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
@@ -169,26 +170,25 @@ class _Bound:
 
 
 class PathNodes:
-    """A server's NICs that have bounds. ``light`` is the socket that tunes transmitters; without it
-    bounds are refused. A NIC without bounds sends on the channel of the lab file."""
+    """A server's NICs that have bounds. ``tuner`` tunes transmitters; without it bounds are
+    refused. A NIC without bounds sends on the channel of the lab file."""
 
     def __init__(
         self,
         server: Server,
         folder: Path,
-        light: Path | None,
+        tuner: Tuner | None,
     ) -> None:
         self._server = server
         self._folder = folder
-        self._lasers = light
+        self._tuner = tuner
         self._nodes: dict[str, _Bound] = {}
         self._withdrawn: dict[str, int] = {}
         self._sockets: dict[str, PathSocket] = {}
-        self._light: LightClient | None = None
 
     def open(self) -> None:
         """Restore the bounds that an earlier agent saved."""
-        if self._lasers is None or not self._folder.exists():
+        if self._tuner is None or not self._folder.exists():
             return
         remove_half_written(self._folder)
         for file in self._folder.glob("*.json"):
@@ -208,23 +208,23 @@ class PathNodes:
         for bound in self._nodes.values():
             bound.node.close()
         self._nodes.clear()
-        if self._light is not None:
-            self._light.close()
-            self._light = None
+        if self._tuner is not None:
+            self._tuner.close()
 
     def bind(self, nic_name: str, bounds: PathBounds) -> PathNodeStatus:
         """Give a NIC bounds. Repeating the call has no effect. ``Conflict`` for bounds of an ended
         epoch, or for different bounds of the present one."""
         nic = nic_of(self._server, nic_name)
         if (
-            self._lasers is None
+            self._tuner is None
             or nic.transceiver is None
             or nic.transceiver.tunable is None
         ):
             raise BadRequest(
                 f"{nic_name} of {self._server.name} cannot have paths: its transceiver cannot be "
                 "tuned",
-                hint="only emulated labs with 'tunable' transceivers in the lab file support this",
+                hint="it needs a 'tunable' transceiver in the lab file, and an emulated lab or a "
+                "module whose memory optoe shows in sysfs",
             )
         known = self._nodes.get(nic_name)
         if known is not None and known.bounds == bounds:
@@ -317,20 +317,11 @@ class PathNodes:
         self._nodes[nic.name] = _Bound(bounds, node)
 
     def _tune(self, nic: Nic, channel: str | None) -> None:
-        assert self._lasers is not None
-        end = Endpoint(self._server.name, nic.name)
-        try:
-            if self._light is None:
-                self._light = LightClient(self._lasers)
-            if channel is None:
-                self._light.darken(end)
-            else:
-                self._light.tune(end, channel, wait=False)
-        except PatchlightError:
-            self._light = (
-                None  # The process behind the socket may have changed.
-            )
-            raise
+        assert self._tuner is not None
+        if channel is None:
+            self._tuner.darken(nic)
+        else:
+            self._tuner.tune(nic, Channel.parse(channel))
 
     def _record(self, nic_name: str) -> Path:
         return self._folder / f"{nic_name}.json"

@@ -25,7 +25,9 @@ from patchlight.agents.errors import (
 from patchlight.agents.gpus import SILENT_S, GpuBackend, Pairings
 from patchlight.agents.leases import CLAIMS, Claims, LeaseBook
 from patchlight.agents.nics.backend import NicBackend
+from patchlight.agents.nics.cmis import OPTOE
 from patchlight.agents.nics.status import nic_of
+from patchlight.agents.nics.tuners import EmulatedTuner, cmis_tuner
 from patchlight.agents.worker_life import LeasedWorker
 from patchlight.agents.workers import contract, keeper, limits
 from patchlight.testbed.errors import in_words, reason
@@ -71,7 +73,13 @@ class AgentService:
         self._gpus = gpus
         self.seen_at: dict[tuple[str, str], float] = {}
         """When a GPU or NIC (kind, name) was last seen to be well, on the monotonic clock."""
-        self.paths = path_nodes.PathNodes(server, state / "paths", light)
+        self.paths = path_nodes.PathNodes(
+            server,
+            state / "paths",
+            EmulatedTuner(server, light)
+            if light
+            else cmis_tuner(server, OPTOE),
+        )
         self._book = LeaseBook(state / "leases")
         self._pairings = Pairings(server, gpus)
         self.site = tenancy.AgentSite(

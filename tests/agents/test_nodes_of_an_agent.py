@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.agents.errors import BadRequest, Conflict, NotHere
+from patchlight.agents.nics.tuners import EmulatedTuner
 from patchlight.agents.path_node import PathNotGranted
 from patchlight.agents.path_nodes import PathNodes, PathSocket
 from patchlight.agents.training.control import AgentPaths
@@ -33,7 +34,11 @@ def light(tmp_path: Path) -> Iterator[EmulatedLight]:
 def agent(number: int, folder: Path) -> PathNodes:
     """What the agent of a server has of paths; another one of it goes on where it left off."""
     server = ODDL4.servers[number]
-    return PathNodes(server, folder / server.name, folder / "light.sock")
+    return PathNodes(
+        server,
+        folder / server.name,
+        EmulatedTuner(server, folder / "light.sock"),
+    )
 
 
 def bounds(
