@@ -381,5 +381,5 @@ def test_what_a_kill_leaves_starts_with_all_that_was_written(
             closing(open_series(state, store.lab_id)),
         ):
             latest = int(said[-1]) if said else latest
-            written = int(store.saved_maps()["latest"]["why"]) if latest else 0
+            written = int(store.saved_maps()["latest"].why) if latest else 0
         assert written >= latest

@@ -45,7 +45,7 @@ def job(lab: EmulatedLab) -> Iterator[OtherJob]:
             "ended", 1, 4, {"Tesla M40": 1.0, "Titan V": 1.0}, workers=2
         )
         for _ in range(HISTORY):
-            client.stop(client.submit([spec])[0]["id"])
+            client.stop(client.submit([spec])[0].id)
         client.resume()
     with other_job(lab) as job:
         yield job
@@ -65,7 +65,7 @@ def test_operators_are_answered_and_no_agent_or_job_is_lost(
     lab: EmulatedLab, job: OtherJob, kinds: tuple[str, ...]
 ) -> None:
     address = lab.lab.controller_api
-    before = job.client.job(job.id)["iterations_done"]
+    before = job.client.job(job.id).iterations_done
     attacks = [(uid, kind, THREADS[kind]) for uid in VIEWERS for kind in kinds]
     with attacked(address, *attacks) as got:
         waited = waited_s(address, ATTACK_S)
@@ -76,10 +76,9 @@ def test_operators_are_answered_and_no_agent_or_job_is_lost(
             spec = JobSpec(
                 "short", 1, 4, {"Tesla M40": 9.0, "Titan V": 9.0}, workers=1
             )
-            operator.stop(operator.submit([spec])[0]["id"])
+            operator.stop(operator.submit([spec])[0].id)
             agents = {
-                each["server"]: each["presence"]
-                for each in operator.status()["agents"]
+                each.server: each.presence for each in operator.status().agents
             }
     print(f"\n{as_text(waited)}\nagents {agents}\nattackers {dict(got)}")
     assert {*agents.values()} == {"answers"}
@@ -90,7 +89,7 @@ def test_operators_are_answered_and_no_agent_or_job_is_lost(
     )
     check_waited(waited_s(address, 0.5))
     assert job.goes_on()
-    print("iterations", job.client.job(job.id)["iterations_done"] - before)
+    print("iterations", job.client.job(job.id).iterations_done - before)
     log = (lab.run_dir / "log" / "controller.log").read_text()
     assert "is suspected" not in log
     assert "is lost" not in log

@@ -105,15 +105,15 @@ def test_a_job_begins_again_on_spare_hardware_where_it_was(
     lab: EmulatedLab, client: ControllerClient, fault: Fault, why: str
 ) -> None:
     with victim(client, "victim") as job_id:
-        last = client.job(job_id)["hosts"][-1]
+        last = client.job(job_id).hosts[-1]
         with fault(lab, last, f"{job_id}-1"):
             again = begins_again(client, job_id)
-            assert last not in again["hosts"]
-        assert again["first_iteration"] > 0
+            assert last not in again.hosts
+        assert again.first_iteration > 0
         (said,) = [
-            s["message"]
+            s.message
             for s in client.history(job_id)
-            if "failure 1 of 2" in s["message"]
+            if "failure 1 of 2" in s.message
         ]
         assert why in said
 
@@ -128,8 +128,8 @@ def test_a_full_disk_fails_the_job_that_needs_it(
         full(lab.run_dir / "agents" / SERVER_WITH_SMALL_DISK),
     ):
         end = ended(client, job_id)
-    assert end["state"] == "failed"
-    assert "no space left on the disk" in end["message"]
+    assert end.state == "failed"
+    assert "no space left on the disk" in end.message
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_the_controller_and_then_the_agents_are_upgraded_under_running_jobs(
         controller.end(signal.SIGTERM)
         controller.start(next_version)
         until_controller_answers(lab)
-        assert client.status()["version"] == "99.0"
+        assert client.status().version == "99.0"
         agents = [agent_of(lab, server.name) for server in lab.lab.servers]
         for agent in agents:
             agent.end(signal.SIGTERM)
@@ -167,15 +167,15 @@ def test_the_controller_and_then_the_agents_are_upgraded_under_running_jobs(
         assert {status.version for status in agent_statuses(lab.lab)} == {
             "99.0"
         }
-        done = client.job(job_id)["iterations_done"]
-        wait_until(lambda: client.job(job_id)["iterations_done"] > done + 2)
+        done = client.job(job_id).iterations_done
+        wait_until(lambda: client.job(job_id).iterations_done > done + 2)
         upgraded = client.job(job_id)
         assert (
-            upgraded["state"],
-            upgraded["attempt"],
-            upgraded["restarts"],
+            upgraded.state,
+            upgraded.attempt,
+            upgraded.restarts,
         ) == ("running", 0, 0)
-        assert client.job(waits["id"])["state"] == "queued"
-    wait_until(lambda: client.job(waits["id"])["state"] == "running")
-    client.stop(waits["id"])
+        assert client.job(waits.id).state == "queued"
+    wait_until(lambda: client.job(waits.id).state == "running")
+    client.stop(waits.id)
     assert checked_iterations(client, job_id)

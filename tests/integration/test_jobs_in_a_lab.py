@@ -119,9 +119,9 @@ def test_a_job_trains_and_gives_everything_back(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     job = client.submit([spec("plain", SPREAD, 3)])[0]
-    end = ended(client, job["id"])
-    assert end["state"] == "done", end
-    assert checked_iterations(client, job["id"]) == every_iteration(4, 3)
+    end = ended(client, job.id)
+    assert end.state == "done", end
+    assert checked_iterations(client, job.id) == every_iteration(4, 3)
     wait_until(lambda: idle(lab))
     wait_until(
         lambda: (
@@ -138,13 +138,10 @@ def test_regroup_lights_each_job_onto_one_tor(
         [spec("four", SPREAD, 2), spec("two", PAIR, 2)], "regroup"
     )
     for job in jobs:
-        assert ended(client, job["id"])["state"] == "done"
+        assert ended(client, job.id).state == "done"
     links = trace_links(
         lab.lab,
-        {
-            n: PortMap.parse(a["map"] or ())
-            for n, a in client.circuits().items()
-        },
+        {n: PortMap.parse(a.map or ()) for n, a in client.circuits().items()},
     )
     for hosts in (SPREAD, PAIR):
         tors = {
@@ -160,7 +157,7 @@ async def test_a_regroup_is_seen_in_a_browser(
 ) -> None:
     pictures = pictures_folder(tmp_path)
     ids = [
-        job["id"]
+        job.id
         for job in client.submit(
             [spec("four", SPREAD, 5000), spec("two", PAIR, 5000)]
         )
@@ -178,9 +175,9 @@ async def test_a_regroup_is_seen_in_a_browser(
             await expect(in_job).to_have_count(len(hosts))
         assert await shown_circuits(page) == there(client)
         record = await asyncio.to_thread(client.regroup, ids)
-        assert record["state"] == "committed", record
+        assert record.state == "committed", record
         made = min(
-            record["changes"]["ocs1"]["makes"],
+            record.changes["ocs1"].makes,
             key=lambda text: int(text.split(">")[0]),
         )
         await expect(
@@ -190,7 +187,7 @@ async def test_a_regroup_is_seen_in_a_browser(
         await expect(page.locator("[data-circuit]")).to_have_count(6)
         assert await shown_circuits(page) == there(client)
         await expect(
-            page.get_by_text(f"change {record['id']} by root: committed")
+            page.get_by_text(f"change {record.id} by root: committed")
         ).to_be_visible()
         await expect(page.get_by_role("row", name=ids[0])).to_contain_text(
             "running"
@@ -206,7 +203,7 @@ async def test_a_regroup_is_seen_in_a_browser(
             "document.querySelectorAll('canvas').length === 4"
         )
         waits = spec("third", PAIR, 5)
-        third = (await asyncio.to_thread(client.submit, [waits]))[0]["id"]
+        third = (await asyncio.to_thread(client.submit, [waits]))[0].id
         await expect(page.get_by_role("row", name=third)).to_contain_text(
             "queued"
         )
@@ -231,7 +228,7 @@ async def what_a_worker_prints_is_followed(
     talks = JobSpec(
         "talks", trainer="command", command=("sh", "-c", ticks), hosts=PAIR
     )
-    talking = (await asyncio.to_thread(client.submit, [talks]))[0]["id"]
+    talking = (await asyncio.to_thread(client.submit, [talks]))[0].id
     await expect(page.get_by_role("row", name=talking)).to_contain_text(
         "running"
     )
@@ -244,7 +241,7 @@ async def what_a_worker_prints_is_followed(
     # What comes after that is shown as it is printed.
     await expect(log).to_contain_text(f"tick {int(latest.split()[1]) + 4}")
     shown = (await log.inner_text()).strip().split("\n")
-    told = (await asyncio.to_thread(client.log, talking))["text"].split("\n")
+    told = (await asyncio.to_thread(client.log, talking)).text.split("\n")
     assert shown == told[: len(shown)]
     await asyncio.to_thread(client.stop, talking)
 
@@ -253,20 +250,18 @@ async def a_past_period_is_what_the_controller_has_on_disk(
     page: Page, url: str, client: ControllerClient, ids: list[str]
 ) -> None:
     def sampled() -> list[WindowShape]:
-        return client.samples(jobs=ids)["jobs"].get(ids[0], [])
+        return client.samples(jobs=ids).jobs.get(ids[0], [])
 
     windows = await asyncio.to_thread(wait_until, sampled)
     # Of windows of ten seconds, the iterations in them are as their reports say.
     reports, _ = await asyncio.to_thread(client.iterations, ids[0])
-    took = [
-        report["compute_s"] + report["communication_s"] for report in reports
-    ]
+    took = [report.compute_s + report.communication_s for report in reports]
     for window in windows:
-        spread = window["iteration_s"]
-        assert spread is None or min(took) <= spread["least"] <= spread[
-            "most"
-        ] <= max(took)
-    begun = (await asyncio.to_thread(client.job, ids[0]))["submitted_at"]
+        spread = window.iteration_s
+        assert spread is None or min(
+            took
+        ) <= spread.least <= spread.most <= max(took)
+    begun = (await asyncio.to_thread(client.job, ids[0])).submitted_at
     until = datetime.now() + timedelta(seconds=1)
     period = {"since": datetime.fromtimestamp(begun - 5), "until": until}
     asked = "&".join(f"{name}={at.isoformat()}" for name, at in period.items())
@@ -282,7 +277,7 @@ async def a_past_period_is_what_the_controller_has_on_disk(
 def there(client: ControllerClient) -> set[str]:
     """The circuits that the API says are there, each as the lower of its two directions."""
     maps = {
-        ocs: PortMap.parse(found["map"] or ())
+        ocs: PortMap.parse(found.map or ())
         for ocs, found in client.circuits().items()
     }
     return {
@@ -294,14 +289,14 @@ def test_regrouping_live_loses_no_iteration_and_restarts_nobody(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     jobs = client.submit([spec("live4", SPREAD, 12), spec("live2", PAIR, 24)])
-    ids = [job["id"] for job in jobs]
-    wait_until(lambda: client.job(ids[0])["iterations_done"] >= 4)
+    ids = [job.id for job in jobs]
+    wait_until(lambda: client.job(ids[0]).iterations_done >= 4)
     record = client.regroup(ids)
-    assert record["state"] == "committed", record
-    assert not [note for note in record["notes"] if "did not pause" in note]
+    assert record.state == "committed", record
+    assert not [note for note in record.notes if "did not pause" in note]
     for job_id, ranks, count in zip(ids, (4, 2), (12, 24), strict=True):
         end = ended(client, job_id)
-        assert (end["state"], end["restarts"]) == ("done", 0)
+        assert (end.state, end.restarts) == ("done", 0)
         assert checked_iterations(client, job_id) == every_iteration(
             ranks, count
         )
@@ -311,8 +306,8 @@ def test_a_change_over_which_packets_do_not_pass_is_rolled_back_and_the_job_goes
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     iterations = 30
-    job_id = client.submit([spec("blocked", PAIR, iterations)])[0]["id"]
-    wait_until(lambda: client.job(job_id)["iterations_done"] >= 2)
+    job_id = client.submit([spec("blocked", PAIR, iterations)])[0].id
+    wait_until(lambda: client.job(job_id).iterations_done >= 2)
     before = client.circuits()
     # Another application drops what comes to gpu3 where it will be: only packets show that.
     to_gpu3 = f"dl_dst={lab.lab.host('gpu3').nic.mac}"
@@ -321,12 +316,12 @@ def test_a_change_over_which_packets_do_not_pass_is_rolled_back_and_the_job_goes
         record = client.regroup([job_id])
     finally:
         ofctl(lab, "tor1", "del-flows", f"priority=40000,{to_gpu3}")
-    assert record["state"] == "rolled-back", record
-    assert "server1.gpu1 does not hear server2.gpu3" not in record["message"]
-    assert "server2.gpu3 does not hear server1.gpu1" in record["message"]
+    assert record.state == "rolled-back", record
+    assert "server1.gpu1 does not hear server2.gpu3" not in record.message
+    assert "server2.gpu3 does not hear server1.gpu1" in record.message
     assert client.circuits() == before
     end = ended(client, job_id)
-    assert (end["state"], end["restarts"]) == ("done", 0)
+    assert (end.state, end.restarts) == ("done", 0)
     assert checked_iterations(client, job_id) == every_iteration(2, iterations)
 
 
@@ -341,26 +336,26 @@ def test_a_refused_cross_connect_starts_no_job_and_leaves_the_map(
         jobs = client.submit(
             [spec("no4", SPREAD, 2), spec("no2", PAIR, 2)], "regroup"
         )
-        ends = [ended(client, job["id"]) for job in jobs]
+        ends = [ended(client, job.id) for job in jobs]
     finally:
         ocs_fault(lab, refuse_ports=[])
-    assert [end["state"] for end in ends] == ["failed", "failed"]
+    assert [end.state for end in ends] == ["failed", "failed"]
     # The controller reads the states of the ports now and then: it may know before it tries.
     refusal = (
         rf"ocs1 (refused to make|reports out:{change.makes[0].out} as locked)"
     )
-    assert all(re.search(refusal, end["message"]) for end in ends), ends
+    assert all(re.search(refusal, end.message) for end in ends), ends
     assert client.circuits() == before
-    assert all(end["started_at"] is None for end in ends)
-    assert client.iterations(jobs[0]["id"])[0] == []
+    assert all(end.started_at is None for end in ends)
+    assert client.iterations(jobs[0].id)[0] == []
 
 
 def test_a_stopped_job_gives_everything_back(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     job = client.submit([spec("stopped", SPREAD, 500)])[0]
-    wait_until(lambda: client.job(job["id"])["state"] == "running")
-    assert client.stop(job["id"])["state"] == "stopped"
+    wait_until(lambda: client.job(job.id).state == "running")
+    assert client.stop(job.id).state == "stopped"
     wait_until(lambda: idle(lab))
 
 
@@ -368,14 +363,12 @@ def test_training_outlives_the_death_of_the_openflow_speaker(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     job = client.submit([spec("speaker", SPREAD, 10)])[0]
-    wait_until(lambda: client.job(job["id"])["iterations_done"] >= 2)
+    wait_until(lambda: client.job(job.id).iterations_done >= 2)
     socket_path = str(lab.run_dir / "controller" / "speaker.sock")
     (speaker,) = pids_of(socket_path)
     os.kill(speaker, signal.SIGKILL)
-    assert ended(client, job["id"])["state"] == "done"
-    wait_until(
-        lambda: all(s["connected"] for s in client.status()["switches"])
-    )
+    assert ended(client, job.id).state == "done"
+    wait_until(lambda: all(s.connected for s in client.status().switches))
 
 
 def test_ports_and_gpus_are_sampled_while_a_job_runs(
@@ -383,25 +376,22 @@ def test_ports_and_gpus_are_sampled_while_a_job_runs(
 ) -> None:
     since = time.time()
     job = client.submit([spec("sampled", SPREAD, 12)])[0]
-    assert ended(client, job["id"])["state"] == "done"
+    assert ended(client, job.id).state == "done"
     names = {lab.lab.host(name).name for name in SPREAD}
     rates = wait_until(
         lambda: [
-            r
-            for r in client.ports(since)
-            if r["host"] in names and r["tx_bps"]
+            r for r in client.ports(since) if r.host in names and r.tx_bps
         ]
     )
     # No NIC of 40 Gb/s is seen to carry more than that, in the lab's units.
-    assert max(rate["tx_bps"] for rate in rates) < 42e9
+    assert max(rate.tx_bps for rate in rates) < 42e9
     every = {host.name for host in lab.lab.hosts}
     wait_until(
-        lambda: {sample["gpu"] for sample in client.gpus(since)} == every,
+        lambda: {sample.gpu for sample in client.gpus(since)} == every,
         "every GPU",
     )
     assert (
-        max(s["utilization"] for s in client.gpus(since) if s["gpu"] in names)
-        > 0.2
+        max(s.utilization for s in client.gpus(since) if s.gpu in names) > 0.2
     )
 
 
@@ -425,20 +415,20 @@ def test_a_circuit_in_use_is_broken_only_when_somebody_agrees_and_its_job_goes_o
     four, two = client.submit(
         [spec("asked4", SPREAD, iterations), spec("other", PAIR, 120)]
     )
-    wait_until(lambda: client.job(four["id"])["iterations_done"] >= 2)
+    wait_until(lambda: client.job(four.id).iterations_done >= 2)
     before = client.circuits()
     changes = len(client.reconfigurations())
     free = next(
         port
         for port in range(7, 19)
-        if f"{port}>" not in " ".join(before["ocs1"]["map"] or ())
+        if f"{port}>" not in " ".join(before["ocs1"].map or ())
         and lab.lab.circuit_fibres["ocs1"][port][0].device == "tor1"
     )
     move = ("connect", "ocs1", f"server1.nic0:{free}")
 
     refused = ocs(*move, text="n\n", code=1)
-    assert f"in use by job {four['id']}, which pauses" in refused
-    assert two["id"] not in refused, "the other job rides on other ports"
+    assert f"in use by job {four.id}, which pauses" in refused
+    assert two.id not in refused, "the other job rides on other ports"
     assert f"ocs1 + 1>{free}" in refused
     assert "nothing was changed" in refused
     # Nobody there to ask counts as no.
@@ -448,25 +438,25 @@ def test_a_circuit_in_use_is_broken_only_when_somebody_agrees_and_its_job_goes_o
 
     # What no job uses is changed unasked.
     ocs("connect", "ocs1", "100:101")
-    assert [r["state"] for r in client.reconfigurations()[changes:]] == [
+    assert [r.state for r in client.reconfigurations()[changes:]] == [
         "committed"
     ]
 
-    done = client.job(four["id"])["iterations_done"]
+    done = client.job(four.id).iterations_done
     assert "committed" in ocs(*move, text="y\n")
     record = client.reconfigurations()[-1]
-    assert record["state"] == "committed"
-    assert not [note for note in record["notes"] if "did not pause" in note]
-    assert f"1>{free}" in (client.circuits()["ocs1"]["map"] or ())
-    wait_until(lambda: client.job(four["id"])["iterations_done"] > done + 1)
+    assert record.state == "committed"
+    assert not [note for note in record.notes if "did not pause" in note]
+    assert f"1>{free}" in (client.circuits()["ocs1"].map or ())
+    wait_until(lambda: client.job(four.id).iterations_done > done + 1)
     # And back with --yes, as scripts say.
-    assert "committed" in ocs("rollback", str(record["id"]), "--yes")
+    assert "committed" in ocs("rollback", str(record.id), "--yes")
 
     for job_id, ranks, count in (
-        (four["id"], 4, iterations),
-        (two["id"], 2, 120),
+        (four.id, 4, iterations),
+        (two.id, 2, 120),
     ):
-        assert ended(client, job_id)["state"] == "done"
+        assert ended(client, job_id).state == "done"
         assert checked_iterations(client, job_id) == every_iteration(
             ranks, count
         )

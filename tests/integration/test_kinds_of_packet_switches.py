@@ -146,13 +146,13 @@ def client(lab: EmulatedLab) -> Iterator[ControllerClient]:
 
 
 def begun(client: ControllerClient, job: JobSpec) -> str:
-    job_id = client.submit([job])[0]["id"]
-    wait_until(lambda: client.job(job_id)["iterations_done"] >= 1)
+    job_id = client.submit([job])[0].id
+    wait_until(lambda: client.job(job_id).iterations_done >= 1)
     return job_id
 
 
 def beyond(client: ControllerClient, job_id: str, then: int) -> bool:
-    return client.job(job_id)["iterations_done"] > then + 1
+    return client.job(job_id).iterations_done > then + 1
 
 
 def test_jobs_train_while_their_nics_move(
@@ -163,15 +163,15 @@ def test_jobs_train_while_their_nics_move(
     # of earlier announcements cached.
     switches = range(1, 1 + len(lab.lab.packet_switches))
     for maps in (*map(all_on, switches), first_map(lab), all_on(1)):
-        before = client.job(job_id)["iterations_done"]
+        before = client.job(job_id).iterations_done
         record = client.reconfigure(maps, only=True)
-        assert record["state"] == "committed", record
+        assert record.state == "committed", record
         assert not [
-            note for note in record["notes"] if "checked with packets" in note
+            note for note in record.notes if "checked with packets" in note
         ]
-        assert "announce" in record["stages_s"]
+        assert "announce" in record.stages_s
         wait_until(partial(beyond, client, job_id, before))
-    assert client.job(job_id)["restarts"] == 0
+    assert client.job(job_id).restarts == 0
     checked_iterations(client, job_id)
 
 
@@ -197,7 +197,7 @@ def test_workers_reach_each_other_by_ipv6_wherever_their_nics_move(
 
     for maps in ({}, *map(all_on, range(1, 1 + len(lab.lab.packet_switches)))):
         if maps:
-            assert client.reconfigure(maps, only=True)["state"] == "committed"
+            assert client.reconfigure(maps, only=True).state == "committed"
         reach_all()
         if all(
             switch.driver != "linux-bridge"
@@ -218,15 +218,15 @@ def test_a_job_that_is_regrouped_ends_with_right_sums(
 ) -> None:
     job_id = begun(client, spec("regrouped", 100))
     record = client.regroup([job_id])
-    assert record["state"] == "committed", record
-    links = {link["a"]: link["b"] for link in client.links()}
+    assert record.state == "committed", record
+    links = {link.a: link.b for link in client.links()}
     links |= {b: a for a, b in links.items()}
     assert (
         len({links[f"server{n}.nic0"].partition(".")[0] for n in HOSTS}) == 1
     )
     assert (
-        ended(client, job_id)["state"],
-        client.job(job_id)["restarts"],
+        ended(client, job_id).state,
+        client.job(job_id).restarts,
     ) == ("done", 0)
     assert checked_iterations(client, job_id) == every_iteration(
         len(HOSTS), 100
@@ -238,11 +238,11 @@ def test_a_job_is_preempted_and_goes_on(
 ) -> None:
     # Long enough to be there still when its quantum is over.
     job_id = begun(client, spec("yields", 100))
-    urgent = client.submit([spec("urgent", 2, priority=5)], "regroup")[0]["id"]
-    assert ended(client, urgent)["state"] == "done"
-    states = [row["state"] for row in client.history(job_id)]
+    urgent = client.submit([spec("urgent", 2, priority=5)], "regroup")[0].id
+    assert ended(client, urgent).state == "done"
+    states = [row.state for row in client.history(job_id)]
     assert states.count("queued") == 2, states
-    assert ended(client, job_id)["state"] == "done"
+    assert ended(client, job_id).state == "done"
     assert {rank for rank, _ in checked_iterations(client, job_id)} == set(
         range(len(HOSTS))
     )
@@ -259,13 +259,13 @@ def test_a_change_that_fails_in_the_middle_leaves_no_trace(
         record = client.reconfigure(all_on(2), only=True)
     finally:
         ocs_fault(lab, drift_db={})
-    assert record["state"] == "rolled-back", record
-    assert "make" in record["stages_s"]
+    assert record.state == "rolled-back", record
+    assert "make" in record.stages_s
     assert client.circuits() == before
     wait_until(
-        partial(beyond, client, job_id, client.job(job_id)["iterations_done"])
+        partial(beyond, client, job_id, client.job(job_id).iterations_done)
     )
-    assert client.job(job_id)["restarts"] == 0
+    assert client.job(job_id).restarts == 0
 
 
 def lose_port(
@@ -292,8 +292,8 @@ def lose_port(
 def missing(client: ControllerClient) -> str:
     return "; ".join(
         words
-        for each in client.status()["switches"]
-        for words in each["ports_missing"]
+        for each in client.status().switches
+        for words in each.ports_missing
     )
 
 
@@ -310,10 +310,10 @@ def test_a_port_that_vanishes_is_told_and_its_host_is_not_used(
     try:
         wait_until(lambda: missing(client))
         assert missing(client).startswith("tor1 has no port 1")
-        wait_until(lambda: client.job(job_id)["state"] == "paused")
-        assert "tor1 has no port 1" in client.job(job_id)["message"]
-        (cut,) = client.status()["hosts_without_link"]
-        assert (cut["host"], "tor1 has no port 1" in cut["reason"]) == (
+        wait_until(lambda: client.job(job_id).state == "paused")
+        assert "tor1 has no port 1" in client.job(job_id).message
+        (cut,) = client.status().hosts_without_link
+        assert (cut.host, "tor1 has no port 1" in cut.reason) == (
             lab.lab.hosts[0].name,
             True,
         )
@@ -326,22 +326,20 @@ def test_a_port_that_vanishes_is_told_and_its_host_is_not_used(
             ended(client, job_id)
             (waits,) = client.submit([spec("waits", 3)])
             wait_until(
-                lambda: (
-                    "tor1 has no port 1" in client.job(waits["id"])["message"]
-                )
+                lambda: "tor1 has no port 1" in client.job(waits.id).message
             )
-            client.stop(waits["id"])
+            client.stop(waits.id)
             # One that may move circuits uses other ports.
             (moves,) = client.submit([spec("moves", 3)], "regroup")
-            assert ended(client, moves["id"])["state"] == "done"
+            assert ended(client, moves.id).state == "done"
             assert "tor1.1" not in str(client.links())
     finally:
         lose_port(lab, switch, again=True)
     wait_until(lambda: not missing(client))
     if not again_elsewhere:
-        before = client.job(job_id)["iterations_done"]
+        before = client.job(job_id).iterations_done
         wait_until(partial(beyond, client, job_id, before))
-        assert client.job(job_id)["restarts"] == 0
+        assert client.job(job_id).restarts == 0
         client.stop(job_id)
         ended(client, job_id)
     kinds = [
@@ -443,7 +441,7 @@ def test_without_announcements_a_learning_switch_waits_until_entries_age(
            "nud", "permanent")  # fmt: skip
         wait_until(lambda: ping(sender, address))
         heard_at = time.monotonic()
-        assert client.reconfigure({"ocs1": ["3-11"]})["state"] == "committed"
+        assert client.reconfigure({"ocs1": ["3-11"]}).state == "committed"
         wait_until(lambda: ping(sender, address))
         assert age_s - 3 < time.monotonic() - heard_at < age_s + 15
 
@@ -483,9 +481,9 @@ def test_a_change_waits_until_a_spanning_tree_forwards(tmp_path: Path) -> None:
         ]
         left = [each for each in first_map(lab)["ocs1"] if each != used]
         record = client.reconfigure({"ocs1": left}, only=True)
-        assert record["state"] == "committed", record
+        assert record.state == "committed", record
         assert states()[blocked] == "Forwarding"
-        assert record["stages_s"]["announce"] > 1
-        before = client.job(job_id)["iterations_done"]
+        assert record.stages_s["announce"] > 1
+        before = client.job(job_id).iterations_done
         wait_until(partial(beyond, client, job_id, before))
-        assert client.job(job_id)["restarts"] == 0
+        assert client.job(job_id).restarts == 0

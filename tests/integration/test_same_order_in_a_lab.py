@@ -168,7 +168,7 @@ def in_the_lab(
         with ControllerClient(
             lab.lab.controller_api, user=arrival.user
         ) as user:
-            names[user.submit([arrival.spec], "keep")[0]["id"]] = arrival.name
+            names[user.submit([arrival.spec], "keep")[0].id] = arrival.name
     wait_for(count)
     return happened()
 
@@ -203,8 +203,8 @@ def test_the_lab_starts_the_jobs_in_the_order_of_the_simulator(
             )
         finally:
             for job in client.jobs():
-                if job["finished_at"] is None:
-                    client.stop(job["id"], force=True)  # they are others'
+                if job.finished_at is None:
+                    client.stop(job.id, force=True)  # they are others'
     found = iter(happened)
     assert [{next(found) for _ in moment} for moment in expected] == expected
     assert not list(found)

@@ -175,13 +175,11 @@ async def test_a_change_cut_short_waits_for_its_switch_and_is_then_ended(
     await kill_a_change(device, tmp_path / "state.db", "after break")
     async with circuits_behind(door, tmp_path / "state.db") as circuits:
         (record,) = circuits.store.reconfigurations()
-        assert record["state"] == "intent"
-        assert "waits for ocs1" in record["message"]
+        assert record.state == "intent"
+        assert "waits for ocs1" in record.message
         await door.open()
         await eventually(
-            lambda: (
-                circuits.store.reconfigurations()[0]["state"] == "rolled-back"
-            )
+            lambda: circuits.store.reconfigurations()[0].state == "rolled-back"
         )
         assert await circuits.drivers["ocs1"].read_map() == START
 
@@ -220,7 +218,7 @@ async def test_an_unfinished_change_closes_its_other_switches_until_it_is_ended(
         lambda _: {"o1": PortMap.parse(["5>6"])}, "x"
     )
     assert record.state == "committed", record.message
-    assert [r["state"] for r in store.reconfigurations()] == [
+    assert [r.state for r in store.reconfigurations()] == [
         "rolled-back",
         "refused",
         "committed",
@@ -241,29 +239,25 @@ def test_a_controller_starts_without_a_switch_and_takes_it_in_when_it_is_there(
     controller.start()
     client = controller.client
     try:
-        first, silent = client.status()["circuit_switches"]
-        assert (first["name"], first["reachable"]) == ("o1", True)
-        assert (silent["name"], silent["reachable"]) == ("ocs1", False)
-        assert "connecting to ocs1" in silent["words"]
+        first, silent = client.status().circuit_switches
+        assert (first.name, first.reachable) == ("o1", True)
+        assert (silent.name, silent.reachable) == ("ocs1", False)
+        assert "connecting to ocs1" in silent.words
         message = f"ocs1 does not answer: connecting to ocs1 at {address}"
         assert message in controller.log.read_text()
-        assert client.reconfigure({"o1": ["7-8"]})["state"] == "committed"
+        assert client.reconfigure({"o1": ["7-8"]}).state == "committed"
         with pytest.raises(
             ControllerError, match="the map of ocs1 is unknown"
         ):
             client.reconfigure({"ocs1": ["7-8"]})
-        assert client.circuits()["ocs1"]["map"] is None
+        assert client.circuits()["ocs1"].map is None
         assert client.links()
-        assert client.drift()["ocs1"]["unreachable"]
+        assert client.drift()["ocs1"].unreachable
         with running(
             folder, lab_file(folder, ports=16), "--no-fabric", listen=address
         ):
-            wait_until(
-                lambda: client.status()["circuit_switches"][1]["reachable"]
-            )
-            assert (
-                client.reconfigure({"ocs1": ["7-8"]})["state"] == "committed"
-            )
+            wait_until(lambda: client.status().circuit_switches[1].reachable)
+            assert client.reconfigure({"ocs1": ["7-8"]}).state == "committed"
             events = [
                 e["kind"] for e in client.events() if e.get("ocs") == "ocs1"
             ]

@@ -70,7 +70,7 @@ async def ended(circuits: CircuitsOf, state: str) -> None:
         circuits.watch.look_soon()
         await eventually(lambda: circuits.watch.looked.step > step)
     await eventually(
-        lambda: circuits.store.reconfigurations()[0]["state"] == state
+        lambda: circuits.store.reconfigurations()[0].state == state
     )
 
 
@@ -144,10 +144,10 @@ async def test_a_switch_that_comes_back_decides_what_became_of_its_change(
     )
     first = circuits.store.reconfigurations()[0]
     if ENDS[maps] == "unknown":
-        assert "rolling back failed too" in first["message"]
+        assert "rolling back failed too" in first.message
         assert len(circuits.parts.locks.all()) == 4
         return
-    assert "when its switches answered again" in first["message"]
+    assert "when its switches answered again" in first.message
     assert circuits.parts.locks.all() == []
     (event,) = [
         each for each in circuits.store.events() if each["kind"] == "resumed"
@@ -162,7 +162,7 @@ async def test_whatever_its_driver_the_whole_new_map_is_committed(
     circuits = await die_and_return(
         tmp_path, driver, "after connect", NEW, monkeypatch
     )
-    assert circuits.store.reconfigurations()[0]["state"] == "committed"
+    assert circuits.store.reconfigurations()[0].state == "committed"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ async def test_a_command_without_an_answer_may_still_be_carried_out(
     await cluster.until(lambda: not cluster.circuits.locks.all())
     row = cluster.store.reconfiguration(record.id)
     assert row is not None
-    assert row["state"] == state, row["message"]
+    assert row.state == state, row.message
     assert gone.isdisjoint(cluster.ocs.map) == (state == "committed")
 
 
@@ -283,7 +283,7 @@ async def test_several_switches_are_all_waited_for_and_end_in_the_old_maps_or_th
         device.comes_back()
     shown = bench.maps()
     await bench.transactions.settle()
-    state = bench.store.reconfigurations()[0]["state"]
+    state = bench.store.reconfigurations()[0].state
     whole = all(shown[name] in (START[name], LOCAL) for name in shown)
     assert state == ("unknown" if not whole else "rolled-back"), shown
     assert bool(bench.parts.locks.all()) == (state == "unknown")
@@ -308,7 +308,7 @@ async def test_a_cascade_is_committed_only_if_every_switch_shows_all_of_it(
     # A controller that starts now finds the same.
     again = WssBench(tmp_path, Mortal)
     await again.transactions.resume()
-    state = again.store.reconfigurations()[0]["state"]
+    state = again.store.reconfigurations()[0].state
     ends = {(LOCAL, LOCAL): "committed", (START["wss1"], LOCAL): "rolled-back"}
     assert state == ends.get(maps, "unknown")
     if state == "rolled-back":
@@ -328,7 +328,7 @@ async def test_locks_of_users_stand_again(tmp_path: Path) -> None:
     assert {lock.kind for lock in bench.parts.locks.all()} == {"bad"}
     again = WssBench(tmp_path, Mortal)
     await again.transactions.resume()
-    assert again.store.reconfigurations()[0]["state"] == "rolled-back"
+    assert again.store.reconfigurations()[0].state == "rolled-back"
     (lock,) = again.parts.locks.all()
     assert (lock.place, lock.kind, lock.by, lock.why) == (
         here,

@@ -48,7 +48,7 @@ async def test_a_change_that_waits_is_no_leftover_until_its_controller_ends(
     assert (await first).state == "committed"
     assert await leftovers == []
     await bench.transactions.close()
-    rows = {row["why"]: row["state"] for row in bench.store.reconfigurations()}
+    rows = {row.why: row.state for row in bench.store.reconfigurations()}
     assert rows == {
         "first": "committed",
         "second": "committed",
@@ -94,7 +94,7 @@ async def test_what_cannot_be_planned_is_refused_on_record() -> None:
     await bench.transactions.close()
     row = bench.store.reconfiguration(begun.id)
     assert row is not None
-    assert (row["state"], "nothing was changed" in row["message"]) == (
+    assert (row.state, "nothing was changed" in row.message) == (
         "refused",
         True,
     )
