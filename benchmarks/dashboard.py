@@ -24,6 +24,9 @@ from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.http_server import http_server
 from patchlight.testbed.linux.sockets import listen
+from patchlight.testbed.wire.rest.circuits import OcsMap
+from patchlight.testbed.wire.rest.jobs import JobInList
+from tests.support.answers import some
 from tests.support.dashboard import browser_page
 
 GPUS = 500
@@ -142,15 +145,19 @@ def _update(watch: LabWatch, number: int) -> None:
     circuits = [str(c) for c in lab.initial_maps["ocs1"] if 1 not in c]
     to = _lit_to(number)
     circuits += [f"1>{to}", f"{to}>1"]
-    colours = job_colours({}, [job["id"] for job in jobs])
+    colours = job_colours({}, [job.id for job in jobs])
+    maps = {"ocs1": OcsMap(map=circuits)}
     watch.view = LabView(
-        lab, jobs, {"ocs1": {"map": circuits}}, colours=colours
+        lab,
+        jobs,
+        maps,
+        colours=colours,
     )
     watch.jobs = jobs
     watch.revision += 1
 
 
-def _job(job_id: str, hosts: list[str]) -> Any:
+def _job(job_id: str, hosts: list[str]) -> JobInList:
     spec = {"name": job_id, "iterations": 100}
     known = {
         "id": job_id,
@@ -165,7 +172,7 @@ def _job(job_id: str, hosts: list[str]) -> Any:
         "runs_since": 1.0,
         "finished_at": None,
     }
-    return known | times | {"message": "", "iterations_done": 1}
+    return some(JobInList, known | times | {"iterations_done": 1})
 
 
 def _lit_to(number: int) -> int:

@@ -133,13 +133,11 @@ def played(jobs: Sequence[TracedJob], choice: PolicyChoice) -> Played:
         ids = []
         for job in jobs:
             time.sleep(max(0.0, began + job.arrives_s - time.monotonic()))
-            ids.append(client.submit([job.spec])[0]["id"])
+            ids.append(client.submit([job.spec])[0].id)
         ended = [_ended(client, job_id) for job_id in ids]
         events = client.events()
     return Played(
-        fmean(
-            (job["finished_at"] or 0.0) - job["submitted_at"] for job in ended
-        ),
+        fmean((job.finished_at or 0.0) - job.submitted_at for job in ended),
         [event for event in events if event["kind"] == "defragmented"],
         [event for event in events if event["kind"] == "light-measured"],
     )
@@ -147,10 +145,10 @@ def played(jobs: Sequence[TracedJob], choice: PolicyChoice) -> Played:
 
 def _ended(client: ControllerClient, job_id: str) -> JobAnswer:
     """A job once it is done; ``PatchlightError`` if it failed."""
-    while not (job := client.job(job_id))["finished_at"]:
+    while not (job := client.job(job_id)).finished_at:
         time.sleep(0.5)
-    if job["state"] != "done":
-        raise PatchlightError(f"job {job_id} {job['state']}: {job['message']}")
+    if job.state != "done":
+        raise PatchlightError(f"job {job_id} {job.state}: {job.message}")
     return job
 
 

@@ -132,15 +132,15 @@ def measured(
                     seed=1,
                 )
             )
-        ids = [row["id"] for row in client.submit(specs, "keep")]
+        ids = [row.id for row in client.submit(specs, "keep")]
         ends = []
         for job_id in ids:
             job = ended(client, job_id)
-            assert job["state"] == "done", job["message"]
+            assert job.state == "done", job.message
             mine: dict[int, float] = {}
             for report in client.iterations(job_id)[0]:
-                mine[report["index"]] = max(
-                    mine.get(report["index"], 0.0), report["finished_at"]
+                mine[report.index] = max(
+                    mine.get(report.index, 0.0), report.finished_at
                 )
             ends.append([mine[index] for index in sorted(mine)])
     first_end = min(each[-1] for each in ends)

@@ -199,12 +199,12 @@ class _Round:
         self._ask(submit)
 
     def _stop(self, name: str) -> None:
-        self._ask(lambda client: client.stop(client.jobs(name=name)[-1]["id"]))
+        self._ask(lambda client: client.stop(client.jobs(name=name)[-1].id))
 
     def _restart(self, name: str) -> None:
         with contextlib.suppress(BadInput):  # it may wait yet
             self._ask(
-                lambda client: client.restart(client.jobs(name=name)[-1]["id"])
+                lambda client: client.restart(client.jobs(name=name)[-1].id)
             )
 
     def _ask(self, question: Callable[[ControllerClient], object]) -> None:
@@ -260,35 +260,31 @@ class _Round:
                     for job in client.jobs(name=name)
                 ]
                 left = [
-                    job for job in jobs if not JobState(job["state"]).is_final
+                    job for job in jobs if not JobState(job.state).is_final
                 ]
                 if not left:
                     break
                 for job in left:
-                    if self._kinds[job["spec"]["name"]] in (
+                    if self._kinds[job.spec.name] in (
                         "never",
                         "endless",
                     ):
-                        client.stop(job["id"])
+                        client.stop(job.id)
                 if time.monotonic() > deadline:
-                    words = [
-                        f"{j['id']} is {j['state']}: {j['message']}"
-                        for j in left
-                    ]
+                    words = [f"{j.id} is {j.state}: {j.message}" for j in left]
                     raise PatchlightError(
                         f"after {PATIENCE_S} s: {'; '.join(words)}"
                     )
                 time.sleep(0.2)
         for job in jobs:
-            self._say_now(f"{job['id']} ({self._kinds[job['spec']['name']]}) {job['state']}: "
-                          f"{job['message']}")  # fmt: skip
+            self._say_now(f"{job.id} ({self._kinds[job.spec.name]}) {job.state}: "
+                          f"{job.message}")  # fmt: skip
         if len(jobs) < len(self._kinds):
             raise PatchlightError(
                 f"{len(self._kinds)} jobs were taken, and {len(jobs)} are there"
             )
         return Counter(
-            f"{self._kinds[job['spec']['name']]}: {job['state']}"
-            for job in jobs
+            f"{self._kinds[job.spec.name]}: {job.state}" for job in jobs
         )
 
     def wrong(self) -> list[str]:

@@ -91,9 +91,7 @@ def _other_jobs() -> Iterator[dict[str, Any]]:
                 time.sleep(QUIET_S)
                 usual_s = other.iteration_s(before)
                 befallen = time.time()
-                with fault(
-                    lab, client.job(job_id)["hosts"][-1], f"{job_id}-1"
-                ):
+                with fault(lab, client.job(job_id).hosts[-1], f"{job_id}-1"):
                     begins_again(client, job_id)
                 off = other.iteration_s(befallen) / usual_s - 1
             yield figure(

@@ -51,8 +51,8 @@ def run() -> list[dict[str, Any]]:
 def _waiting(
     client: ControllerClient, everything: JobSpec
 ) -> list[dict[str, Any]]:
-    first = client.submit([everything], "keep")[0]["id"]
-    wait_until(lambda: client.job(first)["state"] == JobState.RUNNING)
+    first = client.submit([everything], "keep")[0].id
+    wait_until(lambda: client.job(first).state == JobState.RUNNING)
     spec = JobSpec("waits", 2, 4_000, everything.compute_s, workers=2)
     submits_s = [
         _seconds(lambda: client.submit([spec], "keep")) for _ in range(WAITING)
@@ -63,7 +63,7 @@ def _waiting(
     for _ in range(ROUNDS):
         client.submit([spec], "keep")
         time.sleep(0.3)
-        passes_s.append(client.status()["queue_pass_s"] or 0.0)
+        passes_s.append(client.status().queue_pass_s or 0.0)
     _stop_all(client)
     name = f"{WAITING:,} jobs wait"
     return [
@@ -101,7 +101,7 @@ def _ended(folder: Path) -> list[dict[str, Any]]:
             for row in client.submit(
                 JobBatch((spec,) * AT_ONCE, together=False)
             ):
-                client.stop(row["id"])
+                client.stop(row.id)
             memory_mib.append(_memory_mib(controller.process.pid))
         page_s = _median(lambda: client.jobs(21))
         started_s = [_restarted_s(controller) for _ in range(3)]
@@ -142,8 +142,8 @@ def _memory_mib(pid: int) -> float:
 
 def _stop_all(client: ControllerClient) -> None:
     for job in client.jobs():
-        if not JobState(job["state"]).is_final:
-            client.stop(job["id"])
+        if not JobState(job.state).is_final:
+            client.stop(job.id)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -87,27 +87,23 @@ def _parts(
     """Seconds from the call to the first iteration, and parts of it."""
     changes = len(client.reconfigurations())
     began = time.time()
-    job_id = client.submit([spec], topology)[0]["id"]
-    wait_until(lambda: client.job(job_id)["finished_at"])
+    job_id = client.submit([spec], topology)[0].id
+    wait_until(lambda: client.job(job_id).finished_at)
     status = client.job(job_id)
-    if status["state"] != JobState.DONE:
-        raise PatchlightError(
-            f"job {job_id} {status['state']}: {status['message']}"
-        )
-    reports = [r for r in client.iterations(job_id)[0] if r["index"] == 0]
-    first_at = max(report["finished_at"] for report in reports)
+    if status.state != JobState.DONE:
+        raise PatchlightError(f"job {job_id} {status.state}: {status.message}")
+    reports = [r for r in client.iterations(job_id)[0] if r.index == 0]
+    first_at = max(report.finished_at for report in reports)
     parts = {"in all": first_at - began}
     for row, after in pairwise(client.history(job_id)):
-        ends = first_at if row["state"] == JobState.RUNNING else after["at"]
-        parts[row["state"]] = ends - row["at"]
-    parts["decisions"] = sum(
-        row["seconds"] for row in client.decisions(job_id)
-    )
+        ends = first_at if row.state == JobState.RUNNING else after.at
+        parts[row.state] = ends - row.at
+    parts["decisions"] = sum(row.seconds for row in client.decisions(job_id))
     new = client.reconfigurations()[changes:]
     if topology == "regroup":
-        if not new or not any(change["changes"] for change in new):
+        if not new or not any(change.changes for change in new):
             raise PatchlightError(f"no light was moved for job {job_id}")
-        stages = new[-1]["stages_s"]
+        stages = new[-1].stages_s
         parts |= {
             "flows": stages.get("flows", 0.0),
             "change of light": sum(stages.values()),

@@ -42,12 +42,12 @@ class OtherJob:
         before = self.client.job(self.id)
         wait_until(
             lambda: (
-                self.client.job(self.id)["iterations_done"]
-                > before["iterations_done"] + 2
+                self.client.job(self.id).iterations_done
+                > before.iterations_done + 2
             )
         )
         now = self.client.job(self.id)
-        return (now["state"], now["attempt"], now["restarts"]) == (
+        return (now.state, now.attempt, now.restarts) == (
             "running",
             0,
             0,
@@ -64,9 +64,9 @@ class OtherJob:
         """How long an iteration took since then (Unix time): the median."""
         reports, _ = self.client.iterations(self.id)
         ends = [
-            r["finished_at"]
+            r.finished_at
             for r in reports
-            if r["rank"] == 0 and r["finished_at"] > since
+            if r.rank == 0 and r.finished_at > since
         ]
         return float(median(b - a for a, b in pairwise(ends)))
 
@@ -78,8 +78,8 @@ def other_job(lab: EmulatedLab) -> Iterator[OtherJob]:
         spec = JobSpec(
             "other", _WITHOUT_END, 4_000_000, _COMPUTE, hosts=OTHER_HOSTS
         )
-        other = OtherJob(client, client.submit([spec])[0]["id"])
-        wait_until(lambda: client.job(other.id)["iterations_done"] > 2)
+        other = OtherJob(client, client.submit([spec])[0].id)
+        wait_until(lambda: client.job(other.id).iterations_done > 2)
         yield other
         client.stop(other.id)
 
@@ -89,8 +89,8 @@ def victim(
     client: ControllerClient, name: str, **changes: Any
 ) -> Iterator[str]:
     """A job that trains, by its id; stopped at the end if it has not ended."""
-    job_id = client.submit([victim_spec(name, **changes)])[0]["id"]
-    wait_until(lambda: client.job(job_id)["iterations_done"] > 2)
+    job_id = client.submit([victim_spec(name, **changes)])[0].id
+    wait_until(lambda: client.job(job_id).iterations_done > 2)
     try:
         yield job_id
     finally:
@@ -102,10 +102,10 @@ def begins_again(client: ControllerClient, job_id: str) -> JobAnswer:
 
     def is_back() -> JobAnswer | None:
         job = client.job(job_id)
-        done = job["iterations_done"] > job["first_iteration"]
+        done = job.iterations_done > job.first_iteration
         return (
             job
-            if job["attempt"] == 1 and job["state"] == "running" and done
+            if job.attempt == 1 and job.state == "running" and done
             else None
         )
 

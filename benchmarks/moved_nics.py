@@ -84,11 +84,9 @@ def figures_of(driver: str, count: int) -> list[dict[str, Any]]:
             spread_spec("four", SPREAD, 100_000),
             spread_spec("two", PAIR, 100_000),
         ]
-        ids = [job["id"] for job in client.submit(specs)]
+        ids = [job.id for job in client.submit(specs)]
         wait_until(
-            lambda: all(
-                client.job(job_id)["iterations_done"] for job_id in ids
-            )
+            lambda: all(client.job(job_id).iterations_done for job_id in ids)
         )
         nics = _nics(emulated.lab)
         delays_s = list[float]()
@@ -127,16 +125,13 @@ def _change(
     record = client.reconfigure(
         {ocs: each.texts for ocs, each in wanted.items()}, only=True
     )
-    if record["state"] != "committed":
+    if record.state != "committed":
         raise PatchlightError(
-            f"the change was {record['state']}: {record['message']}"
+            f"the change was {record.state}: {record.message}"
         )
-    stages = [*record["stages_s"]]
+    stages = [*record.stages_s]
     waits_s.append(
-        sum(
-            record["stages_s"][each]
-            for each in stages[stages.index("drain") :]
-        )
+        sum(record.stages_s[each] for each in stages[stages.index("drain") :])
     )
 
 

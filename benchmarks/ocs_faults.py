@@ -22,6 +22,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from tests.support.change_bench import CircuitsOf
 from tests.support.emulated_devices import lab_file, running
 
@@ -66,10 +67,8 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
             died = _in_a_child(work, kill_after_s)
             device.fault(**_NO_FAULTS)
             now, records = asyncio.run(_restart(lab, journal))
-            state = (
-                records[-1]["state"]
-                if len(records) > before
-                else "never begun"
+            state: str = (
+                records[-1].state if len(records) > before else "never begun"
             )
             wanted = new if state == "committed" else old
             stranger = faults.get("meddle", "")
@@ -78,9 +77,9 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
                 wanted = old.joined(PortMap.parse([stranger]))
                 if (
                     state != "rolled-back"
-                    or f"{stranger} is new" not in records[-1]["message"]
+                    or f"{stranger} is new" not in records[-1].message
                 ):
-                    state = f"unknown: {state}, {records[-1]['message']}"
+                    state = f"unknown: {state}, {records[-1].message}"
             if now != wanted or state.startswith(("intent", "unknown")):
                 raise PatchlightError(
                     f"change {number} (seed {seed}, {kind}): {state}, and the device has "
@@ -230,7 +229,7 @@ async def _change(
 
 async def _restart(
     lab: Lab, journal: Path
-) -> tuple[PortMap, list[dict[str, Any]]]:
+) -> tuple[PortMap, list[ChangeAnswer]]:
     async with _circuits(lab, journal) as circuits:
         await circuits.watch.begin()
         return await circuits.drivers[

@@ -70,7 +70,16 @@ from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.wire.lab_api import LabIdentity
-from patchlight.testbed.wire.rest.lab import HostWithoutLink, PartStatus
+from patchlight.testbed.wire.rest.lab import (
+    AgentStatusAnswer,
+    CircuitSwitchStatus,
+    HostWithoutLink,
+    LightStatus,
+    PacketSwitchStatus,
+    PartStatus,
+    PolicyFaultsAnswer,
+    Status,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -273,7 +282,7 @@ class Controller:
             ),
         )
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> Status:
         """The response to ``GET /v1/status``."""
         last = self.scheduler.policies.last_faults
         connected = self.switches.connected()
@@ -283,52 +292,55 @@ class Controller:
         troubles = self.switches.troubles()
         without_groups = self.switches.without_groups()
         missing = self.switches.missing_by_switch()
-        return {
-            "lab": self.lab.name,
-            "version": VERSION,
-            "engine": self.speaker.info.get("engine"),
-            "policies": self.scheduler.policies.words,
-            "policy_faults": [
-                {
-                    "kind": kind,
-                    "policy": policy,
-                    "faults": faults,
-                    "last": last[kind, policy],
-                }
+        return Status(
+            lab=self.lab.name,
+            version=VERSION,
+            engine=self.speaker.info.get("engine"),
+            policies=self.scheduler.policies.words,
+            policy_faults=[
+                PolicyFaultsAnswer(
+                    kind=kind,
+                    policy=policy,
+                    faults=faults,
+                    last=last[kind, policy],
+                )
                 for (
                     kind,
                     policy,
                 ), faults in self.scheduler.policies.faults.items()
             ],
-            "light": self.scheduler.rewiring.status(),
-            "drained": self.scheduler.drained,
-            "queue_pass_s": self.scheduler.last_pass_s,
-            "parts": self.background.status(),
-            "switches": [
-                {
-                    "name": s.name,
-                    "driver": s.driver,
-                    "datapath_id": s.datapath_id,
-                    "connected": connected.get(s.name),
-                    "trouble": troubles.get(s.name),
-                    "second_from": second_from.get(s.name),
-                    "lacks": lacking.get(s.name),
-                    "foreign": foreign.get(s.name, []),
-                    "snmp_problem": self.telemetry.problems.get(s.name),
-                    "without_groups": s.name in without_groups,
-                    "ports_down": self.switches.ports_down(s.name),
-                    "ports_missing": missing[s.name],
-                }
+            light=LightStatus(**self.scheduler.rewiring.status()),
+            drained=self.scheduler.drained,
+            queue_pass_s=self.scheduler.last_pass_s,
+            parts=self.background.status(),
+            switches=[
+                PacketSwitchStatus(
+                    name=s.name,
+                    driver=s.driver,
+                    datapath_id=s.datapath_id,
+                    connected=connected.get(s.name),
+                    trouble=troubles.get(s.name),
+                    second_from=second_from.get(s.name),
+                    lacks=lacking.get(s.name),
+                    foreign=foreign.get(s.name, []),
+                    snmp_problem=self.telemetry.problems.get(s.name),
+                    without_groups=s.name in without_groups,
+                    ports_down=self.switches.ports_down(s.name),
+                    ports_missing=missing[s.name],
+                )
                 for s in self.lab.packet_switches
             ],
-            "nic_differences": differences(
+            nic_differences=differences(
                 self.lab, self.circuits.maps.present_links(), self.fleet.nics()
             ),
-            "hosts_without_link": await self._hosts_without_link(),
-            "unknown_switch_connections": self.unknown_switches.connections,
-            "circuit_switches": self.circuits.devices.status(),
-            "agents": self.fleet.status(),
-        }
+            hosts_without_link=await self._hosts_without_link(),
+            unknown_switch_connections=self.unknown_switches.connections,
+            circuit_switches=[
+                CircuitSwitchStatus(**each)
+                for each in self.circuits.devices.status()
+            ],
+            agents=[AgentStatusAnswer(**each) for each in self.fleet.status()],
+        )
 
     async def _hosts_without_link(self) -> list[HostWithoutLink]:
         found = self.scheduler.reach().without_link
@@ -343,7 +355,7 @@ class Controller:
             if mac in behind
         }
         return [
-            {"host": h, "reason": reason + words.get(h, "")}
+            HostWithoutLink(host=h, reason=reason + words.get(h, ""))
             for h, reason in found.items()
         ]
 
@@ -448,21 +460,21 @@ class Background:
             except Exception as error:
                 why = in_words(error)
                 _log.exception(
-                    "the controller's %s failed and is restarted", part["name"]
+                    "the controller's %s failed and is restarted", part.name
                 )
-            part["running"] = False
-            part["last_fault"] = why
-            part["last_fault_at"] = time.time()
-            part["faults"] += 1
+            part.running = False
+            part.last_fault = why
+            part.last_fault_at = time.time()
+            part.faults += 1
             try:
-                self._on_fault(part["name"], why)
+                self._on_fault(part.name, why)
             except Exception:  # A full disk, say: the part restarts anyway.
-                _log.exception("recording a fault of %s", part["name"])
+                _log.exception("recording a fault of %s", part.name)
             if time.monotonic() - began > _LONG_LIFE_S:
                 pause_s = FIRST_PAUSE_S
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            part["running"] = True
+            part.running = True
 
 
 WIDTH_S = series_store.WIDTHS_S[0]

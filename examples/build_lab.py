@@ -30,4 +30,4 @@ with EmulatedLab.from_lab(lab, scale=1000, workers="process") as emulated:
     emulated.ocs("ocs1").connect("server2:tor1.2", why="an example")
     print("server2.nic0 is on tor1.2 now:", emulated.ocs("ocs1").map.texts)
     spec = JobSpec("example", 2, 1_000_000, {"A100": 0.01}, workers=2)
-    print("job", emulated.wait_for(emulated.submit(spec)[0]["id"])["state"])
+    print("job", emulated.wait_for(emulated.submit(spec)[0].id).state)

@@ -14,7 +14,6 @@ from typing import Any
 
 from patchlight.controller.storage.database import (
     Database,
-    Shape,
     Substitute,
     skip_record,
 )
@@ -31,10 +30,6 @@ LONGEST_LIFETIME_S = 366 * DAY_S
 _PREFIX = "patchlight"
 _LONGEST = 200
 _SHOWN = re.compile(rf"({_PREFIX}_[0-9a-f]{{1,8}})_[A-Za-z0-9_-]+")
-
-
-_TOKEN = Shape(TokenShape)
-_AUDITED = Shape(AttemptRow)
 
 
 class Tokens:
@@ -74,7 +69,7 @@ class Tokens:
             sql,
             token_id,
             _hash(secret),
-            json.dumps(made),
+            json.dumps(dict(made)),
         )
         return made, f"{_PREFIX}_{token_id}_{secret}"
 
@@ -103,28 +98,29 @@ class Tokens:
         known: str,
     ) -> tuple[TokenShape, str]:
         """A token and its hash; ``ValueError`` if it could grant rights that nobody granted."""
-        token = _TOKEN.read(row)
-        if token["id"] != token_id or not isinstance(known, str):
-            raise ValueError(f"it belongs to token {token['id']}")
-        if not token["expires_at"] <= self._clock() + LONGEST_LIFETIME_S + 1.0:
+        token = TokenShape.model_validate(row)
+        if token.id != token_id or not isinstance(known, str):
+            raise ValueError(f"it belongs to token {token.id}")
+        if not token.expires_at <= self._clock() + LONGEST_LIFETIME_S + 1.0:
             raise ValueError("it expires later than any token can")
-        Role.named(token["role"])
+        Role.named(token.role)
         return token, known
 
     def revoke(self, token_id: str, by: str) -> TokenShape:
         """Revoke this token. ``BadInput`` for an unknown id."""
         token = next(
-            (each for each in self.all() if each["id"] == token_id), None
+            (each for each in self.all() if each.id == token_id), None
         )
         if token is None:
             raise BadInput(
                 f"unknown token id {token_id[:40]!r}",
                 hint="'patchlight token list' shows the ids; do not pass the token itself",
             )
-        if token["revoked_at"] is None:
-            token |= {"revoked_at": self._clock(), "revoked_by": by}
+        if token.revoked_at is None:
+            token.revoked_at = self._clock()
+            token.revoked_by = by
             sql = "UPDATE tokens SET record = ? WHERE id = ?"
-            self._store.write(sql, json.dumps(token), token_id)
+            self._store.write(sql, json.dumps(dict(token)), token_id)
         return token
 
     def holder(self, text: str) -> TokenShape | None:
@@ -135,8 +131,7 @@ class Tokens:
             return None
         for token, known in self._tokens("WHERE id = ?", token_id):
             is_good = (
-                token["revoked_at"] is None
-                and self._clock() < token["expires_at"]
+                token.revoked_at is None and self._clock() < token.expires_at
             )
             if is_good and hmac.compare_digest(known, _hash(secret)):
                 return token
@@ -200,7 +195,7 @@ class AuditLog:
         *,
         by: str = "",
         outcome: str = "",
-    ) -> list[dict[str, Any]]:
+    ) -> list[AttemptRow]:
         """The ``last`` requests, or a number ``after`` that one; oldest first."""
         which = "WHERE number > ? AND (? = '' OR who = ?) AND (? = '' OR outcome = ?)"
         which += (
@@ -229,14 +224,14 @@ def _audited(
     at: float,
     who: str,
     outcome: str,
-) -> dict[str, Any]:
+) -> AttemptRow:
     said = {
         "by": who,
         "outcome": outcome,
         "number": number,
         "at": at,
     }
-    return dict(_AUDITED.read({**row, **said}))
+    return AttemptRow.model_validate({**row, **said})
 
 
 def _not_readable(
@@ -244,7 +239,7 @@ def _not_readable(
     at: object,
     who: object,
     outcome: object,
-) -> Substitute[dict[str, Any]]:
+) -> Substitute[AttemptRow]:
     attempt = Attempt(
         str(who),
         "",
@@ -253,5 +248,9 @@ def _not_readable(
         str(outcome),
         0,
     )
-    at = at if isinstance(at, float) else 0.0
-    return Substitute([{**asdict(attempt), "number": number, "at": at}])
+    row = AttemptRow.model_construct(
+        number=number,
+        at=at if isinstance(at, float) else 0.0,
+        **asdict(attempt),
+    )
+    return Substitute([row])

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -27,9 +27,10 @@ from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import (
+    DATA,
     JsonAnswer,
+    also,
     docs_routes,
-    gives,
     new_app,
     under_way,
 )
@@ -41,17 +42,18 @@ from patchlight.controller.paths.service import PathService
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.rules import Role
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.wire.rest import circuits as circuit_shapes
-from patchlight.testbed.wire.rest import lab as shapes
+from patchlight.testbed.wire.rest import lab as rest
 from patchlight.testbed.wire.rest import requests
+from patchlight.testbed.wire.rest.circuits import (
+    PathNetworkShape,
+    PathShape,
+    PathsShape,
+)
 
 if TYPE_CHECKING:
     from patchlight.controller.discovery.discovery import Discovery
     from patchlight.controller.parts import Controller
     from patchlight.controller.storage.store import Store
-
-
-Answer = dict[str, Any]
 
 
 def create_app(controller: Controller) -> FastAPI:
@@ -68,20 +70,20 @@ def create_app(controller: Controller) -> FastAPI:
         kept=kept,
     )
 
-    @app.get("/v1/lab", **gives(shapes.LabShape))
-    async def lab() -> Answer:
-        return asdict(controller.identity)
+    @app.get("/v1/lab", **DATA)
+    async def lab() -> rest.LabShape:
+        return rest.LabShape(**asdict(controller.identity))
 
     @app.get("/v1/lab.yaml", response_class=PlainTextResponse)
     async def lab_file() -> str:
         return write_lab(controller.lab)
 
-    @app.get("/v1/status", **gives(shapes.Status))
-    async def status() -> Answer:
+    @app.get("/v1/status", **DATA)
+    async def status() -> rest.Status:
         return await controller.status()
 
-    @app.post("/v1/shutdown", **gives(shapes.Shutdown))
-    async def shutdown(caller: Admin, release: bool = False) -> Answer:
+    @app.post("/v1/shutdown", **DATA)
+    async def shutdown(caller: Admin, release: bool = False) -> rest.Shutdown:
         """End the controller; ``release``: first remove its entries from the packet switches."""
         if release:
             if running := sorted(controller.jobs.running):
@@ -93,11 +95,11 @@ def create_app(controller: Controller) -> FastAPI:
         # As when it is ended by other means: the cleanup is in one place.
         os.kill(os.getpid(), signal.SIGTERM)
         counts = controller.jobs.ledger.counts().items()
-        return {
-            "jobs": {
+        return rest.Shutdown(
+            jobs={
                 state: n for state, n in counts if not JobState(state).is_final
             }
-        }
+        )
 
     app.state.events = EventFeed(controller.store)
     for routes in (
@@ -121,23 +123,27 @@ def sample_routes(controller: Controller) -> APIRouter:
         tags=["samples"],
     )
 
-    @routes.get("/ports", **gives(shapes.PortSamples))
-    async def ports(since: float = 0.0) -> Answer:
-        return {
-            "ports": [
-                s for s in controller.switches.port_rates if s["at"] > since
+    @routes.get("/ports", **DATA)
+    async def ports(since: float = 0.0) -> rest.PortSamples:
+        return rest.PortSamples(
+            ports=[
+                rest.PortSample(**s)
+                for s in controller.switches.port_rates
+                if s["at"] > since
             ]
-        }
+        )
 
-    @routes.get("/gpus", **gives(shapes.GpuSamples))
-    async def gpus(since: float = 0.0) -> Answer:
-        return {
-            "gpus": [
-                s for s in controller.fleet.gpu_samples if s["at"] > since
+    @routes.get("/gpus", **DATA)
+    async def gpus(since: float = 0.0) -> rest.GpuSamples:
+        return rest.GpuSamples(
+            gpus=[
+                rest.GpuSample(**s)
+                for s in controller.fleet.gpu_samples
+                if s["at"] > since
             ]
-        }
+        )
 
-    @routes.get("/samples", **gives(shapes.Samples))
+    @routes.get("/samples", **DATA)
     async def samples(
         since: requests.Moment = 0.0,
         until: requests.Moment = requests.LATEST,
@@ -145,7 +151,7 @@ def sample_routes(controller: Controller) -> APIRouter:
         job: Annotated[
             list[requests.Text] | None, Query(max_length=1000)
         ] = None,
-    ) -> Answer:
+    ) -> rest.Samples:
         """The samples of a period, as about ``points`` windows of the lab and of each job.
 
         With ``job``, only of these jobs. Older data has wider windows.
@@ -158,10 +164,15 @@ def sample_routes(controller: Controller) -> APIRouter:
             points,
             jobs,
         )
-        answer: dict[str, list[Answer]] = {"": []}
+        by_job: dict[str, list[rest.WindowShape]] = {"": []}
         for window in windows:
-            answer.setdefault(window.job, []).append(window.as_json)
-        return {"width_s": width_s, "lab": answer.pop(""), "jobs": answer}
+            shape = rest.WindowShape(**window.as_json)
+            by_job.setdefault(window.job, []).append(shape)
+        return rest.Samples(
+            width_s=width_s,
+            lab=by_job.pop(""),
+            jobs=by_job,
+        )
 
     return routes
 
@@ -176,7 +187,12 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
         tags=["events"],
     )
 
-    @routes.get("/events", **gives(shapes.EventList, also=_EVENT_STREAM))
+    @routes.get(
+        "/events",
+        response_model=rest.EventList,
+        responses=also(_EVENT_STREAM),
+        **DATA,
+    )
     async def events(
         request: Request,
         after: requests.Number | None = None,
@@ -187,7 +203,7 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
         kind: Annotated[
             list[requests.Text] | None, Query(max_length=100)
         ] = None,
-    ) -> Any:
+    ) -> rest.EventList | Response:
         """Events after a number, at most a thousand at a time.
 
         With ``last``, the latest ones of a period instead: of these kinds, before that number.
@@ -215,7 +231,9 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
             )
         else:
             found = store.events(after or 0)
-        return {"events": found, "last": store.last_event()}
+        return rest.EventList.model_validate(
+            {"events": found, "last": store.last_event()}
+        )
 
     return routes
 
@@ -227,33 +245,32 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
         tags=["discovery"],
     )
 
-    begins = gives(shapes.SearchPlan)
-    begins["responses"][202] = under_way(
-        shapes.Search, "The search has started."
+    @routes.post(
+        "/discovery",
+        response_model=rest.SearchPlan,
+        responses=under_way(rest.Search, "The search has started."),
+        **DATA,
     )
-
-    @routes.post("/discovery", **begins)
     async def begin(
         request: requests.DiscoveryRequest, caller: Operator
-    ) -> Any:
+    ) -> rest.SearchPlan | Response:
         if request.dry_run:
             return await discovery.preview(request)
         await discovery.start(request, caller)
-        return JsonAnswer(
-            discovery.status, 202, headers={"Location": "/v1/discovery"}
-        )
+        where = {"Location": "/v1/discovery"}
+        return JsonAnswer(discovery.status.as_json, 202, headers=where)
 
-    @routes.get("/discovery", **gives(shapes.Search))
+    @routes.get("/discovery", **DATA)
     async def status(
         step: requests.Number = 0, wait_s: requests.WaitSeconds = 0.0
-    ) -> Answer:
+    ) -> rest.Search:
         """The progress of the search: once it is beyond ``step``, or after ``wait_s``."""
         if discovery.under_way and wait_s:
             await discovery.news.after(step, wait_s)
         return discovery.status
 
-    @routes.delete("/discovery", **gives(shapes.Search))
-    async def stop(caller: Operator) -> Answer:
+    @routes.delete("/discovery", **DATA)
+    async def stop(caller: Operator) -> rest.Search:
         await discovery.stop()
         return discovery.status
 
@@ -288,20 +305,20 @@ def access_routes(tokens: access.Tokens, audit: access.AuditLog) -> APIRouter:
         tags=["access"],
     )
 
-    @routes.get("/whoami", **gives(shapes.WhoAmI))
-    async def whoami(caller: Viewer) -> Answer:
-        return {
-            "user": caller.by,
-            "role": str(caller.role),
-            "origin": caller.origin,
-        }
+    @routes.get("/whoami", **DATA)
+    async def whoami(caller: Viewer) -> rest.WhoAmI:
+        return rest.WhoAmI(
+            user=caller.by,
+            role=str(caller.role),
+            origin=caller.origin,
+        )
 
-    @routes.get("/tokens", **gives(shapes.TokensShape))
-    async def all_tokens(caller: Admin) -> Answer:
-        return {"tokens": tokens.all()}
+    @routes.get("/tokens", **DATA)
+    async def all_tokens(caller: Admin) -> rest.TokensShape:
+        return rest.TokensShape(tokens=tokens.all())
 
-    @routes.post("/tokens", **gives(shapes.NewToken, 201))
-    async def create(request: TokenRequest, caller: Admin) -> Answer:
+    @routes.post("/tokens", status_code=201, **DATA)
+    async def create(request: TokenRequest, caller: Admin) -> rest.NewToken:
         role = Role.named(request.role)
         made, text = tokens.create(
             access.without_tokens(request.user),
@@ -310,28 +327,28 @@ def access_routes(tokens: access.Tokens, audit: access.AuditLog) -> APIRouter:
             access.without_tokens(request.why),
             request.lifetime_s,
         )
-        return {**made, "token": text}
+        return rest.NewToken(**dict(made), token=text)
 
-    @routes.delete("/tokens/{token_id}", **gives(shapes.TokenShape))
-    async def revoke(token_id: TokenId, caller: Admin) -> Any:
+    @routes.delete("/tokens/{token_id}", **DATA)
+    async def revoke(token_id: TokenId, caller: Admin) -> rest.TokenShape:
         return tokens.revoke(token_id, caller.by)
 
-    @routes.get("/audit", **gives(shapes.AuditShape))
+    @routes.get("/audit", **DATA)
     async def attempts(
         caller: Admin,
         last: requests.PageLength = requests.PAGE,
         after: requests.Number | None = None,
         user: requests.Text = "",
         outcome: requests.Text = "",
-    ) -> Answer:
-        return {
-            "attempts": audit.rows(
+    ) -> rest.AuditShape:
+        return rest.AuditShape(
+            attempts=audit.rows(
                 last,
                 after,
                 by=user,
                 outcome=outcome,
             )
-        }
+        )
 
     return routes
 
@@ -343,39 +360,39 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
         tags=["paths"],
     )
 
-    @routes.get("/paths", **gives(circuit_shapes.PathsShape))
-    async def look_at_all() -> Answer:
+    @routes.get("/paths", **DATA)
+    async def look_at_all() -> PathsShape:
         await paths.follow_light()
-        return {
-            "scheduler": paths.book.scheduler,
-            "networks": [
-                {
-                    "hosts": list(network.hosts),
-                    "channels": [str(channel) for channel in network.channels],
-                    "routed": network.paths.routes is not None,
-                    "tuning_s": network.paths.tuning_s,
-                }
+        return PathsShape(
+            scheduler=paths.book.scheduler,
+            networks=[
+                PathNetworkShape(
+                    hosts=list(network.hosts),
+                    channels=[str(channel) for channel in network.channels],
+                    routed=network.paths.routes is not None,
+                    tuning_s=network.paths.tuning_s,
+                )
                 for network in paths.book.networks
             ],
-            "paths": paths.book.live,
-            "nodes": bounds.nodes(),
-        }
+            paths=paths.book.live,
+            nodes=bounds.nodes(),
+        )
 
-    @routes.post("/paths", **gives(circuit_shapes.PathShape, 201))
-    async def want(request: requests.PathRequest, caller: User) -> Any:
+    @routes.post("/paths", status_code=201, **DATA)
+    async def want(request: requests.PathRequest, caller: User) -> PathShape:
         return await paths.want(request, caller.by)
 
-    @routes.get("/paths/{number}", **gives(circuit_shapes.PathShape))
+    @routes.get("/paths/{number}", **DATA)
     async def look(
         number: requests.Number,
         caller: Viewer,
         wait_s: requests.WaitSeconds = 0.0,
-    ) -> Any:
+    ) -> PathShape:
         return await paths.look(number, caller.by, wait_s)
 
-    @routes.delete("/paths/{number}", **gives(circuit_shapes.PathShape))
-    async def release(number: requests.Number, caller: User) -> Any:
-        by = (await paths.look(number, ""))["by"]
+    @routes.delete("/paths/{number}", **DATA)
+    async def release(number: requests.Number, caller: User) -> PathShape:
+        by = (await paths.look(number, "")).by
         if caller.by != by and caller.role < Role.OPERATOR:
             raise NotAllowed(
                 f"this path belongs to {by}: only they and operators may end it"

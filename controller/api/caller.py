@@ -169,10 +169,10 @@ class Doorman:
                 "login --controller HOST:PORT",
             )
         return Caller(
-            token["user"],
+            token.user,
             origin,
-            role=Role.named(token["role"]),
-            token=token["id"],
+            role=Role.named(token.role),
+            token=token.id,
         )
 
     def _role_of(self, uid: int, login: str) -> Role:

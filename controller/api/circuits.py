@@ -1,22 +1,20 @@
 """Routes for circuits: read, change, follow, lock, save, stop."""
 
-import inspect
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from patchlight.controller.api.caller import Operator, as_operator
-from patchlight.controller.api.openapi import JsonAnswer, begins, gives
-from patchlight.controller.changes.service import CircuitService
+from patchlight.controller.api.openapi import DATA, also, changing
+from patchlight.controller.changes.service import ChangeOrPlan, CircuitService
 from patchlight.testbed.lab.topology import FORMATS, topology_of
-from patchlight.testbed.wire.rest import circuits as shapes
+from patchlight.testbed.wire.rest import circuits as rest
 from patchlight.testbed.wire.rest import requests
 from patchlight.testbed.wire.rest.lab import Links, TopologyShape
 
-Answer = dict[str, Any]
 TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
+T = TypeVar("T")
 
 
 def circuit_routes(service: CircuitService) -> APIRouter:
@@ -25,226 +23,154 @@ def circuit_routes(service: CircuitService) -> APIRouter:
         prefix="/v1",
         tags=["circuits"],
     )
-
-    def add(
-        path: str,
-        name: str,
-        method: Callable[..., Awaitable[Answer]],
-        options: Answer,
-        answer: Callable[[Answer], Any] = lambda row: row,
-    ) -> None:
-        """A route answered by the service; changes need the role operator."""
-
-        async def endpoint(**given: Any) -> Any:
-            return answer(await method(**given))
-
-        signature = inspect.signature(method)
-        parameters = [
-            p.replace(annotation=Operator) if p.name == "who" else p
-            for p in signature.parameters.values()
-        ]
-        vars(endpoint)["__signature__"] = signature.replace(
-            parameters=parameters
-        )
-        verb, _, template = path.partition(" ")
-        needs = [] if verb == "GET" else [Depends(as_operator)]
-        routes.add_api_route(
-            template,
-            endpoint,
-            methods=[verb],
-            name=name,
-            dependencies=needs,
-            **options,
-        )
-
-    add(
-        "GET /links",
-        "links",
-        service.links,
-        gives(Links),
-    )
-    add(
-        "GET /circuit-switches",
-        "circuit_switches",
-        service.switches,
-        gives(shapes.CircuitSwitches),
-    )
-    add(
-        "GET /circuits/{ocs}/light",
-        "light",
-        service.light,
-        gives(shapes.LightAnswer),
-    )
-    add(
-        "GET /drift",
-        "drift",
-        service.drift,
-        gives(shapes.DriftShape),
-    )
-    add(
-        "POST /baselines",
-        "accept",
-        service.accept_power,
-        gives(shapes.Baselines),
-    )
-    add(
-        "GET /maps",
-        "maps",
-        service.saved_maps,
-        gives(shapes.AllSavedMaps),
-    )
-    add(
-        "PUT /maps/{name}",
-        "save",
-        service.save,
-        gives(shapes.SavedMaps),
-    )
-    add(
-        "DELETE /maps/{name}",
-        "forget",
-        service.forget,
-        gives(shapes.Named),
-    )
-    add(
-        "GET /locks",
-        "locks",
-        service.locks,
-        gives(shapes.Locks),
-    )
-    add(
-        "POST /locks",
-        "lock",
-        service.lock,
-        gives(shapes.Locks),
-    )
-    add(
-        "POST /locks/release",
-        "unlock",
-        service.unlock,
-        gives(shapes.Locks),
-    )
-    add(
-        "GET /stop",
-        "stopped",
-        service.stop_button,
-        gives(shapes.StopButton),
-    )
-    add(
-        "POST /stop",
-        "press",
-        service.press_stop,
-        gives(shapes.StopButton),
-    )
-    add(
-        "POST /stop/clear",
-        "clear",
-        service.clear_stop,
-        gives(shapes.StopButton),
-    )
-    change = begins(shapes.ChangeAnswer, shapes.PlanAnswer)
-    add(
-        "POST /reconfigurations",
-        "reconfigure",
-        service.reconfigure,
-        change,
-        _change_answer,
-    )
-    add(
-        "POST /reconfigurations/{number}/rollback",
-        "roll_back",
-        service.roll_back,
-        change,
-        _change_answer,
-    )
-    add(
-        "POST /together",
-        "together",
-        service.together,
-        change,
-        _change_answer,
-    )
-    add(
-        "POST /light-paths",
-        "light_paths",
-        service.light_paths,
-        change,
-        _change_answer,
-    )
-    add(
-        "POST /maps/{name}/restore",
-        "restore",
-        service.restore,
-        change,
-        _change_answer,
-    )
-    add(
-        "POST /drift/repair",
-        "repair",
-        service.repair,
-        change,
-        _change_answer,
-    )
-    add(
-        "POST /drift/adopt",
-        "adopt",
-        service.adopt,
-        change,
-        _change_answer,
-    )
-    _add_described(routes, service)
+    _look(routes, service)
+    _change(routes, service)
+    _follow(routes, service)
+    _keep(routes, service)
     return routes
 
 
-def _change_answer(row: Answer) -> Any:
-    """A plan with its tag, a change in progress with its location, or a finished one."""
-    if row["state"] == "planned":
-        return JsonAnswer(row, headers={"ETag": f'"{row["planned_from"]}"'})
-    return begun(row) if row["state"] == "intent" else row
-
-
-def begun(row: Answer, within: str = "") -> JsonAnswer:
-    """The response to a caller who does not wait for a change, which may be ``within`` a field."""
-    at = {
-        "Location": f"/v1/reconfigurations/{row['id']}",
-        "Preference-Applied": "respond-async",
-    }
-    return JsonAnswer({within: row} if within else row, 202, headers=at)
-
-
-def _add_described(routes: APIRouter, service: CircuitService) -> None:
+def _look(routes: APIRouter, service: CircuitService) -> None:
     parts = service.parts
 
-    @routes.get("/topology", **gives(TopologyShape, also="text/plain"))
-    async def topology(format: TopologyFormat = "json") -> Any:
+    @routes.get("/links", **DATA)
+    async def links() -> Links:
+        return await service.links()
+
+    @routes.get("/circuit-switches", **DATA)
+    async def circuit_switches() -> rest.CircuitSwitches:
+        return await service.switches()
+
+    @routes.get("/circuits/{ocs}/light", **DATA)
+    async def light(ocs: str) -> rest.LightAnswer:
+        return await service.light(ocs)
+
+    @routes.get("/drift", **DATA)
+    async def drift() -> rest.DriftShape:
+        return await service.drift()
+
+    @routes.get(
+        "/topology",
+        response_model=TopologyShape,
+        responses=also("text/plain"),
+        **DATA,
+    )
+    async def topology(
+        format: TopologyFormat = "json",
+    ) -> TopologyShape | Response:
         found = topology_of(
             parts.lab, parts.maps.links(await parts.maps.read())
         )
         if format == "json":
             # Links through unread switches are unknown, and omitted.
-            return {**found.as_json, "unread": parts.devices.unread}
+            return TopologyShape(
+                **found.as_json,
+                unread=parts.devices.unread,
+            )
         return PlainTextResponse(FORMATS[format](found))
 
-    @routes.get("/circuits", **gives(dict[str, shapes.OcsMap]))
-    async def circuits() -> Any:
+    @routes.get("/circuits", **DATA)
+    async def circuits(response: Response) -> dict[str, rest.OcsMap]:
         found = await service.circuits()
-        tag = service.tag()
         # Clients can use it as ``planned_from``: the condition that maps are unchanged.
-        return JsonAnswer(found, headers={"ETag": f'"{tag}"'} if tag else None)
+        if tag := service.tag():
+            response.headers["ETag"] = f'"{tag}"'
+        return found
 
-    @routes.get("/alarms", **gives(shapes.Alarms))
+    @routes.get("/alarms", **DATA)
     async def alarms(
         ocs: Annotated[list[str] | None, Query()] = None,
-    ) -> Answer:
+    ) -> rest.Alarms:
         return await service.alarms(ocs or [])
 
-    @routes.get("/reconfigurations", **gives(shapes.Changes))
+
+def _change(routes: APIRouter, service: CircuitService) -> None:
+    options = changing(rest.ChangeAnswer)
+
+    @routes.post("/reconfigurations", **options)
+    async def reconfigure(
+        request: requests.ReconfigurationRequest,
+        who: Operator,
+        response: Response,
+    ) -> ChangeOrPlan:
+        return _found(await service.reconfigure(request, who), response)
+
+    @routes.post("/reconfigurations/{number}/rollback", **options)
+    async def roll_back(
+        number: requests.Number,
+        request: requests.ChangeRequest,
+        who: Operator,
+        response: Response,
+    ) -> ChangeOrPlan:
+        return _found(await service.roll_back(number, request, who), response)
+
+    @routes.post("/together", **options)
+    async def together(
+        request: requests.TogetherRequest,
+        who: Operator,
+        response: Response,
+    ) -> ChangeOrPlan:
+        return _found(await service.together(request, who), response)
+
+    @routes.post("/light-paths", **options)
+    async def light_paths(
+        request: requests.LightRequest,
+        who: Operator,
+        response: Response,
+    ) -> ChangeOrPlan:
+        return _found(await service.light_paths(request, who), response)
+
+    @routes.post("/maps/{name}/restore", **options)
+    async def restore(
+        name: str,
+        request: requests.ChangeRequest,
+        who: Operator,
+        response: Response,
+    ) -> ChangeOrPlan:
+        return _found(await service.restore(name, request, who), response)
+
+    @routes.post("/drift/repair", **options)
+    async def repair(
+        request: requests.RepairRequest,
+        who: Operator,
+        response: Response,
+    ) -> ChangeOrPlan:
+        return _found(await service.repair(request, who), response)
+
+    @routes.post("/drift/adopt", **options)
+    async def adopt(
+        request: requests.PresentMapsRequest,
+        who: Operator,
+        response: Response,
+    ) -> ChangeOrPlan:
+        return _found(await service.adopt(request, who), response)
+
+
+def _found(answer: ChangeOrPlan, response: Response) -> ChangeOrPlan:
+    """A plan with its tag, a change in progress with its location, or a finished one."""
+    if answer.state == "planned":
+        response.headers["ETag"] = f'"{answer.planned_from}"'
+    elif answer.state == "intent":
+        started(answer.id, response)
+    return answer
+
+
+def started(change: int, response: Response) -> None:
+    """Say where a caller who does not wait for a change finds its progress."""
+    response.status_code = 202
+    response.headers["Location"] = f"/v1/reconfigurations/{change}"
+    response.headers["Preference-Applied"] = "respond-async"
+
+
+def _follow(routes: APIRouter, service: CircuitService) -> None:
+    @routes.get("/reconfigurations", **DATA)
     async def reconfigurations(
         last: requests.PageLength = requests.PAGE,
         after: requests.Number | None = None,
         since: requests.Moment | None = None,
         until: requests.Moment = requests.LATEST,
         before: requests.Number = requests.NO_NUMBER,
-    ) -> Answer:
+    ) -> rest.Changes:
         """The last changes, or the first ones after a number.
 
         With ``since``: the last of those that began between then and ``until``, before a number.
@@ -257,26 +183,78 @@ def _add_described(routes: APIRouter, service: CircuitService) -> None:
             before,
         )
 
-    @routes.get("/reconfigurations/{number}", **gives(shapes.ChangeAnswer))
+    @routes.get("/reconfigurations/{number}", **DATA)
     async def reconfiguration(
         number: requests.Number,
         step: requests.Number = 0,
         wait_s: requests.WaitSeconds = 0.0,
-    ) -> Answer:
+    ) -> rest.ChangeAnswer:
         """One change; with its ``progress`` while it runs, once that is beyond ``step``, or after
         ``wait_s``."""
         return await service.change(number, step, wait_s)
 
-    @routes.post(
-        "/reconfigurations/{number}/cancel", **gives(shapes.ChangeAnswer)
-    )
+    @routes.post("/reconfigurations/{number}/cancel", **DATA)
     async def cancel(
         number: requests.Number,
         request: requests.StopRequest,
         caller: Operator,
-    ) -> Answer:
+    ) -> rest.ChangeAnswer:
         """Stop a change before its next step, and undo what it did; this takes a moment.
 
         409 for a change that is committed, or about to be. A failed one stays unchanged.
         """
         return await service.cancel(number, request, caller)
+
+
+def _keep(routes: APIRouter, service: CircuitService) -> None:
+    @routes.post("/baselines", **DATA)
+    async def accept(
+        request: requests.BaselinesRequest, who: Operator
+    ) -> rest.Baselines:
+        return await service.accept_power(request, who)
+
+    @routes.get("/maps", **DATA)
+    async def maps() -> rest.AllSavedMaps:
+        return await service.saved_maps()
+
+    @routes.put("/maps/{name}", **DATA)
+    async def save(
+        name: str,
+        request: requests.PresentMapsRequest,
+        who: Operator,
+    ) -> rest.SavedMaps:
+        return await service.save(name, request, who)
+
+    @routes.delete("/maps/{name}", dependencies=[Depends(as_operator)], **DATA)
+    async def forget(name: str) -> rest.Named:
+        return await service.forget(name)
+
+    @routes.get("/locks", **DATA)
+    async def locks() -> rest.Locks:
+        return await service.locks()
+
+    @routes.post("/locks", **DATA)
+    async def lock(request: requests.LockRequest, who: Operator) -> rest.Locks:
+        return await service.lock(request, who)
+
+    @routes.post("/locks/release", **DATA)
+    async def unlock(
+        request: requests.UnlockRequest, who: Operator
+    ) -> rest.Locks:
+        return await service.unlock(request, who)
+
+    @routes.get("/stop", **DATA)
+    async def stopped() -> rest.StopButton:
+        return await service.stop_button()
+
+    @routes.post("/stop", **DATA)
+    async def press(
+        request: requests.StopRequest, who: Operator
+    ) -> rest.StopButton:
+        return await service.press_stop(request, who)
+
+    @routes.post("/stop/clear", **DATA)
+    async def clear(
+        request: requests.StopRequest, who: Operator
+    ) -> rest.StopButton:
+        return await service.clear_stop(request, who)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter, Response
-from pydantic import field_validator
 from pydantic_core import to_json
 
 from patchlight.controller.api.caller import (
@@ -19,15 +18,16 @@ from patchlight.controller.api.caller import (
     Submitter,
     User,
 )
-from patchlight.controller.api.circuits import begun
-from patchlight.controller.api.openapi import JsonAnswer, begins, gives
+from patchlight.controller.api.circuits import started
+from patchlight.controller.api.openapi import DATA, JsonAnswer, changing
+from patchlight.controller.changes.service import begun, ended
 from patchlight.controller.hosts.agent_client import NotOnServer
 from patchlight.controller.jobs.rewiring import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.jobs import JobSpec, JobStatus, checked_specs
+from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab.rules import KINDS, PolicyChoice, Role
-from patchlight.testbed.wire.rest import jobs as shapes
+from patchlight.testbed.wire.rest import jobs as rest
 from patchlight.testbed.wire.rest import requests
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
@@ -38,56 +38,9 @@ if TYPE_CHECKING:
     from patchlight.controller.parts import Controller
 
 
-Answer = dict[str, Any]
-
 _MOST_REPORTS = 5000
 # A UTF-8 character has at most four bytes; agents return at most a MiB.
 LogBytes = Annotated[int, Ge(4), Le(1 << 20)]
-
-
-class JobsRequest(requests.Strict):
-    """Jobs that start ``together``, or each alone, and whether they are regrouped first.
-
-    Without ``topology`` the jobs' or the lab's policy decides. ``plan``: also report where and when
-    they would start now; ``dry_run``: report only that, and queue nothing.
-    """
-
-    jobs: list[JobSpec]
-    topology: Literal["keep", "regroup"] | None = None
-    together: bool = True
-    plan: bool = False
-    dry_run: bool = False
-
-    @field_validator("jobs", mode="before")
-    @classmethod
-    def _checked(cls, jobs: object) -> list[JobSpec]:
-        # Raises a Patchlight error instead of pydantic's.
-        return checked_specs(jobs)
-
-
-class RegroupRequest(requests.Strict):
-    """Running jobs, by id, each to be connected to one packet switch.
-
-    ``dry_run``: report what would change, and change nothing.
-    """
-
-    jobs: requests.Names
-    dry_run: bool = False
-
-
-class PoliciesRequest(requests.Strict):
-    """Policies to use from now on, by kind; ``defragment`` and ``interleave`` as in lab files.
-
-    What is not named is unchanged.
-    """
-
-    placement: requests.Text = ""
-    order: requests.Text = ""
-    topology: requests.Text = ""
-    partition: requests.Text | None = None
-    elasticity: requests.Text = ""
-    defragment: bool = False
-    interleave: bool = False
 
 
 def job_routes(controller: Controller) -> APIRouter:
@@ -105,7 +58,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
     scheduler = controller.scheduler
     table = controller.jobs
 
-    @routes.get("/jobs", **gives(shapes.Jobs))
+    @routes.get("/jobs", response_model=rest.Jobs, **DATA)
     async def jobs(
         last: requests.PageLength = requests.PAGE,
         after: str | None = None,
@@ -135,53 +88,61 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             )
         return _listed(found, scheduler, table)
 
-    @routes.get("/jobs/{job_id}", **gives(shapes.JobAnswer))
-    async def job(job_id: str) -> Answer:
+    @routes.get("/jobs/{job_id}", **DATA)
+    async def job(job_id: str) -> rest.JobAnswer:
         status = scheduler.job(job_id)
         predicted = scheduler.forecasts.shown([status]).get(job_id, {})
-        holds_by = _holds_by(table.running.get(job_id))
-        gains = scheduler.gains.shown(status)
         kept, made = table.ledger.report_counts(job_id)
-        answer = {
+        answer = rest.JobAnswer(
             **status.as_record,
             **predicted,
-            **gains,
-            "holds_by": holds_by,
-        }
-        answer |= {"reports_kept": kept, "reports_made": made}
+            **scheduler.gains.shown(status),
+            holds_by=_holds_by(table.running.get(job_id)),
+            reports_kept=kept,
+            reports_made=made,
+        )
         if status.spec.is_split and status.hosts and not status.state.is_final:
-            answer["rigid_because"] = scheduler.why_rigid(job_id)
+            answer.rigid_because = scheduler.why_rigid(job_id)
         return answer
 
-    @routes.get("/jobs/{job_id}/iterations", **gives(shapes.Iterations))
+    @routes.get("/jobs/{job_id}/iterations", **DATA)
     async def iterations(
         job_id: str,
         after: requests.Number = 0,
         latest: requests.PageLength | None = None,
-    ) -> Answer:
+    ) -> rest.Iterations:
         if latest is not None:
             found = table.ledger.latest_iterations(table[job_id].id, latest)
-            return {"iterations": found, "next": table.ledger.reported(job_id)}
-        reports, last = table.ledger.iterations(
-            table[job_id].id, after, _MOST_REPORTS
+            last = table.ledger.reported(job_id)
+        else:
+            found, last = table.ledger.iterations(
+                table[job_id].id, after, _MOST_REPORTS
+            )
+        # Records as they were made, also those of older versions.
+        made = rest.IterationReport.model_construct
+        return rest.Iterations(
+            iterations=[made(**row) for row in found],
+            next=last,
         )
-        return {"iterations": reports, "next": last}
 
-    @routes.get("/jobs/{job_id}/history", **gives(shapes.JobHistory))
-    async def history(job_id: str) -> Answer:
-        return {"states": table.ledger.history(table[job_id].id)}
+    @routes.get("/jobs/{job_id}/history", **DATA)
+    async def history(job_id: str) -> rest.JobHistory:
+        states = table.ledger.history(table[job_id].id)
+        return rest.JobHistory(states=[rest.StateOfJob(**s) for s in states])
 
-    @routes.get("/jobs/{job_id}/decisions", **gives(shapes.Decisions))
-    async def decisions(job_id: str) -> Answer:
-        return {"decisions": table.ledger.decisions(table[job_id].id)}
+    @routes.get("/jobs/{job_id}/decisions", **DATA)
+    async def decisions(job_id: str) -> rest.Decisions:
+        found = table.ledger.decisions(table[job_id].id)
+        made = rest.DecisionShape.model_construct
+        return rest.Decisions(decisions=[made(**row) for row in found])
 
-    @routes.get("/jobs/{job_id}/log", **gives(shapes.LogPartShape))
+    @routes.get("/jobs/{job_id}/log", **DATA)
     async def log(
         job_id: str,
         worker: requests.Number = 0,
         after: requests.Number = 0,
         limit: LogBytes = 1 << 16,
-    ) -> Answer:
+    ) -> rest.LogPartShape:
         status = table[job_id]
         running = table.running.get(job_id)
         count = len(running.workers) if running else len(status.hosts)
@@ -194,7 +155,11 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             # A worker that does not exist now has only stored output, if any.
             with contextlib.suppress(NotOnServer):
                 part = await asked.agent.log(asked.spec.id, after, limit)
-                return {"text": part.text, "next": part.next, "ended": False}
+                return rest.LogPartShape(
+                    text=part.text,
+                    next=part.next,
+                    ended=False,
+                )
         ended = status.state.is_final
         if (
             ended
@@ -208,14 +173,22 @@ def _look(routes: APIRouter, controller: Controller) -> None:
                 )
             )
         ):
-            return {"text": kept.text, "next": kept.next, "ended": True}
+            return rest.LogPartShape(
+                text=kept.text,
+                next=kept.next,
+                ended=True,
+            )
         # At least the last lines, if the job's output could not be stored.
         text = (
             ""
             if after or worker
             else "".join(f"{line}\n" for line in status.last_lines)
         )
-        return {"text": text, "next": len(text.encode()), "ended": ended}
+        return rest.LogPartShape(
+            text=text,
+            next=len(text.encode()),
+            ended=ended,
+        )
 
 
 def _listed(
@@ -242,7 +215,7 @@ def _listed(
         )
 
 
-def _holds_by(running: RunningJob | None) -> list[str | None]:
+def _holds_by(running: RunningJob | None) -> list[rest.HeldBy | None]:
     if running is None:
         return []
     own = running.spec.trainer != "command"
@@ -264,27 +237,38 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     scheduler = controller.scheduler
     light = controller.scheduler.rewiring
 
-    submits = gives(shapes.Submitted, 201)
-    submits["responses"] |= gives(shapes.Previews)["responses"]
-
-    @routes.post("/jobs", **submits)
-    async def submit(request: JobsRequest, caller: Submitter) -> Any:
+    @routes.post(
+        "/jobs",
+        status_code=201,
+        response_model=rest.Submitted,
+        responses={
+            200: {
+                "model": rest.Previews,
+                "description": "The requested data.",
+            }
+        },
+        **DATA,
+    )
+    async def submit(
+        request: requests.JobsRequest, caller: Submitter
+    ) -> rest.Submitted | Response:
         """Queue jobs (201), or with ``dry_run`` only plan them (200), which a viewer may."""
         jobs = request.jobs
         topology = request.topology
         by = caller.by
         together = request.together
-        plans: list[Answer] = []
+        plans: list[rest.Preview] = []
         # A plan that cannot be made is no reason not to queue them.
         tolerated = () if request.dry_run else (PatchlightError,)
         with contextlib.suppress(*tolerated):
             for gang in [jobs] if together else [[job] for job in jobs]:
                 if request.dry_run or request.plan:
-                    plans += await scheduler.preview(gang, topology, by)
+                    found = await scheduler.preview(gang, topology, by)
+                    plans += [rest.Preview(**each) for each in found]
         if request.dry_run:
-            return JsonAnswer({"jobs": plans})
+            return JsonAnswer(rest.Previews(jobs=plans).as_json)
         rows = [
-            s.as_record
+            rest.SubmittedJob(**s.as_record)
             for s in scheduler.submit(
                 jobs,
                 topology,
@@ -293,63 +277,82 @@ def _change(routes: APIRouter, controller: Controller) -> None:
             )
         ]
         for row, plan in zip(rows, plans, strict=False):
-            row["plan"] = plan
-        return {"jobs": rows}
+            row.plan = plan
+        return rest.Submitted(jobs=rows)
 
-    @routes.delete("/jobs/{job_id}", **gives(shapes.JobInList))
+    @routes.delete("/jobs/{job_id}", **DATA)
     async def stop(
         job_id: str,
         caller: User,
         force: bool = False,
-    ) -> Answer:
+    ) -> rest.JobInList:
         _may_force(caller, force)
-        return (await scheduler.stop(job_id, caller.by, force=force)).as_record
+        status = await scheduler.stop(job_id, caller.by, force=force)
+        return rest.JobInList(**status.as_record)
 
-    @routes.post("/jobs/{job_id}/restart", **gives(shapes.JobInList))
+    @routes.post("/jobs/{job_id}/restart", **DATA)
     async def restart(
         job_id: str,
         caller: User,
         force: bool = False,
-    ) -> Answer:
+    ) -> rest.JobInList:
         _may_force(caller, force)
-        return (
-            await scheduler.restart(job_id, caller.by, force=force)
-        ).as_record
+        status = await scheduler.restart(job_id, caller.by, force=force)
+        return rest.JobInList(**status.as_record)
 
-    @routes.post("/regroup", **begins(ChangeAnswer, shapes.RegroupPlan))
-    async def regroup(request: RegroupRequest, caller: Operator) -> Any:
+    @routes.post("/regroup", **changing(ChangeAnswer))
+    async def regroup(
+        request: requests.RegroupRequest,
+        caller: Operator,
+        response: Response,
+    ) -> ChangeAnswer | rest.RegroupPlan:
         if not request.dry_run:
             record = await light.regroup(
                 request.jobs, caller, detach=caller.detaches
             )
-            return (
-                begun(record.as_intent) if caller.detaches else record.as_row
-            )
+            if not caller.detaches:
+                return ended(record)
+            started(record.id, response)
+            return begun(record)
         plan, objections = await light.preview_regroup(request.jobs)
         makes = {
             ocs: [str(c) for c in change.makes]
             for ocs, change in plan.changes.items()
         }
-        return {"jobs": request.jobs, "makes": makes, "objections": objections}
+        return rest.RegroupPlan(
+            jobs=request.jobs,
+            makes=makes,
+            objections=objections,
+        )
 
-    @routes.get("/defragmentation", **gives(shapes.Defragmentation))
-    async def proposal() -> Answer:
+    @routes.get("/defragmentation", **DATA)
+    async def proposal() -> rest.Defragmentation:
         found = await light.proposal()
-        return {"proposal": None if found is None else record_of(found)}
+        if found is None:
+            return rest.Defragmentation(proposal=None)
+        shape = rest.ProposalShape(**record_of(found))
+        return rest.Defragmentation(proposal=shape)
 
-    @routes.post("/defragmentation", **begins(shapes.Defragmented))
-    async def defragment(caller: Operator) -> Any:
+    @routes.post("/defragmentation", **changing(rest.Defragmented))
+    async def defragment(
+        caller: Operator, response: Response
+    ) -> rest.Defragmented:
         change = await light.defragment(caller, detach=caller.detaches)
-        if change is not None and caller.detaches:
-            return begun(change.as_intent, within="change")
-        return {"change": None if change is None else change.as_row}
+        if change is None:
+            return rest.Defragmented(change=None)
+        if not caller.detaches:
+            return rest.Defragmented(change=ended(change))
+        started(change.id, response)
+        return rest.Defragmented(change=begun(change))
 
-    @routes.get("/policies", **gives(shapes.Policies))
-    async def policies() -> Answer:
-        return {"policies": scheduler.policies.words}
+    @routes.get("/policies", **DATA)
+    async def policies() -> rest.Policies:
+        return rest.Policies(policies=scheduler.policies.words)
 
-    @routes.put("/policies", **gives(shapes.Policies))
-    async def use(request: PoliciesRequest, caller: Operator) -> Answer:
+    @routes.put("/policies", **DATA)
+    async def use(
+        request: requests.PoliciesRequest, caller: Operator
+    ) -> rest.Policies:
         said = request.model_dump(exclude_unset=True)
         files = [
             name
@@ -367,13 +370,15 @@ def _change(routes: APIRouter, controller: Controller) -> None:
             kind: "" for kind in KINDS if kind in said and said[kind] is None
         }
         await scheduler.policies.use(PolicyChoice(**said))
-        return {"policies": scheduler.policies.words}
+        return rest.Policies(policies=scheduler.policies.words)
 
-    @routes.post("/drain", **gives(shapes.Drained))
-    async def drain(request: requests.StopRequest, caller: Operator) -> Answer:
-        return {"ended": await scheduler.drain(request.why)}
+    @routes.post("/drain", **DATA)
+    async def drain(
+        request: requests.StopRequest, caller: Operator
+    ) -> rest.Drained:
+        return rest.Drained(ended=await scheduler.drain(request.why))
 
-    @routes.delete("/drain", **gives(shapes.Resumed))
-    async def resume(caller: Operator) -> Answer:
+    @routes.delete("/drain", **DATA)
+    async def resume(caller: Operator) -> rest.Resumed:
         scheduler.resume()
-        return {"drained": False}
+        return rest.Resumed(drained=False)

@@ -6,19 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Annotated, Any, TypedDict
+from typing import Any, TypedDict
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import (
-    BaseModel,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    TypeAdapter,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
@@ -31,6 +24,7 @@ from patchlight.testbed.errors import joined, mistake_in_words
 from patchlight.testbed.wire.rest.requests import as_json
 
 Json = dict[str, Any]
+Responses = dict[int | str, Json]
 
 
 class Problem(BaseModel):
@@ -70,7 +64,7 @@ def _problem(
     return {"description": about, "content": content}
 
 
-PROBLEMS: dict[int | str, Json] = {
+PROBLEMS: Responses = {
     "4XX": _problem(
         "The request was refused: 401 without a valid token, 403 without the role, 409 in the "
         "present state, 422 if it is invalid, 429 for too many requests (Retry-After).",
@@ -91,71 +85,30 @@ PROBLEMS: dict[int | str, Json] = {
 }
 
 
-class _OnceDescribed:
-    """A model whose schema is made on demand: making all takes half of the API's start."""
-
-    def __init__(self, shape: Any) -> None:
-        self._shape = shape
-
-    def __get_pydantic_core_schema__(
-        self, _: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.any_schema()
-
-    def __get_pydantic_json_schema__(
-        self, _: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return handler(
-            core_schema.definitions_schema(
-                TypeAdapter(self._shape).core_schema, []
-            )
-        )
+DATA: Json = {
+    "response_model_exclude_unset": True,
+    "response_description": "The requested data.",
+}
+"""Options of a route that responds with the fields of its model that are set."""
 
 
-def _model(shape: Any) -> Any:
-    return Annotated[Any, _OnceDescribed(shape)]
+def also(media_type: str) -> Responses:
+    """Responses of a route that has another media type, too."""
+    return {200: {"content": {media_type: {"schema": {"type": "string"}}}}}
 
 
-def gives(
-    shape: Any,
-    status: int = 200,
-    *,
-    also: str = "",
-) -> Json:
-    """Options of a route that responds with this model, or with ``also`` another media type."""
-    answer: Json = {
-        "model": _model(shape),
-        "description": "The requested data.",
-    }
-    if also:
-        answer["content"] = {also: {"schema": {"type": "string"}}}
-    return {
-        "status_code": status,
-        "response_model": None,
-        "responses": {status: answer},
-    }
-
-
-def begins(change: Any, plan: Any = None) -> Json:
-    """Options of a route that makes, starts or plans a change."""
-    options = gives(change if plan is None else change | plan)
-    headers = [_header(name, about) for name, about in _CHANGE_HEADERS.items()]
-    options["responses"][202] = under_way(
-        change, "The change has started, or is waiting."
-    )
-    return {**options, "openapi_extra": {"parameters": headers}}
-
-
-def under_way(shape: Any, about: str) -> Json:
-    """A response before the end of the operation."""
+def under_way(shape: Any, about: str) -> Responses:
+    """Responses of a route that responds before the end of the operation."""
     where = {
         "description": "The URL of its progress.",
         "schema": {"type": "string"},
     }
     return {
-        "model": _model(shape),
-        "description": about,
-        "headers": {"Location": where},
+        202: {
+            "model": shape,
+            "description": about,
+            "headers": {"Location": where},
+        }
     }
 
 
@@ -173,6 +126,17 @@ def _header(name: str, about: str) -> Json:
         "required": False,
         "description": about,
         "schema": schema,
+    }
+
+
+def changing(answer: Any) -> Json:
+    """Options of a route that makes or starts a change with this model as the answer."""
+    headers = [_header(name, about) for name, about in _CHANGE_HEADERS.items()]
+    started = "The change has started, or is waiting."
+    return {
+        **DATA,
+        "responses": under_way(answer, started),
+        "openapi_extra": {"parameters": headers},
     }
 
 

@@ -9,11 +9,12 @@ from patchlight.controller.changes.device_maps import Decide, Drift
 from patchlight.controller.changes.device_watch import power_report
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.plan import ChangePlan
-from patchlight.controller.changes.preflight import LockKind
+from patchlight.controller.changes.power import PortReading
+from patchlight.controller.changes.preflight import LockKind, PortLock
 from patchlight.controller.changes.record import (
     ChangeOptions,
+    Reconfiguration,
     Refused,
-    change_as_texts,
     fingerprint,
     wanted_maps,
 )
@@ -25,16 +26,19 @@ from patchlight.controller.changes.wanted import (
 )
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import wiring
-from patchlight.testbed.lab.portmap import AnyMap
+from patchlight.testbed.lab.optical_links import Entry
+from patchlight.testbed.lab.portmap import AnyMap, MapChange
 from patchlight.testbed.lab.spectrum import ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.wire.rest import circuits as rest
 from patchlight.testbed.wire.rest import requests
+from patchlight.testbed.wire.rest.lab import HostWithoutLink, Link, Links, Via
 
-Answer = dict[str, Any]
+ChangeOrPlan = rest.ChangeAnswer | rest.PlanAnswer
 
 
 class CircuitService:
-    """Each method answers one request with JSON; those that make changes get the caller."""
+    """Each method answers one request; those that make changes get the caller."""
 
     def __init__(
         self, parts: CircuitParts, transactions: Transactions
@@ -68,7 +72,7 @@ class CircuitService:
 
     async def reconfigure(
         self, request: requests.ReconfigurationRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> ChangeOrPlan:
         """Make cross-connects, and disconnect ports."""
         lab = self.parts.lab
         asked = {
@@ -101,7 +105,7 @@ class CircuitService:
         number: requests.Number,
         request: requests.ChangeRequest,
         who: ChangeOptions,
-    ) -> Answer:
+    ) -> ChangeOrPlan:
         """Undo one change only."""
         decide, adopts = undoing(self.parts, number)
         who = replace(who, reverts=number)
@@ -116,7 +120,7 @@ class CircuitService:
 
     async def together(
         self, request: requests.TogetherRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> ChangeOrPlan:
         """Connect nodes to one packet switch."""
         decide = await bringing_together(
             self.parts, request.nodes, request.force
@@ -135,7 +139,7 @@ class CircuitService:
 
     async def light_paths(
         self, request: requests.LightRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> ChangeOrPlan:
         """Connect pairs of ends, over any number of switches."""
         pairs = [(one, other) for one, other in request.pairs]
         decide = await lighting(self.parts, pairs)
@@ -153,11 +157,11 @@ class CircuitService:
         name: str,
         request: requests.ChangeRequest,
         who: ChangeOptions,
-    ) -> Answer:
+    ) -> ChangeOrPlan:
         """Restore saved maps."""
         saved = {
             switch: wiring.recorded_map(self.parts.lab, switch, texts)
-            for switch, texts in self._restorable(name)["maps"].items()
+            for switch, texts in self._restorable(name).maps.items()
         }
         return await self._run(
             lambda _: saved,
@@ -169,7 +173,7 @@ class CircuitService:
 
     async def repair(
         self, request: requests.RepairRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> ChangeOrPlan:
         """Restore devices to their committed maps."""
         committed = self.parts.committed.maps
         names = self._named(request.ocs)
@@ -194,7 +198,7 @@ class CircuitService:
 
     async def adopt(
         self, request: requests.PresentMapsRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> ChangeOrPlan:
         """Commit the present maps of the devices."""
         maps = await self.parts.maps.read()
         adopts = {name: maps[name] for name in self._named(request.ocs)}
@@ -214,7 +218,7 @@ class CircuitService:
         who: ChangeOptions,
         adopts: Mapping[str, AnyMap],
         why: str = "",
-    ) -> Answer:
+    ) -> ChangeOrPlan:
         shown = request.planned_from or who.planned_from
         options = replace(
             who,
@@ -231,26 +235,26 @@ class CircuitService:
             or "requested by the user"
         )
         if who.detaches:
-            return (
-                await self.transactions.begin(decide, why, options)
-            ).as_intent
-        return (await self.transactions.change(decide, why, options)).as_row
+            return begun(await self.transactions.begin(decide, why, options))
+        return ended(await self.transactions.change(decide, why, options))
 
-    def _planned(self, plan: ChangePlan, objections: list[str]) -> Answer:
+    def _planned(
+        self, plan: ChangePlan, objections: list[str]
+    ) -> rest.PlanAnswer:
         before = set(plan.links_before.pairs())
         after = set(plan.links_after.pairs())
         committed = self.parts.committed.maps
-        return {
-            "state": "planned",
-            "changes": {
-                name: change_as_texts(change)
+        return rest.PlanAnswer(
+            state="planned",
+            changes={
+                name: _as_answer(change)
                 for name, change in plan.changes.items()
             },
-            "links_down": [f"{a}:{b}" for a, b in sorted(before - after)],
-            "links_up": [f"{a}:{b}" for a, b in sorted(after - before)],
-            "jobs": self.parts.traffic.jobs_using(plan.moved),
+            links_down=[f"{a}:{b}" for a, b in sorted(before - after)],
+            links_up=[f"{a}:{b}" for a, b in sorted(after - before)],
+            jobs=self.parts.traffic.jobs_using(plan.moved),
             # Broken cross-connects that no recorded change made.
-            "strangers": {
+            strangers={
                 name: theirs
                 for name, change in plan.changes.items()
                 if (
@@ -262,23 +266,23 @@ class CircuitService:
                 )
             },
             # Cross-connects that are not replaced.
-            "lost": {
+            lost={
                 name: len(change.breaks) - len(change.makes)
                 for name, change in plan.changes.items()
                 if len(change.breaks) > len(change.makes)
             },
-            "cleared": [
+            cleared=[
                 n
                 for n in plan.changes
                 if plan.before[n] and not len(plan.wanted[n])
             ],
-            "objections": objections,
-            "hosts_losing_link": [
-                {"host": host, "reason": reason}
+            objections=objections,
+            hosts_losing_link=[
+                HostWithoutLink(host=host, reason=reason)
                 for host, reason in plan.losing_link(self.parts.lab).items()
             ],
-            "planned_from": fingerprint(plan.before),
-        }
+            planned_from=fingerprint(plan.before),
+        )
 
     # -- changes that were made ----------------------------------------------------------------
 
@@ -289,7 +293,7 @@ class CircuitService:
         since: float | None = None,
         until: float = requests.LATEST,
         before: int = requests.NO_NUMBER,
-    ) -> Answer:
+    ) -> rest.Changes:
         """The last changes, or the first ones after a number, or the last of a period."""
         if since is None:
             rows = self.parts.store.reconfigurations(last, after)
@@ -297,14 +301,16 @@ class CircuitService:
             rows = self.parts.store.past_reconfigurations(
                 (since, until), last, before
             )
-        return {"reconfigurations": self._as_known(rows)}
+        return rest.Changes.model_construct(
+            reconfigurations=self._as_known(rows)
+        )
 
     async def change(
         self,
         number: int,
         step: int = 0,
         wait_s: float = 0.0,
-    ) -> Answer:
+    ) -> rest.ChangeAnswer:
         """One change; while in progress once it is beyond ``step``, or after ``wait_s``."""
         record = self.transactions.under_way(number)
         if record is not None and wait_s:
@@ -321,71 +327,65 @@ class CircuitService:
         number: requests.Number,
         request: requests.StopRequest,
         who: ChangeOptions,
-    ) -> Answer:
+    ) -> rest.ChangeAnswer:
         """Stop a change before its next step, and undo what it did."""
-        if (await self.change(number))["state"] in ("intent", "committed"):
+        if (await self.change(number)).state in ("intent", "committed"):
             self.transactions.cancel(number, who.by, request.why)
         return await self.change(number)
 
-    def _as_known(self, rows: list[Answer]) -> list[Answer]:
+    def _as_known(
+        self, rows: list[rest.ChangeAnswer]
+    ) -> list[rest.ChangeAnswer]:
         """Add the progress of running changes, and which change undid the others."""
         undone = self.parts.store.undone_by(
-            min((row["id"] for row in rows), default=0)
+            min((row.id for row in rows), default=0)
         )
         known = []
         for row in rows:
-            is_open = row["state"] == "intent"
-            record = (
-                self.transactions.under_way(row["id"]) if is_open else None
-            )
-            by = (
-                {"undone_by": undone[row["id"]]} if row["id"] in undone else {}
-            )
-            known.append({**row, **by} if record is None else record.as_intent)
+            is_open = row.state == "intent"
+            record = self.transactions.under_way(row.id) if is_open else None
+            if row.id in undone:
+                row.undone_by = undone[row.id]
+            known.append(row if record is None else begun(record))
         return known
 
     # -- circuits as they are ------------------------------------------------------------------
 
-    async def links(self) -> Answer:
+    async def links(self) -> Links:
         """The links of the present cross-connects."""
         present = self.parts.maps.links(await self.parts.maps.read())
-        return {
+        return Links(
             # Links through these are unknown, and omitted.
-            "unread": self.parts.devices.unread,
-            "links": [
-                {
-                    "a": str(a),
-                    "b": str(b),
-                    "rate_bps": present.paths[a].rate_bps,
-                    "via": [
-                        {"ocs": ocs, "inp": c.inp, "out": c.out}
-                        | (
-                            {"channel": str(c.channel)}
-                            if isinstance(c, ChannelConnect)
-                            else {}
-                        )
+            unread=self.parts.devices.unread,
+            links=[
+                Link(
+                    a=str(a),
+                    b=str(b),
+                    rate_bps=present.paths[a].rate_bps,
+                    via=[
+                        _via(ocs, c)
                         for (ocs, c), _ in present.passed(present.paths[a])
                     ],
-                }
+                )
                 for a, b in present.pairs()
             ],
-        }
+        )
 
-    async def circuits(self) -> Answer:
+    async def circuits(self) -> dict[str, rest.OcsMap]:
         """The map of each optical switch."""
         maps = await self.parts.maps.read()
         # No map rather than an empty one, which would clear the switch if applied later.
         held = maps.assumed
         unread = {
-            name: {
-                "map": None,
-                "unreachable": reason,
-                "assumed": [*held[name].one_way_texts],
-            }
+            name: rest.OcsMap(
+                map=None,
+                unreachable=reason,
+                assumed=[*held[name].one_way_texts],
+            )
             for name, reason in maps.unread.items()
         }
         known = {
-            name: {"map": [*port_map.one_way_texts]}
+            name: rest.OcsMap(map=[*port_map.one_way_texts])
             for name, port_map in maps.items()
         }
         return {name: (known | unread)[name] for name in self.parts.drivers}
@@ -395,101 +395,90 @@ class CircuitService:
         maps = self.parts.maps.last
         return "" if maps is None or maps.unread else fingerprint(maps)
 
-    async def switches(self) -> Answer:
+    async def switches(self) -> rest.CircuitSwitches:
         """Each optical switch: whether it answers, and its identity."""
         rows = []
         for status in self.parts.devices.status():
             switch = self.parts.lab.optical_switch(status["name"])
-            names = (
-                "driver",
-                "address",
-                "ports",
-                "switching_time_s",
-                "insertion_loss_db",
+            row = rest.CircuitSwitchShape(
+                **status,
+                driver=switch.driver,
+                address=switch.address,
+                ports=switch.ports,
+                switching_time_s=switch.switching_time_s,
+                insertion_loss_db=switch.insertion_loss_db,
+                identity=None,
+                standing_alarms=None,
             )
-            row = status | {name: getattr(switch, name) for name in names}
-            row |= {"identity": None, "standing_alarms": None}
             if isinstance(switch, WavelengthSwitch):
-                row["grid"] = str(switch.grid)
-            if status["reachable"]:
+                row.grid = str(switch.grid)
+            if row.reachable:
                 try:
                     driver = self.parts.drivers[switch.name]
-                    row["identity"] = asdict(await driver.identify())
-                    row["standing_alarms"] = sum(
+                    identity = asdict(await driver.identify())
+                    row.identity = rest.IdentityShape(**identity)
+                    row.standing_alarms = sum(
                         alarm.standing for alarm in await driver.alarms()
                     )
                 except PatchlightError as error:
-                    row["words"] = error.message
+                    row.words = error.message
             rows.append(row)
-        return {"circuit_switches": rows}
+        return rest.CircuitSwitches(circuit_switches=rows)
 
-    async def light(self, ocs: str) -> Answer:
+    async def light(self, ocs: str) -> rest.LightAnswer:
         """The power of each circuit of one switch, and its ports that are not ready."""
         (name,) = self._named([ocs])
         report = await power_report(
             self.parts, name, await self.parts.maps.read()
         )
-        return {
-            "monitored": report.monitored,
-            "circuits": [
-                {
-                    "cross_connect": str(reading.cross_connect),
-                    "in_dbm": reading.in_dbm,
-                    "out_dbm": reading.out_dbm,
-                    "expected_dbm": reading.expected.power_dbm
-                    if reading.expected
-                    else None,
-                    "baseline_dbm": reading.baseline_dbm,
-                    "source": str(reading.expected.source)
-                    if reading.expected
-                    else None,
-                    "verdict": reading.verdict.kind,
-                    "words": reading.verdict.words,
-                }
-                for reading in report.readings
-            ],
-            "ports": {
-                str(port): {"condition": state.condition, "words": state.words}
+        return rest.LightAnswer(
+            monitored=report.monitored,
+            circuits=[_light(reading) for reading in report.readings],
+            ports={
+                str(port): rest.PortCondition(
+                    condition=state.condition,
+                    words=state.words,
+                )
                 for port, state in report.ports.items()
             },
-            "unreachable": report.unreachable,
-        }
+            unreachable=report.unreachable,
+        )
 
-    async def alarms(self, ocs: Collection[str] = ()) -> Answer:
+    async def alarms(self, ocs: Collection[str] = ()) -> rest.Alarms:
         """The devices' alarms."""
-        rows: list[Answer] = []
-        for name in self._named(ocs):
-            rows += [
-                {"ocs": name, **asdict(a)}
-                for a in await self.parts.devices.alarms(name)
+        return rest.Alarms(
+            alarms=[
+                rest.AlarmShape(ocs=name, **asdict(alarm))
+                for name in self._named(ocs)
+                for alarm in await self.parts.devices.alarms(name)
             ]
-        return {"alarms": rows}
+        )
 
-    async def drift(self) -> Answer:
+    async def drift(self) -> rest.DriftShape:
         """How each device differs from its last committed map, and the change that left it so."""
         committed = self.parts.store.committed_maps(lambda _, row: row)
         drift = await self.transactions.drift()
         unread = self.parts.devices.unread
-        return {
-            "drift": {
-                name: {
+        return rest.DriftShape(
+            drift={
+                name: rest.DriftOf(
                     **drift.get(name, Drift((), ())).as_texts(),
-                    "reconfiguration": committed.get(name, {}).get(
+                    reconfiguration=committed.get(name, {}).get(
                         "reconfiguration"
                     ),
-                    "committed_at": committed.get(name, {}).get("at"),
-                    "unreachable": unread.get(name, ""),
-                }
+                    committed_at=committed.get(name, {}).get("at"),
+                    unreachable=unread.get(name, ""),
+                )
                 for name in self.parts.drivers
                 if name in committed or name in unread
             }
-        }
+        )
 
     # -- what operators leave ------------------------------------------------------------------
 
     async def accept_power(
         self, request: requests.BaselinesRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> rest.Baselines:
         """Use the present power as baselines, except for failed circuits."""
         maps = await self.parts.maps.read()
         counts: dict[str, int] = {}
@@ -506,41 +495,42 @@ class CircuitService:
             )
         event = {"circuits": counts, "by": who.by}
         self.parts.store.add_event(time.time(), "baselines", event)
-        return {"circuits": counts}
+        return rest.Baselines(circuits=counts)
 
-    async def saved_maps(self) -> Answer:
+    async def saved_maps(self) -> rest.AllSavedMaps:
         """The saved maps."""
-        return {"maps": list(self.parts.store.saved_maps().values())}
+        maps = list(self.parts.store.saved_maps().values())
+        return rest.AllSavedMaps(maps=maps)
 
     async def save(
         self,
         name: str,
         request: requests.PresentMapsRequest,
         who: ChangeOptions,
-    ) -> Answer:
+    ) -> rest.SavedMaps:
         """Save the present maps under a name."""
         wiring.check_map_name(name)
         maps = await self.parts.maps.read()
         texts = {
             ocs: [*maps[ocs].one_way_texts] for ocs in self._named(request.ocs)
         }
-        row = {
-            "name": name,
-            "maps": texts,
-            "by": who.by,
-            "why": request.why,
-            "at": time.time(),
-        }
-        self.parts.store.save_map(name, row)
-        return row
+        saved = rest.SavedMaps(
+            name=name,
+            maps=texts,
+            by=who.by,
+            why=request.why,
+            at=time.time(),
+        )
+        self.parts.store.save_map(name, dict(saved))
+        return saved
 
-    async def forget(self, name: str) -> Answer:
+    async def forget(self, name: str) -> rest.Named:
         """Delete saved maps."""
         self._saved(name)
         self.parts.store.delete_map(name)
-        return {"name": name}
+        return rest.Named(name=name)
 
-    def _saved(self, name: str) -> Answer:
+    def _saved(self, name: str) -> rest.SavedMaps:
         saved = self.parts.store.saved_maps()
         if name not in saved:
             raise BadInput(
@@ -548,21 +538,21 @@ class CircuitService:
             )
         return saved[name]
 
-    def _restorable(self, name: str) -> Answer:
+    def _restorable(self, name: str) -> rest.SavedMaps:
         saved = self._saved(name)
-        if not saved["maps"]:
+        if not saved.maps:
             raise Refused(
-                f"nothing was changed: no map is saved as {name}: {saved['why']}"
+                f"nothing was changed: no map is saved as {name}: {saved.why}"
             )
         return saved
 
-    async def locks(self) -> Answer:
+    async def locks(self) -> rest.Locks:
         """Every locked port."""
-        return {"locks": self.parts.locks.all()}
+        return _locks(self.parts.locks.all())
 
     async def lock(
         self, request: requests.LockRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> rest.Locks:
         """Lock ports for all users, or for all but the caller."""
         places = self._places(request.ocs, request.ports)
         kind: LockKind = "kept" if request.keep else "locked"
@@ -574,39 +564,86 @@ class CircuitService:
             request.why,
         )
         self.transactions.heed_locks()
-        return {"locks": made}
+        return _locks(made)
 
     async def unlock(
         self, request: requests.UnlockRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> rest.Locks:
         """Remove locks."""
         places = self._places(request.ocs, request.ports)
-        return {
-            "locks": self.parts.locks.unlock(
+        return _locks(
+            self.parts.locks.unlock(
                 request.ocs,
                 places,
                 who.by,
                 request.why,
             )
-        }
+        )
 
-    async def stop_button(self) -> Answer:
+    async def stop_button(self) -> rest.StopButton:
         """Whether the stop button is pressed."""
-        return {
-            "pressed": self.parts.stop.pressed,
-            "unwritten": self.parts.stop.unwritten,
-        }
+        pressed = self.parts.stop.pressed
+        return rest.StopButton(
+            pressed=None if pressed is None else rest.Pressed(**pressed),
+            unwritten=self.parts.stop.unwritten,
+        )
 
     async def press_stop(
         self, request: requests.StopRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> rest.StopButton:
         """Stop the change in progress, and refuse new ones."""
         self.parts.stop.press(who.by, request.why)
         return await self.stop_button()
 
     async def clear_stop(
         self, request: requests.StopRequest, who: ChangeOptions
-    ) -> Answer:
+    ) -> rest.StopButton:
         """Allow changes again."""
         self.parts.stop.clear(who.by, request.why)
         return await self.stop_button()
+
+
+def ended(record: Reconfiguration) -> rest.ChangeAnswer:
+    """A change as it ended."""
+    return rest.ChangeAnswer(**record.as_row)
+
+
+def begun(record: Reconfiguration) -> rest.ChangeAnswer:
+    """A change in progress."""
+    return rest.ChangeAnswer(**record.as_intent)
+
+
+def _as_answer(change: MapChange[Any]) -> rest.MapChangeAnswer:
+    return rest.MapChangeAnswer(
+        breaks=[str(c) for c in change.breaks],
+        makes=[str(c) for c in change.makes],
+    )
+
+
+def _via(ocs: str, entry: Entry) -> Via:
+    via = Via(
+        ocs=ocs,
+        inp=entry.inp,
+        out=entry.out,
+    )
+    if isinstance(entry, ChannelConnect):
+        via.channel = str(entry.channel)
+    return via
+
+
+def _light(reading: PortReading) -> rest.CircuitLight:
+    expected = reading.expected
+    return rest.CircuitLight(
+        cross_connect=str(reading.cross_connect),
+        in_dbm=reading.in_dbm,
+        out_dbm=reading.out_dbm,
+        expected_dbm=expected.power_dbm if expected else None,
+        baseline_dbm=reading.baseline_dbm,
+        source=str(expected.source) if expected else None,
+        verdict=reading.verdict.kind,
+        words=reading.verdict.words,
+    )
+
+
+def _locks(locks: Iterable[PortLock]) -> rest.Locks:
+    return rest.Locks(locks=[rest.Lock(**asdict(lock)) for lock in locks])

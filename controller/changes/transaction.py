@@ -231,8 +231,8 @@ class Transactions:
             if (
                 row := self.parts.store.reconfiguration(record.id)
             ) is not None:
-                record.state = row["state"]
-                record.message = row["message"]
+                record.state = row.state
+                record.message = row.message
         return record
 
 

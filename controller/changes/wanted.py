@@ -30,11 +30,9 @@ def undoing(
         raise BadInput(
             f"unknown change {number}: see 'patchlight ocs history'"
         )
-    if record["state"] != "committed":
-        raise BadInput(
-            f"change {number} is {record['state']}: nothing to undo"
-        )
-    if record["message"] == UNREADABLE:
+    if record.state != "committed":
+        raise BadInput(f"change {number} is {record.state}: nothing to undo")
+    if record.message == UNREADABLE:
         raise BadInput(f"change {number} cannot be undone: {UNREADABLE}")
     if by := parts.store.undone_by(number).get(number):
         hint = f"to redo it: patchlight ocs rollback {by}"
@@ -42,14 +40,12 @@ def undoing(
             f"change {number} was already undone by change {by}", hint=hint
         )
     lab = parts.lab
-    changes = record["changes"]
+    changes = record.changes
     made = {
-        name: recorded_map(lab, name, c["makes"])
-        for name, c in changes.items()
+        name: recorded_map(lab, name, c.makes) for name, c in changes.items()
     }
     broken = {
-        name: recorded_map(lab, name, c["breaks"])
-        for name, c in changes.items()
+        name: recorded_map(lab, name, c.breaks) for name, c in changes.items()
     }
 
     def decide(maps: Mapping[str, AnyMap]) -> dict[str, AnyMap]:

@@ -7,8 +7,8 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from patchlight.controller.changes.record import (
     ChangeOptions,
@@ -23,6 +23,12 @@ from patchlight.controller.discovery.window import (
 )
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
+from patchlight.testbed.wire.rest.lab import (
+    FoundPortAnswer,
+    Search,
+    SearchPlan,
+    Wiring,
+)
 from patchlight.testbed.wire.rest.requests import DiscoveryRequest
 
 _log = logging.getLogger(__name__)
@@ -47,7 +53,7 @@ class DiscoveryProgress:
     left_s: float = 0.0
     message: str = ""
     hint: str | None = None
-    wiring: dict[str, Any] | None = None
+    wiring: Wiring | None = None
 
 
 class Discovery:
@@ -62,9 +68,7 @@ class Discovery:
         self._lab = lab
         self._window = window
         self._listening = listening
-        self._task: (
-            asyncio.Task[tuple[dict[str, Any] | None, State]] | None
-        ) = None
+        self._task: asyncio.Task[tuple[Wiring | None, State]] | None = None
         self._beginning_or_ending = asyncio.Lock()
         self.progress = DiscoveryProgress()
         self.news = Notifier()
@@ -75,27 +79,28 @@ class Discovery:
         return self._task is not None and not self._task.done()
 
     @property
-    def status(self) -> dict[str, Any]:
-        """The progress as JSON, its ``step``, and whether circuits are out of place (``open``)."""
+    def status(self) -> Search:
+        """The progress, its ``step``, and whether circuits are out of place (``open``)."""
         is_open = self._window.opened is not None
-        return asdict(self.progress) | {
-            "step": self.news.step,
-            "open": is_open,
-        }
+        return Search(
+            **vars(self.progress),
+            step=self.news.step,
+            open=is_open,
+        )
 
-    async def preview(self, wanted: DiscoveryRequest) -> dict[str, Any]:
+    async def preview(self, wanted: DiscoveryRequest) -> SearchPlan:
         """What a search would probe, the circuits it interrupts, its duration, and objections."""
         ports = await self._window.ports(wanted.ports)
         rounds, takes_s = self._estimate(wanted, ports)
-        return {
-            "ports": ports,
-            "circuits": await self._window.circuits(ports),
-            "rounds": rounds,
-            "takes_s": takes_s,
-            "objections": await self._window.objections(
+        return SearchPlan(
+            ports=ports,
+            circuits=await self._window.circuits(ports),
+            rounds=rounds,
+            takes_s=takes_s,
+            objections=await self._window.objections(
                 ports, whole=not wanted.ports
             ),
-        }
+        )
 
     def _estimate(
         self, wanted: DiscoveryRequest, ports: Mapping[str, Collection[int]]
@@ -169,9 +174,7 @@ class Discovery:
         with contextlib.suppress(PatchlightError):
             await self.stop()
 
-    def _ended(
-        self, task: asyncio.Task[tuple[dict[str, Any] | None, State]]
-    ) -> None:
+    def _ended(self, task: asyncio.Task[tuple[Wiring | None, State]]) -> None:
         # Both at once, so that no client sees one without the other.
         if (
             task.cancelled()
@@ -183,7 +186,7 @@ class Discovery:
 
     async def _run(
         self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
-    ) -> tuple[dict[str, Any] | None, State]:
+    ) -> tuple[Wiring | None, State]:
         progress = self.progress
         found = None
         end: State = "failed"
@@ -216,7 +219,7 @@ class Discovery:
 
     async def _search(
         self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
-    ) -> dict[str, Any]:
+    ) -> Wiring:
         dark = await self._round(wanted, {}, self.progress.rounds_left - 1)
         if not dark.ends:
             why = "; ".join(dict.fromkeys(dark.silent.values()))
@@ -262,18 +265,24 @@ class Discovery:
             whole=whole,
             mute=dark.mute,
         )
-        return {
-            "ports": [
-                {"ocs": row.port.ocs, **asdict(row), "port": row.port.number}
+        return Wiring(
+            ports=[
+                FoundPortAnswer(
+                    ocs=row.port.ocs,
+                    port=row.port.number,
+                    sends=row.sends,
+                    hears=row.hears,
+                    said=row.said,
+                    verdict=row.verdict,
+                    words=row.words,
+                )
                 for row in wiring.ports
             ],
-            "differences": list(wiring.differences),
-            "doubts": list(wiring.doubts),
-            "silent": silent,
-            "fibres": [
-                [str(fibre.a), str(fibre.b)] for fibre in wiring.fibres
-            ],
-        }
+            differences=list(wiring.differences),
+            doubts=list(wiring.doubts),
+            silent=dict(silent),
+            fibres=[(str(fibre.a), str(fibre.b)) for fibre in wiring.fibres],
+        )
 
     async def _round(
         self,

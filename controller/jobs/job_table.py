@@ -405,7 +405,7 @@ class IterationTimes:
             each.finished_at for each in recent
         ]
         at += [
-            change["finished_at"]
+            change.finished_at
             for change in self._store.reconfigurations(last=1)
         ]
         since = max(

@@ -182,14 +182,14 @@ class JobRewiring:
         # How long the latest changes kept jobs waiting, without the outage.
         times_s = []
         for change in self._store.reconfigurations(last=_CHANGES):
-            if change["state"] == "committed" and change["changes"]:
+            if change.state == "committed" and change.changes:
                 dark_s = sum(
                     switch.switching_time_s
                     for switch in self._transactions.parts.lab.optical_switches
-                    if switch.name in change["changes"]
+                    if switch.name in change.changes
                 )
                 spent_s = sum(
-                    change["stages_s"].get(stage, 0.0) for stage in _STAGES
+                    change.stages_s.get(stage, 0.0) for stage in _STAGES
                 )
                 times_s.append(max(0.0, spent_s - dark_s))
         return defragment(

@@ -205,7 +205,7 @@ def lab_metrics(controller: Controller) -> Iterator[Family]:
     )
     yield from _servers(controller)
     parts = controller.background.status()
-    runs = {part["name"]: part["running"] for part in parts}
+    runs = {part.name: part.running for part in parts}
     yield gauge(
         "part_running",
         "Whether a background part of the controller runs.",
@@ -219,7 +219,7 @@ def lab_metrics(controller: Controller) -> Iterator[Family]:
         controller.store.troubles(),
         "kind",
     )
-    faults = {part["name"]: part["faults"] for part in parts}
+    faults = {part.name: part.faults for part in parts}
     about = "Restarts of a background part."
     yield counter(
         "part_faults",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from patchlight.controller.hosts.agent_client import AgentCallError
 from patchlight.controller.hosts.fleet import Fleet
@@ -23,6 +23,7 @@ from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.paths.light_networks import LightNetwork
 from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
+from patchlight.testbed.wire.rest.circuits import PathHostShape
 
 _MARGIN_US = 50_000
 _LEAST_LEASE_S = 2.0
@@ -230,7 +231,7 @@ class BoundsService:
                 await self._tell()
             await asyncio.sleep(_PERIOD_S)
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[PathHostShape]:
         """Each host with bounds, by its agent's last status."""
         said = [
             (f"{server}.{status.nic}", status)
@@ -241,15 +242,16 @@ class BoundsService:
         found = [(names[Endpoint.parse(end)], status) for end, status in said]
         hosts = {(s.epoch, s.number): host for host, s in found}
         return [
-            {
-                "host": host,
-                **status.model_dump(
-                    include={"job", "epoch", "state", "channel"}
-                ),
-                "destination": None
+            PathHostShape(
+                host=host,
+                job=status.job,
+                epoch=status.epoch,
+                state=status.state,
+                destination=None
                 if status.destination is None
                 else hosts.get((status.epoch, status.destination)),
-            }
+                channel=status.channel,
+            )
             for host, status in found
         ]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.storage.store import Store
@@ -89,8 +89,8 @@ class PathBook:
             host: lane for lane in kept for host in lane.network.hosts
         }
         for path in self.live:
-            lane = self._of_host.get(path["source"])
-            if lane is None or not lane.scheduler.has(path["id"]):
+            lane = self._of_host.get(path.source)
+            if lane is None or not lane.scheduler.has(path.id):
                 self._end(path, "expired", now)
 
     def want(
@@ -139,17 +139,19 @@ class PathBook:
                 f"{wanted.source} gets no path to {wanted.destination}: {refused[0].reason}"
             )
         self.last = number
-        new: dict[str, Any] = dict.fromkeys(PathShape.__annotations__)
-        new |= wanted.model_dump(exclude={"deadline_s"})
-        new |= {
-            "id": number,
-            "by": by,
-            "wanted_at": now,
-            "until": now + wanted.lease_s,
-        }
-        path = self._live[number] = cast(
-            "PathShape", new | {"state": "waiting"}
+        path = PathShape(
+            **wanted.model_dump(exclude={"deadline_s"}),
+            id=number,
+            by=by,
+            wanted_at=now,
+            until=now + wanted.lease_s,
+            state="waiting",
+            channel=None,
+            starts_at=None,
+            ends_at=None,
+            ended_at=None,
         )
+        self._live[number] = path
         self._grant(lane, now)
         return path
 
@@ -161,23 +163,23 @@ class PathBook:
     ) -> PathShape:
         """One path, active or recently ended. Reading keeps a waiting one alive."""
         path = self._found(number)
-        if path["state"] == "waiting" and path["by"] == by:
-            path["until"] = now + path["lease_s"]
+        if path.state == "waiting" and path.by == by:
+            path.until = now + path.lease_s
         return path
 
     def release(self, number: int, now: float) -> PathShape:
         """End a path, or cancel its request."""
         path = self._found(number)
-        if path["id"] in self._live:
+        if path.id in self._live:
             self._end(path, "released", now)
         return path
 
     def expire(self, now: float) -> float:
         """End paths whose lease is over; returns when to call again, infinity for never."""
         for path in self.live:
-            if path["until"] <= now:
+            if path.until <= now:
                 self._end(path, "expired", now)
-        ends = [path["until"] for path in self._live.values()]
+        ends = [path.until for path in self._live.values()]
         if now < self._quiet_until:
             return min(*ends, self._quiet_until, inf)
         for lane in self._lanes:
@@ -186,7 +188,7 @@ class PathBook:
 
     def _found(self, number: int) -> PathShape:
         path = self._live.get(number) or next(
-            (p for p in self._ended if p["id"] == number), None
+            (p for p in self._ended if p.id == number), None
         )
         if path is None:
             raise BadInput(
@@ -208,13 +210,13 @@ class PathBook:
         state: Literal["released", "expired"],
         now: float,
     ) -> None:
-        del self._live[path["id"]]
-        path["state"] = state
-        path["ended_at"] = now
+        del self._live[path.id]
+        path.state = state
+        path.ended_at = now
         self._ended.append(path)
-        lane = self._of_host.get(path["source"])
-        if lane is not None and lane.scheduler.has(path["id"]):
-            lane.scheduler.release(path["id"], now)
+        lane = self._of_host.get(path.source)
+        if lane is not None and lane.scheduler.has(path.id):
+            lane.scheduler.release(path.id, now)
             self._grant(lane, now)
 
     def _grant(self, lane: _Lane, now: float) -> None:
@@ -222,11 +224,11 @@ class PathBook:
             return
         for grant in lane.scheduler.grants(now):
             path = self._live[grant.flow]
-            path["state"] = "granted"
-            path["channel"] = str(lane.network.channels[grant.channel])
-            path["starts_at"] = grant.starts_s
-            path["ends_at"] = grant.ends_s if isfinite(grant.ends_s) else None
-            path["until"] = now + path["lease_s"]
+            path.state = "granted"
+            path.channel = str(lane.network.channels[grant.channel])
+            path.starts_at = grant.starts_s
+            path.ends_at = grant.ends_s if isfinite(grant.ends_s) else None
+            path.until = now + path.lease_s
 
 
 def _marked(row: Mapping[str, Any], now: float) -> tuple[float, int]:
@@ -294,7 +296,7 @@ class PathService:
         while True:
             path = self.book.look(number, self._clock(), by)
             left_s = ends - asyncio.get_running_loop().time()
-            if path["state"] != "waiting" or left_s <= 0:
+            if path.state != "waiting" or left_s <= 0:
                 return path
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
@@ -310,11 +312,9 @@ class PathService:
         """End paths whose lease is over."""
         while True:
             await self.follow_light()
-            before = [(path["id"], path["state"]) for path in self.book.live]
+            before = [(path.id, path.state) for path in self.book.live]
             again_at = self.book.expire(self._clock())
-            if before != [
-                (path["id"], path["state"]) for path in self.book.live
-            ]:
+            if before != [(path.id, path.state) for path in self.book.live]:
                 self._wake()
             pause_s = min(
                 max(0.01, again_at - self._clock()), _LONGEST_PAUSE_S
@@ -338,7 +338,7 @@ class PathService:
 
     def _wake(self) -> None:
         until = max(
-            (p["until"] for p in self.book.live if p["state"] == "granted"),
+            (p.until for p in self.book.live if p.state == "granted"),
             default=0.0,
         )
         if self._store and (

@@ -58,17 +58,17 @@ _NAME_OF_MARK = "$mark"
 
 # Importing them takes long, and commands that only know the store's name need none.
 @cache
-def _changes() -> "Shape[ChangeAnswer]":
+def _changes() -> "type[ChangeAnswer]":
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
-    return Shape(ChangeAnswer)
+    return ChangeAnswer
 
 
 @cache
-def _saved_maps() -> "Shape[SavedMaps]":
+def _saved_maps() -> "type[SavedMaps]":
     from patchlight.testbed.wire.rest.circuits import SavedMaps
 
-    return Shape(SavedMaps)
+    return SavedMaps
 
 
 # Records of older versions lack some of these.
@@ -93,9 +93,9 @@ Record = Mapping[str, Any]
 T = TypeVar("T")
 
 
-def read_change(row: Mapping[str, Any]) -> dict[str, Any]:
+def read_change(row: Mapping[str, Any]) -> "ChangeAnswer":
     """A change in the form of the API; ``ValueError`` if it is not one."""
-    return {**row, **_changes().read({**_NO_CHANGE, **row})}
+    return _changes().model_validate({**_NO_CHANGE, **row})
 
 
 BaselineKey = tuple[str, int, int, str]
@@ -191,7 +191,7 @@ class Store(Database):
 
     def reconfigurations(
         self, last: int | None = None, after: int | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> "list[ChangeAnswer]":
         """The ``last`` changes, oldest first, or the first ones ``after`` that number."""
         # In SQLite a negative limit means none.
         most = -1 if last is None else last
@@ -206,7 +206,7 @@ class Store(Database):
         period: Period,
         last: int,
         before: int,
-    ) -> list[dict[str, Any]]:
+    ) -> "list[ChangeAnswer]":
         """The ``last`` changes that began in a period, with lower numbers than ``before``."""
         which = "WHERE started_at BETWEEN ? AND ? AND id < ? ORDER BY id DESC LIMIT ?"
         return self._changes(
@@ -216,7 +216,7 @@ class Store(Database):
             last,
         )[::-1]
 
-    def reconfiguration(self, number: int) -> dict[str, Any] | None:
+    def reconfiguration(self, number: int) -> "ChangeAnswer | None":
         """One change, or ``None``."""
         return next(iter(self._changes("WHERE id = ?", number)), None)
 
@@ -489,30 +489,27 @@ class Store(Database):
         """Delete the maps of that name."""
         self.write("DELETE FROM saved WHERE name = ?", name)
 
-    def saved_maps(self) -> dict[str, dict[str, Any]]:
+    def saved_maps(self) -> "dict[str, SavedMaps]":
         """All saved maps, by name; unreadable ones have none."""
 
-        def saved(
-            row: dict[str, Any], name: str
-        ) -> tuple[str, dict[str, Any]]:
+        def saved(row: dict[str, Any], name: str) -> "tuple[str, SavedMaps]":
             if row.get("name", name) != name:
                 raise ValueError(f"it belongs to {row['name']}")
-            return name, dict(_saved_maps().read({**row, "name": name}))
+            return name, _saved_maps().model_validate({**row, "name": name})
 
         def substitute(
             kept: str | bytes,
-        ) -> Substitute[tuple[str, dict[str, Any]]]:
+        ) -> "Substitute[tuple[str, SavedMaps]]":
             name = kept if isinstance(kept, str) else kept.hex()
-            row = {
-                "name": name,
-                "maps": {},
-                "by": "",
-                "why": UNREADABLE,
-                "at": 0.0,
-            }
-            return Substitute(
-                [(name, row)], [(_SAVE_MAP, (name, json.dumps(row)))]
+            row = _saved_maps()(
+                name=name,
+                maps={},
+                by="",
+                why=UNREADABLE,
+                at=0.0,
             )
+            record = json.dumps(dict(row))
+            return Substitute([(name, row)], [(_SAVE_MAP, (name, record))])
 
         return dict(
             self.each(

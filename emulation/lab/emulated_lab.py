@@ -435,11 +435,11 @@ class EmulatedLab:
         ends = time.monotonic() + deadline_s
         while True:
             status = self.controller.job(job_id)
-            if JobState(status["state"]).is_final:
+            if JobState(status.state).is_final:
                 return status
             if time.monotonic() > ends:
                 raise PatchlightError(
-                    f"job {job_id} is {status['state']} after {deadline_s:g} s",
+                    f"job {job_id} is {status.state} after {deadline_s:g} s",
                     hint="use a longer deadline_s, or stop it: lab.controller.stop(job_id)",
                 )
             time.sleep(0.2)
@@ -456,7 +456,7 @@ class EmulatedLab:
             return {}
         answer = self.controller.circuits()
         return {
-            switch.name: PortMap.parse(answer[switch.name]["map"] or ())
+            switch.name: PortMap.parse(answer[switch.name].map or ())
             for switch in self.lab.circuit_switches
         }
 

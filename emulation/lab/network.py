@@ -265,7 +265,7 @@ class LabOcs:
     def map(self) -> PortMap:
         """Its present cross-connects."""
         return PortMap.parse(
-            self._controller.circuits()[self.switch.name]["map"] or ()
+            self._controller.circuits()[self.switch.name].map or ()
         )
 
     def connect(self, *circuits: str, why: str = "") -> ChangeAnswer:

@@ -252,7 +252,7 @@ class LabServices:
             self._client = ControllerClient(self.api, deadline_s=2)
         with suppress(PatchlightError):
             status = self._client.status()
-            return status if status["lab"] == self._lab.name else None
+            return status if status.lab == self._lab.name else None
         return None
 
     def _connected_switches(self) -> int:
@@ -260,7 +260,7 @@ class LabServices:
         return (
             0
             if status is None
-            else sum(bool(s["connected"]) for s in status["switches"])
+            else sum(bool(s.connected) for s in status.switches)
         )
 
     def _optical_switches(self) -> Iterator[LabService]:

@@ -115,7 +115,7 @@ def login(
     with ControllerClient(where, login=made) as client:
         who = client.whoami()
     keep_login(where, made)
-    out.say(f"logged in to {name} at {where} as {who['user']}, {who['role']}")
+    out.say(f"logged in to {name} at {where} as {who.user}, {who.role}")
 
 
 @click.group()
@@ -165,24 +165,24 @@ def create(
         lifetime,
         why,
     )
-    out.print_answer(made, made["token"], as_json=as_json)
+    out.print_answer(made, made.token, as_json=as_json)
     if not as_json:
         out.say(
-            f"token {made['id']} for {user}, {role}, good until {out.when(made['expires_at'])}; "
+            f"token {made.id} for {user}, {role}, good until {out.when(made.expires_at)}; "
             "use it with: patchlight login",
             err=True,
         )
 
 
 def _state(row: TokenShape) -> out.Coloured:
-    if row["revoked_at"] is not None:
+    if row.revoked_at is not None:
         return out.Coloured(
-            f"revoked by {row['revoked_by']}, {out.when(row['revoked_at'])}",
+            f"revoked by {row.revoked_by}, {out.when(row.revoked_at)}",
             "bad",
         )
-    if row["expires_at"] < time.time():
-        return out.Coloured(f"ended {out.when(row['expires_at'])}", "caution")
-    return out.Coloured(f"good until {out.when(row['expires_at'])}", "good")
+    if row.expires_at < time.time():
+        return out.Coloured(f"ended {out.when(row.expires_at)}", "caution")
+    return out.Coloured(f"good until {out.when(row.expires_at)}", "good")
 
 
 @token.command("list")
@@ -201,12 +201,12 @@ def list_tokens(client: ControllerClient, as_json: bool) -> None:
     )
     for row in rows:
         cells = (
-            row["id"],
-            row["user"],
-            row["role"],
-            row["created_by"],
+            row.id,
+            row.user,
+            row.role,
+            row.created_by,
             _state(row),
-            row["why"],
+            row.why,
         )
         table.add_row(*cells)
     out.print_answer({"tokens": rows}, table, as_json=as_json)
@@ -221,7 +221,7 @@ def revoke(client: ControllerClient, token_id: str) -> None:
     if match is None:
         raise BadInput("not a token's id: 'patchlight token list' shows them")
     gone = client.revoke_token(match[1])
-    out.say(f"token {gone['id']} for {gone['user']} is revoked")
+    out.say(f"token {gone.id} for {gone.user} is revoked")
 
 
 @click.command()
@@ -266,21 +266,21 @@ def audit(
         "why",
     )
     for row in rows:
-        words = f"{row['outcome']} {row['status']} {row['about']}".rstrip()
-        if row["repeated"]:
-            words += f", and {row['repeated']} more"
-        outcome_cell = out.Coloured(words, _COLOURS[row["outcome"]])
-        who = row["by"] or "(nobody known)"
-        method, _, path = row["what"].partition(" ")
+        words = f"{row.outcome} {row.status} {row.about}".rstrip()
+        if row.repeated:
+            words += f", and {row.repeated} more"
+        outcome_cell = out.Coloured(words, _COLOURS[row.outcome])
+        who = row.by or "(nobody known)"
+        method, _, path = row.what.partition(" ")
         what = f"{_VERBS.get(method, method)} {path.removeprefix('/v1/')}"
         # A client's port says nothing.
-        origin = re.sub(r":\d+( |$)", r"\1", row["origin"])
+        origin = re.sub(r":\d+( |$)", r"\1", row.origin)
         table.add_row(
-            out.when(row["at"]),
+            out.when(row.at),
             who,
             origin,
             what,
             outcome_cell,
-            row["why"],
+            row.why,
         )
     out.print_answer({"attempts": rows}, table, as_json=as_json)

@@ -108,22 +108,22 @@ def replay(
 
     with connection.connect(lab_name, address) as client:
         job_id = find_job(client, job)
-        own_graph = client.job(job_id)["spec"]["graph"]
+        own_graph = client.job(job_id).spec.graph
         decisions = client.decisions(job_id)
     lab = connection.lab_meant(lab_name, address)
     kind = None if other is None else find(other).kind
     rows: list[dict[str, Any]] = []
     for decision in decisions:
-        if decision["kind"] not in METHODS or kind not in (
+        if decision.kind not in METHODS or kind not in (
             None,
-            decision["kind"],
+            decision.kind,
         ):
             continue
-        of_kind = cast("PolicyKind", decision["kind"])
-        policy: Any = load_policy(other or decision["policy"], of_kind)
+        of_kind = cast("PolicyKind", decision.kind)
+        policy: Any = load_policy(other or decision.policy, of_kind)
         saw = arguments(
             of_kind,
-            decision["saw"],
+            decision.saw,
             lab,
             own_graph,
         )
@@ -137,13 +137,13 @@ def replay(
             fault = f"it raised {guard.raised(error)}"
         rows.append(
             {
-                "kind": decision["kind"],
-                "policy": decision["policy"],
-                "decided": decision["answer"],
-                "asked": other or decision["policy"],
+                "kind": decision.kind,
+                "policy": decision.policy,
+                "decided": decision.answer,
+                "asked": other or decision.policy,
                 "answer": again,
                 "fault": fault,
-                "same": fault is None and again == decision["answer"],
+                "same": fault is None and again == decision.answer,
             }
         )
     table = out.Table(

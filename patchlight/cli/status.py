@@ -99,9 +99,7 @@ def status(client: ControllerClient, as_json: bool) -> None:
     found = Scrape.of(client)
     answer = client.status()
     rows = list(status_rows(found))
-    if cut := {
-        each["host"]: each["reason"] for each in answer["hosts_without_link"]
-    }:
+    if cut := {each.host: each.reason for each in answer.hosts_without_link}:
         rows.append(
             ("hosts without a link", out.Coloured(as_text(cut), "bad"))
         )
@@ -114,9 +112,9 @@ def status(client: ControllerClient, as_json: bool) -> None:
             name: found.by(metric, label)
             for name, (metric, label) in _COUNTS.items()
         }
-        out.print_json({"lines": lines, "counts": counts, **answer})
+        out.print_json({"lines": lines, "counts": counts, **answer.as_json})
     else:
-        title = f"lab {answer['lab']}, Patchlight {answer['version']}"
+        title = f"lab {answer.lab}, Patchlight {answer.version}"
         out.Table(
             "part",
             "how it is",
@@ -393,112 +391,110 @@ def uplink_rows(found: Scrape) -> Iterator[tuple[str, ...]]:
 
 
 def _devices(answer: Status) -> out.Table:
-    title = f"lab {answer['lab']}, engine {answer['engine']}"
+    title = f"lab {answer.lab}, engine {answer.engine}"
     table = out.Table(
         out.Column("device", whole=True),
         "kind",
         "state",
         title=title,
     )
-    for switch in answer["switches"]:
+    for switch in answer.switches:
         state = (
             out.Coloured("connected", "good")
-            if switch["connected"]
+            if switch.connected
             else out.Coloured("away", "bad")
         )
-        if switch["snmp_problem"]:
+        if switch.snmp_problem:
             state = out.Coloured(
-                f"{state.text}; {switch['snmp_problem']}", "caution"
+                f"{state.text}; {switch.snmp_problem}", "caution"
             )
-        if switch["connected"] is None:
+        if switch.connected is None:
             state = out.Coloured("forwards by itself", "good")
-        if switch["without_groups"]:
+        if switch.without_groups:
             text = f"{state.text}; fixed paths, as it has no select groups"
             state = out.Coloured(text, "caution")
-        if switch["ports_down"]:
-            ports = ", ".join(map(str, switch["ports_down"]))
+        if switch.ports_down:
+            ports = ", ".join(map(str, switch.ports_down))
             state = out.Coloured(
                 f"{state.text}; no link at port {ports}", "caution"
             )
-        if switch["trouble"]:
-            state = out.Coloured(f"away: {switch['trouble']}", "bad")
-        if foreign := switch["foreign"]:
+        if switch.trouble:
+            state = out.Coloured(f"away: {switch.trouble}", "bad")
+        if foreign := switch.foreign:
             more = f" and {len(foreign) - 1} more" if foreign[1:] else ""
             state = out.Coloured(
                 f"connected; of others: {foreign[0]}{more}", "caution"
             )
-        if switch["lacks"]:
-            state = out.Coloured(f"connected; {switch['lacks']}", "bad")
-        if missing := switch["ports_missing"]:
+        if switch.lacks:
+            state = out.Coloured(f"connected; {switch.lacks}", "bad")
+        if missing := switch.ports_missing:
             more = f" and {len(missing) - 1} more" if missing[1:] else ""
             state = out.Coloured(f"{state.text}; {missing[0]}{more}", "bad")
-        if switch["second_from"]:
+        if switch.second_from:
             state = out.Coloured(
-                f"connected; another from {switch['second_from']} is refused",
+                f"connected; another from {switch.second_from} is refused",
                 "bad",
             )
-        told = switch["datapath_id"]
+        told = switch.datapath_id
         kind = (
-            f"packet switch ({switch['driver']})"
+            f"packet switch ({switch.driver})"
             if told is None
             else f"packet switch {told:#x}"
         )
-        table.add_row(switch["name"], kind, state)
-    for ocs in answer["circuit_switches"]:
+        table.add_row(switch.name, kind, state)
+    for ocs in answer.circuit_switches:
         reach = out.Coloured("answers", "good")
-        if not ocs["reachable"]:
-            silent_s = time.time() - (ocs["since"] or time.time())
+        if not ocs.reachable:
+            silent_s = time.time() - (ocs.since or time.time())
             reach = out.Coloured(
-                f"silent for {silent_s:.0f} s: {ocs['words']}", "bad"
+                f"silent for {silent_s:.0f} s: {ocs.words}", "bad"
             )
-        table.add_row(ocs["name"], "circuit switch", reach)
-    for agent in answer["agents"]:
-        words = "; ".join(("answers", *agent["problems"]))
-        if not agent["reachable"]:
-            why = f": {agent['words']}" if agent["words"] else ""
-            words = f"{agent['presence']}, silent for {agent['silence_s']:.0f} s{why}"
-        well = agent["reachable"] and not agent["problems"]
+        table.add_row(ocs.name, "circuit switch", reach)
+    for agent in answer.agents:
+        words = "; ".join(("answers", *agent.problems))
+        if not agent.reachable:
+            why = f": {agent.words}" if agent.words else ""
+            words = (
+                f"{agent.presence}, silent for {agent.silence_s:.0f} s{why}"
+            )
+        well = agent.reachable and not agent.problems
         table.add_row(
-            agent["server"],
+            agent.server,
             "agent",
             out.Coloured(words, "good" if well else "bad"),
         )
-    for words in answer["nic_differences"]:
+    for words in answer.nic_differences:
         table.add_row("NICs", "on one circuit", out.Coloured(words, "caution"))
-    light = answer["light"]
-    if light["defragment"]:
+    light = answer.light
+    if light.defragment:
         seen = (
-            f", last at {out.when(light['looked_at'])}"
-            if light["looked_at"]
-            else ""
+            f", last at {out.when(light.looked_at)}" if light.looked_at else ""
         )
         table.add_row(
-            "circuits", "of running jobs", f"rewired{seen}: {light['words']}"
+            "circuits", "of running jobs", f"rewired{seen}: {light.words}"
         )
-    if answer["drained"]:
+    if answer.drained:
         table.add_row(
             "queue",
             "of jobs",
             out.Coloured("drained: no job starts", "caution"),
         )
-    for policy in answer["policy_faults"]:
-        words = (
-            f"failed {out.counted(policy['faults'], 'time')}: {policy['last']}"
-        )
+    for policy in answer.policy_faults:
+        words = f"failed {out.counted(policy.faults, 'time')}: {policy.last}"
         table.add_row(
-            policy["policy"],
-            f"{policy['kind']} policy",
+            policy.policy,
+            f"{policy.kind} policy",
             out.Coloured(words, "bad"),
         )
-    for part in answer["parts"]:
-        if part["faults"]:
-            now = "runs" if part["running"] else "restarts"
+    for part in answer.parts:
+        if part.faults:
+            now = "runs" if part.running else "restarts"
             words = (
-                f"{now}; failed {out.counted(part['faults'], 'time')}, "
-                f"last: {part['last_fault']}"
+                f"{now}; failed {out.counted(part.faults, 'time')}, "
+                f"last: {part.last_fault}"
             )
             table.add_row(
-                part["name"],
+                part.name,
                 "part of the controller",
                 out.Coloured(words, "bad"),
             )

@@ -167,9 +167,7 @@ def top(
 
     def look() -> tuple[list[JobPace], Scrape]:
         running = patiently(lambda: client.jobs(state=JobState.RUNNING))
-        predicted = {
-            job["id"]: job.get("predicted_iteration_s") for job in running
-        }
+        predicted = {job.id: job.predicted_iteration_s for job in running}
         looks.append(patiently(lambda: Scrape.of(client)))
         paces = job_paces(looks[-1], looks[0])
         return [

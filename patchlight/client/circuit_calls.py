@@ -1,19 +1,14 @@
 """The calls of the REST API that are about circuits."""
 
-# mypy: disable-error-code=no-any-return
-# What a call returns is the API's JSON as it is, described by ``testbed.wire.rest``.
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
-from patchlight.client.connection import PAGE, Answer, ApiConnection
+from patchlight.client.connection import PAGE, ApiConnection
 from patchlight.testbed.lab.wiring import check_map_name
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest import circuits as rest
+from patchlight.testbed.wire.rest import circuits as rest
 
 
 class HowToChange(TypedDict, total=False):
@@ -41,6 +36,7 @@ class CircuitCalls(ApiConnection):
         given: dict[str, Any] = {**body, **options}
         prefer = "respond-async" if given.pop("detach", False) else ""
         return self._call(
+            rest.ChangeAnswer,
             "POST",
             path,
             given,
@@ -48,7 +44,9 @@ class CircuitCalls(ApiConnection):
         )
 
     def _planned(self, path: str, body: Mapping[str, Any]) -> rest.PlanAnswer:
-        return self._call("POST", path, {**body, "dry_run": True})
+        return self._call(
+            rest.PlanAnswer, "POST", path, {**body, "dry_run": True}
+        )
 
     def reconfigure(
         self,
@@ -153,7 +151,10 @@ class CircuitCalls(ApiConnection):
     def adopt(self, names: Sequence[str], why: str = "") -> rest.ChangeAnswer:
         """Commit the present maps of the devices."""
         return self._call(
-            "POST", "/drift/adopt", {"ocs": list(names), "why": why}
+            rest.ChangeAnswer,
+            "POST",
+            "/drift/adopt",
+            {"ocs": list(names), "why": why},
         )
 
     def reconfigurations(
@@ -162,18 +163,21 @@ class CircuitCalls(ApiConnection):
         """Every change so far (or the ``last`` few), oldest first."""
         path = "/reconfigurations"
         if last is not None and last <= PAGE:
-            return self._call("GET", path, last=last)["reconfigurations"]
+            return self._call(
+                rest.Changes, "GET", path, last=last
+            ).reconfigurations
 
         def page_after(
             row: rest.ChangeAnswer | None,
         ) -> list[rest.ChangeAnswer]:
-            after = row["id"] if row else 0
+            after = row.id if row else 0
             return self._call(
+                rest.Changes,
                 "GET",
                 path,
                 last=PAGE,
                 after=after,
-            )["reconfigurations"]
+            ).reconfigurations
 
         return self._pages(page_after)[-(last or 0) :]
 
@@ -189,11 +193,12 @@ class CircuitCalls(ApiConnection):
         wanted: dict[str, Any] = {} if before is None else {"before": before}
         wanted |= {"since": since, "until": until}
         return self._call(
+            rest.Changes,
             "GET",
             "/reconfigurations",
             last=last,
             **wanted,
-        )["reconfigurations"]
+        ).reconfigurations
 
     def reconfiguration(
         self,
@@ -206,6 +211,7 @@ class CircuitCalls(ApiConnection):
         With ``wait_s`` (30 at most), that is waited for until it is beyond this ``step``.
         """
         return self._call(
+            rest.ChangeAnswer,
             "GET",
             f"/reconfigurations/{number}",
             step=step,
@@ -215,38 +221,45 @@ class CircuitCalls(ApiConnection):
     def cancel_change(self, number: int, why: str = "") -> rest.ChangeAnswer:
         """Halt a change before its next step, and undo what it did; it ends a moment later."""
         return self._call(
-            "POST", f"/reconfigurations/{number}/cancel", {"why": why}
+            rest.ChangeAnswer,
+            "POST",
+            f"/reconfigurations/{number}/cancel",
+            {"why": why},
         )
 
     # -- looking at circuits -------------------------------------------------------------------
 
     def light(self, name: str) -> rest.LightAnswer:
         """The power (dBm) of each cross-connect of an OCS, and its ports that are not ready."""
-        return self._call("GET", f"/circuits/{name}/light")
+        return self._call(rest.LightAnswer, "GET", f"/circuits/{name}/light")
 
     def circuit_switches(self) -> list[rest.CircuitSwitchShape]:
         """Each circuit switch, whether it answers, and its identity."""
-        return self._call("GET", "/circuit-switches")["circuit_switches"]
+        return self._call(
+            rest.CircuitSwitches, "GET", "/circuit-switches"
+        ).circuit_switches
 
     def accept_light(self, names: Sequence[str]) -> dict[str, int]:
         """Take the present power as baselines; returns the number of circuits of each OCS."""
-        return self._call("POST", "/baselines", {"ocs": list(names)})[
-            "circuits"
-        ]
+        return self._call(
+            rest.Baselines, "POST", "/baselines", {"ocs": list(names)}
+        ).circuits
 
     def alarms(self, names: Sequence[str] = ()) -> list[rest.AlarmShape]:
         """The alarms of the devices since the start of the controller."""
-        return self._call("GET", "/alarms", ocs=list(names))["alarms"]
+        return self._call(
+            rest.Alarms, "GET", "/alarms", ocs=list(names)
+        ).alarms
 
     def drift(self) -> dict[str, rest.DriftOf]:
         """How each device differs from its last committed map."""
-        return self._call("GET", "/drift")["drift"]
+        return self._call(rest.DriftShape, "GET", "/drift").drift
 
     # -- what operators leave ------------------------------------------------------------------
 
     def locks(self) -> list[rest.Lock]:
         """Every locked port."""
-        return self._call("GET", "/locks")["locks"]
+        return self._call(rest.Locks, "GET", "/locks").locks
 
     def lock(
         self,
@@ -263,7 +276,7 @@ class CircuitCalls(ApiConnection):
             "keep": keep,
             "why": why,
         }
-        return self._call("POST", "/locks", body)["locks"]
+        return self._call(rest.Locks, "POST", "/locks", body).locks
 
     def unlock(
         self,
@@ -273,11 +286,11 @@ class CircuitCalls(ApiConnection):
     ) -> list[rest.Lock]:
         """Remove locks, and return them."""
         body = {"ocs": name, "ports": list(ports), "why": why}
-        return self._call("POST", "/locks/release", body)["locks"]
+        return self._call(rest.Locks, "POST", "/locks/release", body).locks
 
     def saved_maps(self) -> list[rest.SavedMaps]:
         """The maps that were saved."""
-        return self._call("GET", "/maps")["maps"]
+        return self._call(rest.AllSavedMaps, "GET", "/maps").maps
 
     def save_map(
         self,
@@ -287,24 +300,27 @@ class CircuitCalls(ApiConnection):
     ) -> rest.SavedMaps:
         """Keep the present maps under a name."""
         return self._call(
-            "PUT", _map_path(name), {"ocs": list(names), "why": why}
+            rest.SavedMaps,
+            "PUT",
+            _map_path(name),
+            {"ocs": list(names), "why": why},
         )
 
     def forget_map(self, name: str) -> rest.Named:
         """Forget saved maps."""
-        return self._call("DELETE", _map_path(name))
+        return self._call(rest.Named, "DELETE", _map_path(name))
 
     def stop_button(self) -> rest.Pressed | None:
         """Who pressed the stop button, when and why; ``None`` if it is not pressed."""
-        return self._call("GET", "/stop")["pressed"]
+        return self._call(rest.StopButton, "GET", "/stop").pressed
 
     def press_stop(self, why: str = "") -> rest.StopButton:
         """Halt the change under way, and refuse new ones."""
-        return self._call("POST", "/stop", {"why": why})
+        return self._call(rest.StopButton, "POST", "/stop", {"why": why})
 
     def clear_stop(self, why: str = "") -> rest.StopButton:
         """Let changes begin again."""
-        return self._call("POST", "/stop/clear", {"why": why})
+        return self._call(rest.StopButton, "POST", "/stop/clear", {"why": why})
 
 
 def _map_path(name: str) -> str:
@@ -317,7 +333,7 @@ def _wanted(
     disconnect: Mapping[str, Sequence[int | str]] | None,
     *,
     only: bool,
-) -> Answer:
+) -> dict[str, Any]:
     return {
         "maps": {name: list(texts) for name, texts in maps.items()},
         "disconnect": {

@@ -1,15 +1,12 @@
 """The controller's REST API from Python: what the command line and the experiments use."""
 
-# mypy: disable-error-code=no-any-return
-# What a call returns is the API's JSON as it is, described by ``testbed.wire.rest``.
-
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -17,19 +14,15 @@ import httpx
 from patchlight.client.circuit_calls import CircuitCalls
 from patchlight.client.connection import (
     PAGE,
-    Answer,
     ControllerError,
     NoAnswer,
     OtherLab,
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobBatch, JobGiven, jobs_meant
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest import circuits as rest_circuits
-    from patchlight.testbed.wire.rest import jobs as rest_jobs
-    from patchlight.testbed.wire.rest import lab as rest_lab
-
+from patchlight.testbed.wire.rest import circuits as rest_circuits
+from patchlight.testbed.wire.rest import jobs as rest_jobs
+from patchlight.testbed.wire.rest import lab as rest_lab
 
 __all__ = ["ControllerClient", "ControllerError", "NoAnswer", "OtherLab"]
 
@@ -38,6 +31,11 @@ _AT_ONCE = 1000
 _PAUSE_S = 0.5  # before a connection that broke is made again
 _PATIENCE_S = 30.0
 
+T = TypeVar("T")
+
+Event = dict[str, Any]
+"""An event; its fields besides ``number``, ``at`` and ``kind`` depend on its kind."""
+
 
 class ControllerClient(CircuitCalls):
     """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
@@ -45,9 +43,8 @@ class ControllerClient(CircuitCalls):
     A context manager. One on another machine needs a ``login``. With a ``lab``, the first request
     and each change check that the controller has that lab (``OtherLab``).
 
-    Methods return the API's JSON. They raise ``BadInput`` for a request that the controller calls
-    wrong, ``ControllerError`` if it failed or does not answer, and ``OutcomeUnknown`` if the result
-    of a change is not known.
+    Methods raise ``BadInput`` for a request that the controller calls wrong, ``ControllerError`` if
+    it failed or does not answer, and ``OutcomeUnknown`` if the result of a change is not known.
     """
 
     # -- the lab -------------------------------------------------------------------------------
@@ -58,7 +55,7 @@ class ControllerClient(CircuitCalls):
 
     def status(self) -> rest_lab.Status:
         """The state of the controller, and which switches and agents are reachable."""
-        return self._call("GET", "/status")
+        return self._call(rest_lab.Status, "GET", "/status")
 
     def metrics(self) -> str:
         """The controller's metrics, as Prometheus reads them."""
@@ -68,15 +65,15 @@ class ControllerClient(CircuitCalls):
 
     def links(self) -> list[rest_lab.Link]:
         """The links that the present cross-connects make: ``a``, ``b``, ``rate_bps``, ``via``."""
-        return self._call("GET", "/links")["links"]
+        return self._call(rest_lab.Links, "GET", "/links").links
 
     def circuits(self) -> dict[str, rest_circuits.OcsMap]:
         """The map of each OCS, as ``{"ocs1": {"map": ["1>7", …]}}``."""
-        return self._call("GET", "/circuits")
+        return self._call(dict[str, rest_circuits.OcsMap], "GET", "/circuits")
 
     def topology(self) -> rest_lab.TopologyShape:
         """The present nodes, packet switches and trunks: see ``testbed.lab.topology``."""
-        return self._call("GET", "/topology")
+        return self._call(rest_lab.TopologyShape, "GET", "/topology")
 
     def topology_file(self, format: str) -> str:
         """The same as a file for another scheduler: ``slurm``, ``slurm-conf`` or ``kueue``."""
@@ -85,7 +82,9 @@ class ControllerClient(CircuitCalls):
     def shut_down(self, *, release: bool = False) -> dict[str, int]:
         """End the controller; returns the counts of live jobs by state, which go on. ``release``:
         first remove Patchlight's entries from the packet switches."""
-        return self._call("POST", "/shutdown", release=release)["jobs"]
+        return self._call(
+            rest_lab.Shutdown, "POST", "/shutdown", release=release
+        ).jobs
 
     # -- jobs ------------------------------------------------------------------------------
 
@@ -103,20 +102,33 @@ class ControllerClient(CircuitCalls):
         ``regroup``; by default that of the jobs, or of the lab's policy. With ``plan``, each status
         has a ``plan`` as ``preview`` returns it, if one can be made.
         """
-        return self._submit(jobs, topology, plan=plan)
+        submitted = self._submit(
+            rest_jobs.Submitted,
+            jobs,
+            topology,
+            plan=plan,
+        )
+        return submitted.jobs
 
     def preview(
         self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
     ) -> list[rest_jobs.Preview]:
         """What such jobs would get now, or wait for; nothing is queued."""
-        return self._submit(jobs, topology, dry_run=True)
+        previews = self._submit(
+            rest_jobs.Previews,
+            jobs,
+            topology,
+            dry_run=True,
+        )
+        return previews.jobs
 
     def _submit(
         self,
+        kind: type[T],
         given: Sequence[JobGiven] | JobBatch,
         topology: str | None,
         **how: bool,
-    ) -> list[Any]:
+    ) -> T:
         jobs = given if isinstance(given, JobBatch) else jobs_meant(given)
         body = {
             "jobs": [asdict(spec) for spec in jobs.specs],
@@ -124,7 +136,7 @@ class ControllerClient(CircuitCalls):
             "together": jobs.together,
             **how,
         }
-        return self._call("POST", "/jobs", body)["jobs"]
+        return self._call(kind, "POST", "/jobs", body)
 
     def jobs(
         self, /, last: int | None = None, **which: str | float
@@ -139,51 +151,64 @@ class ControllerClient(CircuitCalls):
         }
         if last is not None and last <= _AT_ONCE:
             return self._call(
+                rest_jobs.Jobs,
                 "GET",
                 "/jobs",
                 last=last,
                 **wanted,
-            )["jobs"]
+            ).jobs
 
         def page_after(
             job: rest_jobs.JobInList | None,
         ) -> list[rest_jobs.JobInList]:
-            after = job["id"] if job else ""
+            after = job.id if job else ""
             return self._call(
+                rest_jobs.Jobs,
                 "GET",
                 "/jobs",
                 last=PAGE,
                 after=after,
                 **wanted,
-            )["jobs"]
+            ).jobs
 
         return self._pages(page_after)[-(last or 0) :]
 
     def jobs_meant(self, text: str) -> list[rest_jobs.JobInList]:
         """The jobs of that id, else of that name, else whose id begins so; the latest first."""
-        return self._call("GET", "/jobs", meant=text)["jobs"]
+        return self._call(rest_jobs.Jobs, "GET", "/jobs", meant=text).jobs
 
     def job(self, job_id: str) -> rest_jobs.JobAnswer:
         """One job's status."""
-        return self._call("GET", _job_path(job_id))
+        return self._call(rest_jobs.JobAnswer, "GET", _job_path(job_id))
 
     def stop(self, job_id: str, *, force: bool = False) -> rest_jobs.JobInList:
         """End a job's gang; with ``force`` also one that another user submitted."""
-        return self._call("DELETE", _job_path(job_id), force=force)
+        return self._call(
+            rest_jobs.JobInList, "DELETE", _job_path(job_id), force=force
+        )
 
     def restart(
         self, job_id: str, *, force: bool = False
     ) -> rest_jobs.JobInList:
         """Begin a job again: one that has ended as a new job, one that runs as its next attempt."""
-        return self._call("POST", f"{_job_path(job_id)}/restart", force=force)
+        return self._call(
+            rest_jobs.JobInList,
+            "POST",
+            f"{_job_path(job_id)}/restart",
+            force=force,
+        )
 
     def history(self, job_id: str) -> list[rest_jobs.StateOfJob]:
         """The states of a job, with the time and the reason of each."""
-        return self._call("GET", f"{_job_path(job_id)}/history")["states"]
+        return self._call(
+            rest_jobs.JobHistory, "GET", f"{_job_path(job_id)}/history"
+        ).states
 
     def decisions(self, job_id: str) -> list[rest_jobs.DecisionShape]:
         """What policies decided of a job, oldest first."""
-        return self._call("GET", f"{_job_path(job_id)}/decisions")["decisions"]
+        return self._call(
+            rest_jobs.Decisions, "GET", f"{_job_path(job_id)}/decisions"
+        ).decisions
 
     def log(
         self,
@@ -193,6 +218,7 @@ class ControllerClient(CircuitCalls):
     ) -> rest_jobs.LogPartShape:
         """What a worker printed from byte ``after`` on; the last MiB is kept of ended jobs."""
         return self._call(
+            rest_jobs.LogPartShape,
             "GET",
             f"{_job_path(job_id)}/log",
             worker=worker,
@@ -204,9 +230,12 @@ class ControllerClient(CircuitCalls):
     ) -> tuple[list[rest_jobs.IterationReport], int]:
         """The latest reports of its workers, oldest first; the ``after`` to go on with."""
         answer = self._call(
-            "GET", f"{_job_path(job_id)}/iterations", latest=most
+            rest_jobs.Iterations,
+            "GET",
+            f"{_job_path(job_id)}/iterations",
+            latest=most,
         )
-        return list(answer["iterations"]), int(answer["next"])
+        return answer.iterations, answer.next
 
     def iterations(
         self, job_id: str, after: int = 0
@@ -215,12 +244,15 @@ class ControllerClient(CircuitCalls):
         reports: list[rest_jobs.IterationReport] = []
         while True:
             answer = self._call(
-                "GET", f"{_job_path(job_id)}/iterations", after=after
+                rest_jobs.Iterations,
+                "GET",
+                f"{_job_path(job_id)}/iterations",
+                after=after,
             )
-            reports += answer["iterations"]
-            if answer["next"] == after:
+            reports += answer.iterations
+            if answer.next == after:
                 return reports, after
-            after = int(answer["next"])
+            after = answer.next
 
     def regroup(
         self, job_ids: Sequence[str], *, detach: bool = False
@@ -228,6 +260,7 @@ class ControllerClient(CircuitCalls):
         """Bring running jobs under one packet switch each; with ``detach``, do not wait for it."""
         prefer = "respond-async" if detach else ""
         return self._call(
+            rest_circuits.ChangeAnswer,
             "POST",
             "/regroup",
             {"jobs": list(job_ids)},
@@ -237,43 +270,54 @@ class ControllerClient(CircuitCalls):
     def preview_regroup(self, job_ids: Sequence[str]) -> rest_jobs.RegroupPlan:
         """What ``regroup`` would make (cross-connects by OCS), and what speaks against it."""
         return self._call(
-            "POST", "/regroup", {"jobs": list(job_ids), "dry_run": True}
+            rest_jobs.RegroupPlan,
+            "POST",
+            "/regroup",
+            {"jobs": list(job_ids), "dry_run": True},
         )
 
     def defragmentation(self) -> rest_jobs.ProposalShape | None:
         """The rewiring under running jobs that gains most; ``None`` if none pays."""
-        return self._call("GET", "/defragmentation")["proposal"]
+        return self._call(
+            rest_jobs.Defragmentation, "GET", "/defragmentation"
+        ).proposal
 
     def defragment(
         self, *, detach: bool = False
     ) -> rest_circuits.ChangeAnswer | None:
         """Carry that change out; returns its record as ``regroup`` does, or ``None``."""
         prefer = "respond-async" if detach else ""
-        return self._call("POST", "/defragmentation", prefer=prefer)["change"]
+        return self._call(
+            rest_jobs.Defragmented, "POST", "/defragmentation", prefer=prefer
+        ).change
 
     def policies(self) -> rest_lab.PoliciesInUse:
         """The policies that decide now, by kind, and whether the lab defragments, interleaves."""
-        return self._call("GET", "/policies")["policies"]
+        return self._call(rest_jobs.Policies, "GET", "/policies").policies
 
     def use_policies(
         self, chosen: Mapping[str, str | bool | None]
     ) -> rest_lab.PoliciesInUse:
         """Set policies as in ``policies``, the others stay; returns all of them."""
-        return self._call("PUT", "/policies", dict(chosen))["policies"]
+        return self._call(
+            rest_jobs.Policies, "PUT", "/policies", dict(chosen)
+        ).policies
 
     def drain(self, why: str = "") -> list[str]:
         """Start no more jobs, and end those that run; returns their ids."""
-        return self._call("POST", "/drain", {"why": why})["ended"]
+        return self._call(
+            rest_jobs.Drained, "POST", "/drain", {"why": why}
+        ).ended
 
     def resume(self) -> None:
         """Start jobs again after ``drain``."""
-        self._call("DELETE", "/drain")
+        self._call(rest_jobs.Resumed, "DELETE", "/drain")
 
     # -- access ----------------------------------------------------------------------------
 
     def whoami(self) -> rest_lab.WhoAmI:
         """The user, role and origin of this client's requests."""
-        return self._call("GET", "/whoami")
+        return self._call(rest_lab.WhoAmI, "GET", "/whoami")
 
     def create_token(
         self,
@@ -285,15 +329,19 @@ class ControllerClient(CircuitCalls):
         """Make a token; its text, ``token``, is answered only now."""
         body = {"user": user, "role": role, "why": why}
         lasts = {} if lifetime_s is None else {"lifetime_s": lifetime_s}
-        return self._call("POST", "/tokens", body | lasts)
+        return self._call(rest_lab.NewToken, "POST", "/tokens", body | lasts)
 
     def tokens(self) -> list[rest_lab.TokenShape]:
         """Every token that was made, without its text."""
-        return self._call("GET", "/tokens")["tokens"]
+        return self._call(rest_lab.TokensShape, "GET", "/tokens").tokens
 
     def revoke_token(self, token_id: str) -> rest_lab.TokenShape:
         """Revoke the token of that id."""
-        return self._call("DELETE", f"/tokens/{quote(token_id, safe='')}")
+        return self._call(
+            rest_lab.TokenShape,
+            "DELETE",
+            f"/tokens/{quote(token_id, safe='')}",
+        )
 
     def audit(
         self,
@@ -306,11 +354,12 @@ class ControllerClient(CircuitCalls):
         which = {"user": user, "outcome": outcome}
         wanted = {key: value for key, value in which.items() if value}
         return self._call(
+            rest_lab.AuditShape,
             "GET",
             "/audit",
             last=last,
             **wanted,
-        )["attempts"]
+        ).attempts
 
     # -- the search for the wiring ---------------------------------------------------------
 
@@ -323,6 +372,7 @@ class ControllerClient(CircuitCalls):
     ) -> rest_lab.Search:
         """Begin to search the wiring of ports by OCS, or of all; ``listen_s`` is for each round."""
         return self._discover(
+            rest_lab.Search,
             ports,
             listen_s,
             every_port,
@@ -338,6 +388,7 @@ class ControllerClient(CircuitCalls):
     ) -> rest_lab.SearchPlan:
         """What that would look at, which circuits go dark meanwhile, and for how long."""
         return self._discover(
+            rest_lab.SearchPlan,
             ports,
             listen_s,
             every_port,
@@ -346,15 +397,21 @@ class ControllerClient(CircuitCalls):
 
     def _discover(
         self,
+        kind: type[T],
         ports: Mapping[str, Sequence[int]] | None,
         listen_s: float,
         every_port: bool,
         *,
         dry_run: bool,
-    ) -> Any:
+    ) -> T:
         named = {ocs: list(numbers) for ocs, numbers in (ports or {}).items()}
-        body = {"ports": named, "listen_s": listen_s, "every_port": every_port}
-        return self._call("POST", "/discovery", body | {"dry_run": dry_run})
+        body: dict[str, Any] = {
+            "ports": named,
+            "listen_s": listen_s,
+            "every_port": every_port,
+        }
+        body |= {"dry_run": dry_run}
+        return self._call(kind, "POST", "/discovery", body)
 
     def discovery(self, step: int = 0, wait_s: float = 0.0) -> rest_lab.Search:
         """How far the search is, and once it is ``done`` the ``wiring``.
@@ -362,6 +419,7 @@ class ControllerClient(CircuitCalls):
         With ``wait_s`` (30 at most), one under way is waited for until it is beyond this ``step``.
         """
         return self._call(
+            rest_lab.Search,
             "GET",
             "/discovery",
             step=step,
@@ -370,13 +428,13 @@ class ControllerClient(CircuitCalls):
 
     def stop_discovery(self) -> rest_lab.Search:
         """Break the search off, and put all circuits back."""
-        return self._call("DELETE", "/discovery")
+        return self._call(rest_lab.Search, "DELETE", "/discovery")
 
     # -- optical paths ---------------------------------------------------------------------
 
     def paths(self) -> rest_circuits.PathsShape:
         """The networks, the scheduler, and the paths that are used or wait."""
-        return self._call("GET", "/paths")
+        return self._call(rest_circuits.PathsShape, "GET", "/paths")
 
     def want_path(
         self,
@@ -388,23 +446,31 @@ class ControllerClient(CircuitCalls):
     ) -> rest_circuits.PathShape:
         """Request a path for a flow of so many bytes, with the options of the API."""
         body = {"source": source, "destination": destination, "bytes": nbytes}
-        return self._call("POST", "/paths", body | options)
+        return self._call(
+            rest_circuits.PathShape, "POST", "/paths", body | options
+        )
 
     def path(
         self, number: int, wait_s: float = 0.0
     ) -> rest_circuits.PathShape:
         """One path; a waiting one once it is granted, or after ``wait_s`` (30 at most)."""
-        return self._call("GET", f"/paths/{number}", wait_s=wait_s)
+        return self._call(
+            rest_circuits.PathShape, "GET", f"/paths/{number}", wait_s=wait_s
+        )
 
     def release_path(self, number: int) -> rest_circuits.PathShape:
         """Release a path, or stop waiting for it."""
-        return self._call("DELETE", f"/paths/{number}")
+        return self._call(
+            rest_circuits.PathShape, "DELETE", f"/paths/{number}"
+        )
 
     # -- samples ---------------------------------------------------------------------------
 
     def ports(self, since: float = 0.0) -> list[rest_lab.PortSample]:
         """Samples of each host's rates after Unix time ``since``, in bits per second."""
-        return self._call("GET", "/ports", since=since)["ports"]
+        return self._call(
+            rest_lab.PortSamples, "GET", "/ports", since=since
+        ).ports
 
     def samples(
         self,
@@ -418,6 +484,7 @@ class ControllerClient(CircuitCalls):
         if jobs is not None:
             wanted["job"] = list(jobs) or [""]
         return self._call(
+            rest_lab.Samples,
             "GET",
             "/samples",
             points=points,
@@ -427,13 +494,16 @@ class ControllerClient(CircuitCalls):
 
     def gpus(self, since: float = 0.0) -> list[rest_lab.GpuSample]:
         """Samples of each GPU's utilisation after Unix time ``since``."""
-        return self._call("GET", "/gpus", since=since)["gpus"]
+        return self._call(
+            rest_lab.GpuSamples, "GET", "/gpus", since=since
+        ).gpus
 
     # -- events ----------------------------------------------------------------------------
 
-    def events(self, after: int = 0) -> list[Answer]:
+    def events(self, after: int = 0) -> list[Event]:
         """The events after number ``after``."""
-        return self._call("GET", "/events", after=after)["events"]
+        found = self._call(rest_lab.EventList, "GET", "/events", after=after)
+        return [event.model_dump() for event in found.events]
 
     def past_events(
         self,
@@ -443,24 +513,32 @@ class ControllerClient(CircuitCalls):
         last: int = PAGE,
         before: int | None = None,
         kinds: Sequence[str] = (),
-    ) -> list[Answer]:
+    ) -> list[Event]:
         """The ``last`` events of a period, oldest first; with ``before``, of lower numbers."""
         wanted: dict[str, Any] = {"kind": list(kinds)} if kinds else {}
         wanted |= {} if before is None else {"before": before}
-        return self._call(
+        found = self._call(
+            rest_lab.EventList,
             "GET",
             "/events",
             last=last,
             since=since,
             until=until,
             **wanted,
-        )["events"]
+        )
+        return [event.model_dump() for event in found.events]
 
     def last_event(self) -> int:
         """The number of the latest event."""
-        return int(self._call("GET", "/events", after=(1 << 63) - 1)["last"])
+        none = (1 << 63) - 1
+        return self._call(
+            rest_lab.EventList,
+            "GET",
+            "/events",
+            after=none,
+        ).last
 
-    def follow_events(self, after: int | None = None) -> Iterator[Answer]:
+    def follow_events(self, after: int | None = None) -> Iterator[Event]:
         """Events after number ``after``, or from now on, without an end; reconnects by itself.
 
         One of kind ``skipped`` says which are not kept any more (``first`` to ``last``).
@@ -474,7 +552,7 @@ class ControllerClient(CircuitCalls):
                     for line in lines:
                         answered_at = time.monotonic()
                         if line.startswith("data: "):
-                            event: Answer = json.loads(
+                            event: Event = json.loads(
                                 line.removeprefix("data: ")
                             )
                             seen = event.get("number", seen)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
-from pydantic_core import from_json
+from pydantic import TypeAdapter, ValidationError
 
 from patchlight.testbed.errors import (
     BadInput,
@@ -30,9 +30,7 @@ from patchlight.testbed.linux.sockets import (
 )
 from patchlight.testbed.wire import lab_api
 
-Answer = dict[str, Any]
 T = TypeVar("T")
-
 PAGE = 200
 """Rows of a list per request."""
 
@@ -148,13 +146,14 @@ class ApiConnection:
 
     def _call(
         self,
+        kind: type[T],
         method: str,
         path: str,
         body: Any = None,
         prefer: str = "",
         **query: Any,
-    ) -> Any:
-        """The JSON that a request is answered with."""
+    ) -> T:
+        """The answer to a request, of that kind."""
         if not self._known or (self._lab is not None and method != "GET"):
             self._find_out(
                 any_file=method == "GET"
@@ -167,8 +166,12 @@ class ApiConnection:
             prefer,
             **query,
         )
-        # Of long lists, in two thirds of the time.
-        return from_json(answer.content)
+        try:
+            return TypeAdapter(kind).validate_json(answer.content)
+        except ValidationError as error:
+            raise self._no_controller(
+                f"it answered {method} {path} with something else"
+            ) from error
 
     def _find_out(self, *, any_file: bool) -> None:
         """Check that it is a controller, and of this lab."""

@@ -285,7 +285,7 @@ def _jobs(
 
     address = context.params.get("address") or api_address(lab)
     with ControllerClient(address, _ANSWERS_WITHIN_S) as client:
-        return [status["id"] for status in client.jobs_meant(incomplete)]
+        return [status.id for status in client.jobs_meant(incomplete)]
 
 
 complete_host = completer(lambda lab, *_: lab.host_names)

@@ -6,14 +6,13 @@ follows the circuits.
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from pydantic import ValidationError
@@ -43,6 +42,8 @@ from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.wire.lab_api import api_address
 from patchlight.testbed.wire.rest import requests
+
+T = TypeVar("T")
 
 
 class _Direct(NoHooks):
@@ -114,13 +115,14 @@ class DirectClient(ControllerClient):
 
     def _call(
         self,
+        kind: type[T],
         method: str,
         path: str,
         body: Any = None,
         prefer: str = "",
         **query: Any,
-    ) -> Any:
-        for (verb, pattern), (name, kind) in _CALLS.items():
+    ) -> T:
+        for (verb, pattern), (name, asked) in _CALLS.items():
             part = "([0-9]+)" if "#" in pattern else "([^/]+)"
             at = (
                 re.fullmatch(re.sub("[*#]", part, pattern), path)
@@ -134,9 +136,9 @@ class DirectClient(ControllerClient):
                 for text in at.groups()
             ]
             given: tuple[Any, ...] = ()
-            if kind is not None:
+            if asked is not None:
                 try:
-                    given = (kind.model_validate(body), self._who)
+                    given = (asked.model_validate(body), self._who)
                 except ValidationError as error:
                     mistakes = (
                         mistake_in_words(e, e["loc"], "request")
@@ -147,10 +149,9 @@ class DirectClient(ControllerClient):
                         f"the controller does not take that: {words}"
                     ) from error
             try:
-                answer = getattr(self._service, name)(*places, *given, **query)
-                return json.loads(
-                    requests.as_json(self._loop.run_until_complete(answer))
-                )
+                work = getattr(self._service, name)(*places, *given, **query)
+                answer: T = self._loop.run_until_complete(work)
+                return answer
             except (BadInput, OutcomeUnknown):
                 raise
             except PatchlightError as error:

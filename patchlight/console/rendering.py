@@ -106,9 +106,11 @@ def say(
 
 
 def json_text(value: Any, *, one_line: bool = False) -> str:
-    """A value as JSON, keys in their own order; indented, or on one line."""
+    """A value, with answers of the API, as JSON, keys in their own order; indented, or on one
+    line."""
     text = json.dumps(
         value,
+        default=lambda answer: answer.as_json,
         indent=None if one_line else 2,
         ensure_ascii=False,
     )

@@ -68,8 +68,7 @@ def test_the_controller_status_tells_of_agents_over_tls(
 
     def agents() -> dict[str, str]:
         return {
-            a["server"]: a["presence"]
-            for a in controller.client.status()["agents"]
+            a.server: a.presence for a in controller.client.status().agents
         }
 
     with (tmp_path / "agent.log").open("wb") as log:

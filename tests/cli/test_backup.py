@@ -32,7 +32,7 @@ def test_a_backup_of_a_controller_in_use_is_restored_and_goes_on(
     store.close()
     assert run("restore", file, "--state", again).exit_code == 0
     restored = open_store(again)
-    assert [row["why"] for row in restored.reconfigurations()] == ["first"]
+    assert [row.why for row in restored.reconfigurations()] == ["first"]
     assert restored.prepared_intent(0, {"why": "next"})() == number + 1
     restored.close()
     assert "name: ofc2022" in (again / "lab.yaml").read_text()

@@ -38,14 +38,14 @@ def ocs(running: ControllerProcess) -> OcsCommand:
     """``patchlight ocs``; begins with the lab's own cross-connects, unlocked."""
     running.client.clear_stop()
     for lock in running.client.locks():
-        running.client.unlock(lock["ocs"], [lock["port"]])
+        running.client.unlock(lock.ocs, [lock.port])
     running.client.reconfigure({"o1": ["1-3", "2-5"]}, only=True)
     running.client.adopt([])
     return OcsCommand(["--lab", str(running.lab)])
 
 
 def map_of(running: ControllerProcess) -> list[str]:
-    return list(running.client.circuits()["o1"]["map"] or ())
+    return list(running.client.circuits()["o1"].map or ())
 
 
 def test_a_dry_run_shows_and_changes_nothing(
@@ -176,9 +176,9 @@ def can_undo(running: ControllerProcess) -> dict[int, bool]:
     """What the dashboard offers of the change that was made first and of what undid it."""
     view = LabView(read_lab(running.lab), maps=running.client.circuits())
     return {
-        change["id"]: view.can_undo(change)
+        change.id: view.can_undo(change)
         for change in running.client.reconfigurations()
-        if "spare link" in change["why"] or "not needed" in change["why"]
+        if "spare link" in change.why or "not needed" in change.why
     }
 
 

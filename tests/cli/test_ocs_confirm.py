@@ -18,13 +18,13 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.wire.rest.circuits import PlanAnswer
+from tests.support.answers import some
 from tests.support.controller_process import DRY_LAB
 
 
 def preview(**given: Any) -> Any:
-    empty: dict[str, Any] = {"changes": {}, "lost": {}, "strangers": {}}
-    lists = ("links_down", "links_up", "jobs", "cleared", "objections")
-    return {**empty, **{name: [] for name in lists}, **given}
+    return some(PlanAnswer, given)
 
 
 @pytest.mark.parametrize(

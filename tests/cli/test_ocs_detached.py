@@ -70,7 +70,7 @@ def test_a_change_is_followed_and_halted_between_two_fibres(
     while now["progress"]["done"] < 1:
         now = client.reconfiguration(
             number, now["progress"]["step"], wait_s=20
-        )
+        ).as_json
     progress = now["progress"]
     assert (progress["stage"], progress["ocs"]) == ("make", "ocs1")
     assert (progress["cross_connects"], progress["may_cancel"]) == (
@@ -83,7 +83,7 @@ def test_a_change_is_followed_and_halted_between_two_fibres(
     assert "refused: nothing was changed: cancelled by" in ocs(
         "stop", str(number + 1)
     )
-    assert [row["state"] for row in client.reconfigurations()] == [
+    assert [row.state for row in client.reconfigurations()] == [
         "intent",
         "refused",
     ]
@@ -91,7 +91,7 @@ def test_a_change_is_followed_and_halted_between_two_fibres(
     assert f"change {number} rolled-back in" in halted
     assert ": cancelled by" in halted
     assert "wrong rack; the previous map is restored" in halted
-    assert client.circuits()["ocs1"]["map"] == BEFORE
+    assert client.circuits()["ocs1"].map == BEFORE
     assert "rolled-back" in ocs("stop", str(number)), "it is so already"
 
     more = [f"{port}>{port + 6}" for port in range(2, 7)]
@@ -104,7 +104,7 @@ def test_a_change_is_followed_and_halted_between_two_fibres(
         re.search(r"make ocs1, \d of 5 cross-connects", followed)
         or "verify" in followed
     )
-    assert client.circuits()["ocs1"]["map"] == ["1>7", *more, "7>1"]
+    assert client.circuits()["ocs1"].map == ["1>7", *more, "7>1"]
     (line,) = ocs("watch", str(number), "--json").splitlines()
     assert json.loads(line)["state"] == "committed"
     assert "it can no longer be cancelled" in ocs("stop", str(number), code=1)

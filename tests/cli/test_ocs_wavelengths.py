@@ -65,15 +65,15 @@ def test_a_channel_is_connected_and_nothing_else_moves(
     )
     assert row.split() == ["wss1", "2>4@193.150-2dB", "server2.nic0", "star.1"]
     # The other way still stands; a link takes both.
-    assert [(link["a"], link["b"]) for link in controller.client.links()] == [
+    assert [(link.a, link.b) for link in controller.client.links()] == [
         ("server1.nic0", "server3.nic0")
     ]
-    assert controller.client.links()[0]["via"] == [
+    assert [each.as_json for each in controller.client.links()[0].via] == [
         {"ocs": "wss1", "inp": 1, "out": 3, "channel": "193.100"},
         {"ocs": "wss2", "inp": 3, "out": 1, "channel": "193.100"},
     ]
     assert "wss1 −1 +1" in ocs("history", "wss1")
-    ocs("rollback", str(controller.client.reconfigurations(1)[0]["id"]))
+    ocs("rollback", str(controller.client.reconfigurations(1)[0].id))
     assert len(controller.client.links()) == 2
 
 
@@ -156,17 +156,17 @@ def test_the_api_speaks_of_channels(
     ocs: OcsCommand, controller: ControllerProcess
 ) -> None:
     client = controller.client
-    rows = {row["name"]: row for row in client.circuit_switches()}
-    assert (rows["wss1"].get("grid"), rows["ocs1"].get("grid")) == (
+    rows = {row.name: row for row in client.circuit_switches()}
+    assert (rows["wss1"].grid, rows["ocs1"].grid) == (
         "50GHz",
         None,
     )
     planned = client.preview_reconfiguration(
         {}, disconnect={"wss2": [1, "2@193.150"]}
     )
-    assert len(planned["changes"]["wss2"]["breaks"]) == 4
+    assert len(planned.changes["wss2"].breaks) == 4
     refused = client.preview_reconfiguration(
         {"wss1": ["1>4@193.100"], "wss2": ["1>4@193.100"]}
     )
-    (objection,) = refused["objections"]
+    (objection,) = refused.objections
     assert "server1.nic0 (193.100) and server3.nic0 (193.100)" in objection

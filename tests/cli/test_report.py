@@ -11,6 +11,10 @@ from patchlight.cli.main import cli
 from patchlight.cli.report import Period, as_page, headline, time_with_data
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
+from patchlight.testbed.wire.rest.jobs import JobInList
+from patchlight.testbed.wire.rest.lab import Samples
+from tests.support.answers import some
 from tests.support.change_bench import JOBS
 from tests.support.job_api import LabCommand
 from tests.support.waiting import eventually
@@ -75,8 +79,12 @@ def period(**more: object) -> Period:
         "ocs": "o1",
         "words": HOSTILE,
     }
-    fields = {"jobs": [job], "changes": [change], "events": [event]}
-    samples = {"width_s": 10, "lab": [], "jobs": {}}
+    fields = {
+        "jobs": [some(JobInList, job)],
+        "changes": [some(ChangeAnswer, change)],
+        "events": [event],
+    }
+    samples = Samples(width_s=10, lab=[], jobs={})
     whole = {
         "since": 90.0,
         "until": 200.0,

@@ -110,7 +110,7 @@ def test_a_file_that_was_edited_since_is_good_for_looking_and_stopping_alone(
     ocs("stop", "--why", "smoke")
     assert lab_a.client.stop_button()
     ocs("stop", "--clear")
-    assert lab_a.client.circuits()["o1"]["map"] == ["1>3", "2>5", "3>1", "5>2"]
+    assert lab_a.client.circuits()["o1"].map == ["1>3", "2>5", "3>1", "5>2"]
 
 
 def test_with_an_address_alone_names_are_those_of_the_controllers_lab(
@@ -211,7 +211,7 @@ def test_each_lab_has_an_address_of_its_own(tmp_path: Path) -> None:
         with ControllerClient(
             api_address(read_lab(one)), user="somebody"
         ) as client:
-            assert client.reconfigurations()[-1]["origin"].startswith(
+            assert client.reconfigurations()[-1].origin.startswith(
                 "unix (uid "
             )
     for address in addresses:

@@ -416,7 +416,7 @@ def test_a_user_elsewhere_logs_in_over_tls_with_a_token(
         with pytest.raises(BadInput, match="not logged in"):
             run.invoke(cli, ["ocs", "show", *at], catch_exceptions=False)
         ca = ["--ca", str(tls.folder / "ca.pem"), "--token-file", "-"]
-        said = run.invoke(cli, ["login", *at, *ca], input=f"{row['token']}\n")
+        said = run.invoke(cli, ["login", *at, *ca], input=f"{row.token}\n")
         assert (
             f"logged in to controller.{name} at {process.api} as eva, user"
             in said.output
@@ -427,7 +427,7 @@ def test_a_user_elsewhere_logs_in_over_tls_with_a_token(
         with ControllerClient(
             process.api, login=logins()[process.api]
         ) as client:
-            assert client.whoami()["user"] == "eva"
+            assert client.whoami().user == "eva"
             with pytest.raises(
                 ControllerError, match="needs the role operator; eva is a user"
             ):
@@ -439,10 +439,10 @@ def test_a_user_elsewhere_logs_in_over_tls_with_a_token(
         wrong = run.invoke(cli, ["login", *at, *ca], input="x\n")
         assert isinstance(wrong.exception, PatchlightError)
         assert "no controller of that authority" in wrong.exception.message
-        assert row["token"] not in process.log.read_text()
+        assert row.token not in process.log.read_text()
         with ControllerClient(local) as client:
-            assert client.audit()[-1]["by"] == "eva"
-            client.revoke_token(row["id"])
+            assert client.audit()[-1].by == "eva"
+            client.revoke_token(row.id)
         told = run.invoke(
             cli, ["audit", "--controller", local, "--wide"]
         ).output

@@ -122,7 +122,7 @@ def test_a_header_makes_nobody_someone_else(door: ControllerProcess) -> None:
     assert door.send(
         "POST", "/v1/reconfigurations", headers=forged, json={}
     ).is_success
-    origin = door.client.reconfigurations()[-1]["origin"]
+    origin = door.client.reconfigurations()[-1].origin
     assert origin.startswith("127.0.0.1:")
     assert origin.endswith(f"(uid {os.getuid()})")
 
@@ -172,14 +172,13 @@ def test_a_user_at_the_unix_socket_goes_by_the_login_whatever_is_declared(
             )
             assert done.stdout == f"{status}\n"
             tried = process.client.audit()[-1]
-            assert (tried["by"], tried["origin"]) == (
+            assert (tried.by, tried.origin) == (
                 "nobody",
                 "unix (uid 65534)",
             )
-            assert (tried["role"], tried["status"]) == (others, status)
+            assert (tried.role, tried.status) == (others, status)
             changes = [
-                (c["by"], c["origin"])
-                for c in process.client.reconfigurations()
+                (c.by, c.origin) for c in process.client.reconfigurations()
             ]
             assert changes == [("nobody", "unix (uid 65534)")] * (
                 status == 200
@@ -201,7 +200,7 @@ def test_root_may_ask_for_a_user_and_gets_that_users_role(
     assert me["origin"].endswith("(uid 0 for uid 65534)")
     refused = door.send("POST", "/v1/stop", headers=nobody, json={})
     assert refused.status_code == 403
-    assert door.client.audit()[-1]["by"] == "nobody"
+    assert door.client.audit()[-1].by == "nobody"
     for said in ("root", "-1", "1" * 11, "²"):
         answer = door.send(
             "GET", "/v1/whoami", headers={"X-Patchlight-Uid": said.encode()}
@@ -245,9 +244,9 @@ def test_who_hangs_up_does_not_become_root(
     )
     wait_until(lambda: len(door.client.audit(1000)) > before)
     tried = door.client.audit()[-1]
-    assert tried["by"] in ("nobody", "(unknown)")
+    assert tried.by in ("nobody", "(unknown)")
     # Who is gone before the request was read has not asked for anything.
-    assert tried["outcome"] in ("refused", "failed")
+    assert tried.outcome in ("refused", "failed")
     assert door.client.reconfigurations() == changes
 
 
@@ -352,7 +351,7 @@ def test_a_long_body_is_refused_before_it_is_held(
             413,
             True,
         )
-    assert door.client.status()["lab"] == "dry"
+    assert door.client.status().lab == "dry"
 
 
 @pytest.mark.parametrize(
@@ -391,16 +390,16 @@ def test_others_are_answered_while_hundreds_say_nothing(
         ]
         with ControllerClient(door.api) as client:
             for _ in range(3):
-                assert client.status()["lab"] == "dry"
+                assert client.status().lab == "dry"
         more = [stack.enter_context(connected(door)) for _ in range(100)]
-        assert door.client.reconfigure({"o1": ["7-8"]})["state"] == "committed"
+        assert door.client.reconfigure({"o1": ["7-8"]}).state == "committed"
         assert all(map(comes_to_an_end, (held + more)[:-256]))
     assert door.log.stat().st_size - log_before < 20_000
 
 
 def test_what_was_stored_before_is_read_for_ever(tmp_path: Path) -> None:
     with controller_process(tmp_path) as process:
-        number = process.client.reconfigure({"o1": ["7-8"]}, why="good")["id"]
+        number = process.client.reconfigure({"o1": ["7-8"]}, why="good").id
         with (
             contextlib.closing(
                 sqlite3.connect(process.state / "controller.db")
@@ -422,9 +421,7 @@ def test_what_was_stored_before_is_read_for_ever(tmp_path: Path) -> None:
                 "INSERT INTO events (at, kind, record) VALUES (1, 'circuits', ?)",
                 [event],
             )
-        assert process.client.reconfigurations()[-1]["why"] == "?"
-        found: dict[str, Any] = {**process.client.reconfiguration(number)}
-        assert found["ratio"] is None
+        assert process.client.reconfigurations()[-1].why == "?"
         assert process.client.events()[-1]["why"] == "? there"
 
 
@@ -434,14 +431,12 @@ def test_lists_come_in_pages_and_the_client_turns_them(
     for _ in range(205 - len(door.client.reconfigurations())):
         door.client.reconfigure({})
     everything = door.client.reconfigurations()
-    numbers = [row["id"] for row in everything]
+    numbers = [row.id for row in everything]
     assert numbers == sorted(set(numbers))
-    assert [row["id"] for row in door.client.reconfigurations(203)] == numbers[
+    assert [row.id for row in door.client.reconfigurations(203)] == numbers[
         -203:
     ]
-    assert [row["id"] for row in door.client.reconfigurations(3)] == numbers[
-        -3:
-    ]
+    assert [row.id for row in door.client.reconfigurations(3)] == numbers[-3:]
 
     def page(query: str) -> list[int]:
         rows = door.send("GET", f"/v1/reconfigurations{query}").json()[
@@ -468,7 +463,7 @@ def test_maps_are_saved_under_names_that_a_url_can_have(
     ):
         with pytest.raises(BadInput, match="invalid name for saved maps"):
             call(name)
-    assert door.client.save_map("monday, 8 o'clock? 50%")["maps"]
+    assert door.client.save_map("monday, 8 o'clock? 50%").maps
     assert door.client.forget_map("monday, 8 o'clock? 50%")
 
 
@@ -525,4 +520,4 @@ def test_a_proxy_of_the_environment_is_for_elsewhere(
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     with ControllerClient(door.api) as client:
-        assert client.status()["lab"] == "dry"
+        assert client.status().lab == "dry"

@@ -40,12 +40,12 @@ async def test_a_part_that_fails_begins_again_and_says_so() -> None:
             ("ill", "unexpected ZeroDivisionError: x"),
             ("ill", "y"),
         ]
-        assert (ill["running"], ill["faults"], ill["last_fault"]) == (
+        assert (ill.running, ill.faults, ill.last_fault) == (
             True,
             2,
             "y",
         )
-        assert (well["running"], well["faults"]) == (True, 0)
+        assert (well.running, well.faults) == (True, 0)
     finally:
         await background.close()
 
@@ -65,7 +65,7 @@ async def test_a_part_that_waits_for_what_is_cancelled_begins_again() -> None:
     try:
         await eventually(lambda: len(runs) == 2, "the part to begin again")
         assert (
-            background.status()[0]["last_fault"]
+            background.status()[0].last_fault
             == "what it waited for was cancelled"
         )
     finally:

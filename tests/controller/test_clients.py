@@ -528,13 +528,12 @@ async def test_a_program_with_an_event_loop_uses_threads(
             asyncio.to_thread(client.status),
             asyncio.to_thread(client.circuits),
         )
-        assert (status["lab"], maps) == ("dry", controller.client.circuits())
+        assert (status.lab, maps) == ("dry", controller.client.circuits())
         made = client.reconfigure({"o1": ["7-8"]}, why="maintenance")
-        assert [row["id"] for row in client.reconfigurations()] == [made["id"]]
+        assert [row.id for row in client.reconfigurations()] == [made.id]
         events = client.follow_events(0)
         assert (
-            next(e for e in events if e["kind"] == "circuits")["id"]
-            == made["id"]
+            next(e for e in events if e["kind"] == "circuits")["id"] == made.id
         )
         with pytest.raises(BadInput, match="did you mean"):
             client.reconfigure({"o2": ["7-8"]})

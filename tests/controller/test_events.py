@@ -121,13 +121,13 @@ def test_a_client_goes_on_after_the_controller_was_started_again(
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()
         made = [
-            process.client.reconfigure({"o1": [f"{n}-{n + 1}"]})["id"]
+            process.client.reconfigure({"o1": [f"{n}-{n + 1}"]}).id
             for n in (7, 9)
         ]
         # A listener does not keep it from ending.
         assert process.stop() == 0
         process.start()
-        made.append(process.client.reconfigure({"o1": ["11-12"]})["id"])
+        made.append(process.client.reconfigure({"o1": ["11-12"]}).id)
         assert done.wait(PATIENCE_S)
         assert heard == made
         stream = {"Accept": "text/event-stream", "Last-Event-ID": str(first)}

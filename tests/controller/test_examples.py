@@ -135,9 +135,9 @@ def parameters(process: Described, example: Example) -> dict[str, Any]:
     """Those of an example, with the ids of this run."""
     given = dict(example.get("parameters", {}))
     if "job_id" in given:
-        given["job_id"] = process.client.jobs()[-1]["id"]
+        given["job_id"] = process.client.jobs()[-1].id
     if "token_id" in given:
-        given["token_id"] = process.client.tokens()[0]["id"]
+        given["token_id"] = process.client.tokens()[0].id
     return given
 
 
@@ -226,14 +226,14 @@ def test_the_page_shows_what_is_answered(described: Described) -> None:
         "POST",
         "/v1/stop",
         json={},
-        headers={"Authorization": f"Bearer {token['token']}"},
+        headers={"Authorization": f"Bearer {token.token}"},
     )
     assert (
         answer.json()
         == shown
         == PROBLEMS["4XX"]["content"][PROBLEM_MEDIA_TYPE]["example"]
     )
-    described.client.revoke_token(token["id"])
+    described.client.revoke_token(token.id)
     no_agent = Fleet(read_lab(described.lab)).agent_of
     with pytest.raises(PatchlightError) as caught:
         no_agent("a")
@@ -253,7 +253,7 @@ def test_the_page_shows_an_event_as_it_is_told(described: Described) -> None:
     ) as answer:
         lines = answer.iter_lines()
         told = [next(lines) for _ in range(3)]
-    described.client.roll_back(made["id"])
+    described.client.roll_back(made.id)
     page = [re.match(r"(\w+): (.*)", line) for line in shown.splitlines()]
     said = [re.match(r"(\w+): (.*)", line) for line in told]
     assert [m and m[1] for m in page] == [m and m[1] for m in said]

@@ -83,7 +83,7 @@ def test_streams_of_one_viewer_keep_nobody_else_out(
                 process.client.close()
                 for _ in range(5):
                     with ControllerClient(process.api) as root:
-                        assert root.press_stop("too many")["pressed"]
+                        assert root.press_stop("too many").pressed
                         root.drain("too many")
                         root.lock("o1", [7])
                     # Another user who may only look; and once more the one who holds them all.
@@ -106,7 +106,7 @@ def test_the_stop_button_answers_whatever_viewers_do(tmp_path: Path) -> None:
             process.client.drain("no job begins")
             spec = JobSpec("ended", 1, 4, {"M": 1.0}, workers=2)
             for _ in range(64):
-                process.client.stop(process.client.submit([spec])[0]["id"])
+                process.client.stop(process.client.submit([spec])[0].id)
             address = f"{open_to_all}/api.sock"
             # Root's commands use it; others can keep the queue of that for all full.
             own = str(keepers_socket(Path(address)))
@@ -240,8 +240,8 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
         assert process.client.circuits() == before
         assert process.client.locks() == []
         assert process.client.jobs() == []
-        assert process.client.status()["drained"] is False
-        assert process.client.status()["policies"]["order"] == "fifo"
+        assert process.client.status().drained is False
+        assert process.client.status().policies["order"] == "fifo"
         assert "Traceback" not in process.log.read_text()
         filler.unlink()
         wait_until(
@@ -252,9 +252,7 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
         assert process.client.stop_button() == stop
         # What was tried then is on record now, one entry for each.
         tried = [
-            row["what"]
-            for row in process.client.audit(100)
-            if row["status"] == 507
+            row.what for row in process.client.audit(100) if row.status == 507
         ]
         assert tried.count("POST /v1/reconfigurations") == 2
         assert [e["kind"] for e in process.client.events()].count(

@@ -9,6 +9,7 @@ from patchlight.controller.changes.record import ChangeOptions, Refused
 from patchlight.controller.changes.wanted import undoing
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.requests import (
     BaselinesRequest,
     RepairRequest,
@@ -43,12 +44,10 @@ async def test_drift_is_told_and_adopted_or_repaired_only_when_asked(
     assert (event["missing"], event["unknown"]) == (["1>7", "7>1"], ["50>51"])
     # A change of other ports adopts nothing of it.
     await again.change(joined((100, 101)), "test")
-    assert (await again.service.drift())["drift"]["ocs1"]["unknown"] == [
-        "50>51"
-    ]
-    assert (await again.service.repair(RepairRequest(), EVA))[
-        "why"
-    ] == "repairs drift"
+    assert (await again.service.drift()).drift["ocs1"].unknown == ["50>51"]
+    repaired = await again.service.repair(RepairRequest(), EVA)
+    assert isinstance(repaired, ChangeAnswer)
+    assert repaired.why == "repairs drift"
     assert await bench.driver.read_map() == START.joined(
         PortMap.duplex([(100, 101)])
     )
@@ -59,11 +58,9 @@ async def test_drift_is_told_and_adopted_or_repaired_only_when_asked(
         lambda _: {}, "adopt", ChangeOptions(adopts=present)
     )
     assert (record.state, record.adopted) == ("committed", ["ocs1"])
-    assert not (await again.service.drift())["drift"]["ocs1"]["unknown"]
+    assert not (await again.service.drift()).drift["ocs1"].unknown
     # And a third controller finds it adopted.
-    assert not (await bench.restarted().service.drift())["drift"]["ocs1"][
-        "unknown"
-    ]
+    assert not (await bench.restarted().service.drift()).drift["ocs1"].unknown
 
 
 async def test_undoing_a_change_undoes_that_one_and_refuses_where_others_built_on_it(
@@ -91,7 +88,7 @@ async def test_repairing_a_switch_that_was_never_seen_is_refused_in_words(
     assert not CommittedMaps(bench.store).maps
     with pytest.raises(Refused, match="never seen"):
         await bench.service.repair(RepairRequest(ocs=["ocs1"]), EVA)
-    assert not (await bench.service.repair(RepairRequest(), EVA))["changes"]
+    assert not (await bench.service.repair(RepairRequest(), EVA)).changes
 
 
 async def test_a_circuit_with_less_power_than_before_is_degraded_and_stands(
@@ -116,7 +113,7 @@ async def test_a_circuit_with_less_power_than_before_is_degraded_and_stands(
     assert (await reading(tolerant, "1>9")).verdict.kind == "ok"
     # An operator who knows why takes it for the baseline.
     accepted = await bench.service.accept_power(BaselinesRequest(), EVA)
-    assert accepted["circuits"]["ocs1"] > 0
+    assert accepted.circuits["ocs1"] > 0
     assert (await reading(bench, "1>9")).verdict.kind == "ok"
     event = bench.store.events()[-1]
     assert (event["kind"], event["by"]) == ("baselines", "eva")

@@ -48,37 +48,37 @@ def book() -> PathBook:
 def test_a_path_is_granted_waited_for_and_given_back(book: PathBook) -> None:
     first = book.want(wanted(ONE, TWO, 1e6), "eva", 100.0)
     second = book.want(wanted(THREE, TWO, 1e6), "tom", 101.0)
-    assert (first["state"], first["channel"], first["starts_at"]) == (
+    assert (first.state, first.channel, first.starts_at) == (
         "granted",
         "193.100",
         100.001,
     )
-    assert (second["state"], second["channel"]) == ("waiting", None)
-    assert book.release(first["id"], 102.0)["state"] == "released"
-    assert (second["state"], second["channel"], second["starts_at"]) == (
+    assert (second.state, second.channel) == ("waiting", None)
+    assert book.release(first.id, 102.0).state == "released"
+    assert (second.state, second.channel, second.starts_at) == (
         "granted",
         "193.150",
         102.001,
     )
     # Again, and of one that has ended: nothing more.
-    assert book.release(first["id"], 103.0)["ended_at"] == 102.0
-    assert book.look(first["id"], 103.0, "eva") is first
+    assert book.release(first.id, 103.0).ended_at == 102.0
+    assert book.look(first.id, 103.0, "eva") is first
 
 
 def test_what_is_not_heard_of_comes_back(book: PathBook) -> None:
     dead = book.want(wanted(ONE, TWO, 1e6, lease_s=5.0), "eva", 100.0)
     patient = book.want(wanted(THREE, TWO, 1e6, lease_s=3.0), "tom", 100.0)
     gone = book.want(wanted(FOUR, TWO, 1e6, lease_s=3.0), "kim", 100.0)
-    book.look(patient["id"], 102.5, "tom")
-    book.look(gone["id"], 102.5, "somebody else")
+    book.look(patient.id, 102.5, "tom")
+    book.look(gone.id, 102.5, "somebody else")
     assert book.expire(103.0) == 105.0
-    assert (dead["state"], patient["state"], gone["state"]) == (
+    assert (dead.state, patient.state, gone.state) == (
         "granted",
         "waiting",
         "expired",
     )
     assert book.expire(105.0) == 108.0
-    assert (dead["state"], patient["state"]) == ("expired", "granted")
+    assert (dead.state, patient.state) == ("expired", "granted")
 
 
 def test_paths_end_where_the_light_goes_elsewhere() -> None:
@@ -89,8 +89,8 @@ def test_paths_end_where_the_light_goes_elsewhere() -> None:
     ends = book.want(wanted(ONE, TWO, 1e6), "eva", 1.0)
     moved = {"wss1": SpectrumMap.parse(["1-2@193.150", "3-4@193.100"])}
     book.light_is(light_networks(lab, moved), 2.0)
-    assert (stays["state"], ends["state"]) == ("granted", "expired")
-    assert book.want(wanted(ONE, TWO, 1e6), "eva", 3.0)["channel"] == "193.150"
+    assert (stays.state, ends.state) == ("granted", "expired")
+    assert book.want(wanted(ONE, TWO, 1e6), "eva", 3.0).channel == "193.150"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_makes_no_sense_is_said_and_leaves_nothing(
     with pytest.raises(BadInput, match=words):
         book.want(flow, "eva", 0.0)
     assert book.live == []
-    assert book.want(wanted(ONE, TWO, 1.0), "eva", 0.0)["state"] == "granted"
+    assert book.want(wanted(ONE, TWO, 1.0), "eva", 0.0).state == "granted"
 
 
 async def test_another_controller_gives_nothing_while_paths_of_the_last_may_be_in_use(
@@ -127,20 +127,20 @@ async def test_another_controller_gives_nothing_while_paths_of_the_last_may_be_i
         before = await controller().want(
             wanted(ONE, TWO, 1e6, lease_s=30.0), "eva"
         )
-        assert before["state"] == "granted"
+        assert before.state == "granted"
         now = 1001.0
         later = controller()
         await later.want(wanted(THREE, TWO, 1e6, lease_s=60.0), "tom")
-        assert [each["state"] for each in later.book.live] == ["waiting"]
+        assert [each.state for each in later.book.live] == ["waiting"]
         # Who gives the old one back gives back nobody else's.
-        with pytest.raises(BadInput, match=f"unknown path {before['id']}"):
-            later.release(before["id"])
+        with pytest.raises(BadInput, match=f"unknown path {before.id}"):
+            later.release(before.id)
         now = 1029.0
         assert later.book.expire(now) > 1030.0
-        assert [each["state"] for each in later.book.live] == ["waiting"]
+        assert [each.state for each in later.book.live] == ["waiting"]
         now = 1040.0
         later.book.expire(now)
-        assert [each["state"] for each in later.book.live] == ["granted"]
+        assert [each.state for each in later.book.live] == ["granted"]
 
 
 def test_networks_are_apart() -> None:
@@ -178,16 +178,16 @@ def star(
 @pytest.mark.xdist_group("a controller of a star")
 def test_paths_over_the_api(star: ControllerProcess) -> None:
     client: ControllerClient = star.client
-    (network,) = client.paths()["networks"]
-    assert (network["hosts"], network["routed"]) == (
+    (network,) = client.paths().networks
+    assert (network.hosts, network.routed) == (
         [ONE, TWO, THREE, FOUR],
         False,
     )
     first = client.want_path(ONE, TWO, 1e6)
     # It has to last from one request to the next, also where those take long.
     second = client.want_path(THREE, TWO, 1e6, collective="ring", lease_s=6.0)
-    assert (first["state"], second["state"]) == ("granted", "waiting")
-    assert client.path(second["id"], wait_s=0.05)["state"] == "waiting"
+    assert (first.state, second.state) == ("granted", "waiting")
+    assert client.path(second.id, wait_s=0.05).state == "waiting"
     listed = (
         CliRunner()
         .invoke(cli, ["ocs", "show", "--paths", "--controller", star.api])
@@ -196,12 +196,12 @@ def test_paths_over_the_api(star: ControllerProcess) -> None:
     assert "granted" in listed
     assert "waiting" in listed
     assert "193.100" in listed
-    assert client.release_path(first["id"])["state"] == "released"
-    assert client.path(second["id"], wait_s=20.0)["state"] == "granted"
+    assert client.release_path(first.id).state == "released"
+    assert client.path(second.id, wait_s=20.0).state == "granted"
     # Nobody speaks for it any more, and it comes back by itself.
     third = client.want_path(FOUR, TWO, 1e6, lease_s=30.0)
-    assert client.path(third["id"], wait_s=20.0)["state"] == "granted"
-    assert client.path(second["id"])["state"] == "expired"
+    assert client.path(third.id, wait_s=20.0).state == "granted"
+    assert client.path(second.id).state == "expired"
     with pytest.raises(BadInput, match="unknown path 999"):
         client.path(999)
     with pytest.raises(BadInput, match="bytes"):
@@ -219,8 +219,8 @@ def test_paths_over_the_api(star: ControllerProcess) -> None:
     ]
     assert answers[0].status_code == 201
     assert answers[0].json() == answers[1].json()
-    for each in (third, answers[0].json()):
-        client.release_path(each["id"])
+    for number in (third.id, answers[0].json()["id"]):
+        client.release_path(number)
     refused = httpx.post(
         f"http://{star.api}/v1/paths", json={**body, "bytes": -1}, **options
     )

@@ -23,7 +23,7 @@ def test_everything_written_is_there_when_opened_again(tmp_path: Path) -> None:
     # Not closed: what a kill would leave.
     again = Store(path)
     (change,) = again.reconfigurations()
-    assert (change["why"], change["id"], change["state"]) == (
+    assert (change.why, change.id, change.state) == (
         "test",
         number,
         "intent",
@@ -72,7 +72,7 @@ def test_a_store_says_in_words_that_it_cannot_be_written(
         store.save_map("test", {"words": "x" * 400_000})
     limit_size(store, 100000)
     store.save_map("test", {"maps": {}, "by": "", "why": "", "at": 1.0})
-    assert store.saved_maps()["test"]["at"] == 1.0
+    assert store.saved_maps()["test"].at == 1.0
 
 
 def test_a_store_that_a_newer_version_wrote_is_refused_and_left_alone(
@@ -217,12 +217,13 @@ def test_a_period_is_found_page_by_page_the_latest_first(
     assert events(9, before=4) == [2.0]
     assert events(9, kinds=("alarm",)) == [3.0, 5.0, 7.0]
     assert store.past_events((20.0, 30.0), 3, 99) == []
-    assert [
-        c["why"] for c in store.past_reconfigurations((2.0, 8.0), 2, 99)
-    ] == ["7", "8"]
-    assert [
-        c["why"] for c in store.past_reconfigurations((2.0, 8.0), 9, 4)
-    ] == ["2"]
+    assert [c.why for c in store.past_reconfigurations((2.0, 8.0), 2, 99)] == [
+        "7",
+        "8",
+    ]
+    assert [c.why for c in store.past_reconfigurations((2.0, 8.0), 9, 4)] == [
+        "2"
+    ]
 
 
 def test_changes_of_an_older_file_are_found_by_their_time(
@@ -236,7 +237,7 @@ def test_changes_of_an_older_file_are_found_by_their_time(
         db.execute(insert, ("no JSON",))
     db.close()
     (found,) = Store(path).past_reconfigurations((6.0, 8.0), 9, 9)
-    assert (found["started_at"], found["id"], found["state"]) == (
+    assert (found.started_at, found.id, found.state) == (
         7.0,
         1,
         "committed",

@@ -118,17 +118,17 @@ async def test_what_cannot_be_brought_together(bench: ChangeBench) -> None:
 def test_over_the_api_and_the_command(controller: ControllerProcess) -> None:
     client = controller.client
     ocs = OcsCommand(["--controller", controller.api])
-    assert [node["switch"] for node in client.topology()["nodes"]] == [
+    assert [node.switch for node in client.topology().nodes] == [
         "t1",
         "t2",
     ]
     assert "link up: b.n1:t1.2" in ocs("colocate", "a", "b", "--dry-run")
-    assert [node["switch"] for node in client.topology()["nodes"]] == [
+    assert [node.switch for node in client.topology().nodes] == [
         "t1",
         "t2",
     ]
     assert "committed" in ocs("colocate", "a", "b")
-    assert [node["switch"] for node in client.topology()["nodes"]] == [
+    assert [node.switch for node in client.topology().nodes] == [
         "t1",
         "t1",
     ]

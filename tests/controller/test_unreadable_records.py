@@ -285,16 +285,16 @@ async def test_what_an_unreadable_change_may_have_touched_is_locked(
 ) -> None:
     store.prepared_intent(0, intent())()
     spoil(store, "reconfigurations", bad)
-    assert [row["state"] for row in store.reconfigurations()] == ["intent"]
+    assert [row.state for row in store.reconfigurations()] == ["intent"]
     for _ in range(2):
         lab = circuits(store)
         await lab.parts.devices.open()
         await lab.watch.begin()
         (row,) = store.reconfigurations()
-        assert (row["id"], row["state"]) == (1, "unknown")
+        assert (row.id, row.state) == (1, "unknown")
         assert (
             "its record could not be read: what it changed at ocs1"
-            in row["message"]
+            in row.message
         )
         assert len(lab.parts.locks.all()) == 320
     assert "is bad" in await connect(lab, "99>100")
@@ -328,7 +328,7 @@ async def test_the_ports_that_an_unreadable_change_names_are_locked(
     await lab.parts.devices.open()
     await lab.watch.begin()
     assert [lock.port for lock in lab.parts.locks.all()] == [*ports]
-    assert store.reconfigurations()[0]["state"] == "unknown"
+    assert store.reconfigurations()[0].state == "unknown"
 
 
 async def test_a_change_in_an_unknown_state_is_one_that_has_not_ended(
@@ -339,7 +339,7 @@ async def test_a_change_in_an_unknown_state_is_one_that_has_not_ended(
     lab = circuits(store)
     await lab.parts.devices.open()
     await lab.watch.begin()
-    assert store.reconfigurations()[0]["state"] == "rolled-back"
+    assert store.reconfigurations()[0].state == "rolled-back"
 
 
 @pytest.mark.parametrize("state", ["committed", "rolled-back", "refused"])
@@ -355,7 +355,7 @@ async def test_an_intent_that_another_state_hides_is_undone(
     lab = circuits(store)
     await lab.parts.devices.open()
     await lab.watch.begin()
-    assert store.reconfigurations()[0]["state"] == "rolled-back"
+    assert store.reconfigurations()[0].state == "rolled-back"
     store.close()
 
 
@@ -371,13 +371,13 @@ async def test_the_history_names_what_it_cannot_show_and_gives_no_number_twice(
     latest = store.last_event()
     lab = circuits(store)
     first, lost = store.reconfigurations()
-    assert first["changes"]
-    assert (lost["id"], lost["message"]) == (2, "its record could not be read")
+    assert first.changes
+    assert (lost.id, lost.message) == (2, "its record could not be read")
     assert [
         event["number"] for event in store.events() if event["number"] > latest
     ] == [latest + 1]
     await connect(lab, "97>102")
-    assert [row["id"] for row in store.reconfigurations()] == [1, 2, 3]
+    assert [row.id for row in store.reconfigurations()] == [1, 2, 3]
     with pytest.raises(BadInput, match="its record could not be read"):
         await lab.service.roll_back(
             2, requests.ChangeRequest(), replace(NOBODY)
@@ -397,7 +397,7 @@ async def test_an_unreadable_committed_map_hides_no_drift(
         await again.parts.devices.open()
         await again.watch.begin()
         assert again.watch.drift["ocs1"].unknown, "all circuits are drift"
-        assert (await again.service.drift())["drift"]["ocs1"]["unknown"]
+        assert (await again.service.drift()).drift["ocs1"].unknown
         with pytest.raises(
             Refused, match="committed map of ocs1 could not be read"
         ):
@@ -458,12 +458,9 @@ async def test_unreadable_saved_maps_are_named_and_not_restored(
         await lab.service.save(name, request, NOBODY)
     spoil(store, "saved", bad, "name = 'lost'")
     for _ in range(2):
-        rows = {
-            row["name"]: row
-            for row in (await lab.service.saved_maps())["maps"]
-        }
-        assert rows["good"]["maps"]["ocs1"]
-        assert rows["lost"]["why"] == "its record could not be read"
+        rows = {row.name: row for row in (await lab.service.saved_maps()).maps}
+        assert rows["good"].maps["ocs1"]
+        assert rows["lost"].why == "its record could not be read"
         with pytest.raises(Refused, match="its record could not be read"):
             await lab.service.restore("lost", requests.ChangeRequest(), NOBODY)
     await lab.service.forget("lost")
@@ -476,8 +473,8 @@ def test_a_saved_map_with_an_unreadable_name_has_another(store: Store) -> None:
     store.write("UPDATE saved SET name = x'00ff' WHERE name = 'lost'")
     for _ in range(2):
         rows = store.saved_maps()
-        assert rows["good"]["by"] == "ann"
-        assert rows["00ff"]["why"] == "its record could not be read"
+        assert rows["good"].by == "ann"
+        assert rows["00ff"].why == "its record could not be read"
     store.delete_map("00ff")
     assert list(store.saved_maps()) == ["good"]
 
@@ -490,8 +487,8 @@ def test_a_saved_map_with_another_ones_name_has_no_circuits(
     )
     store.write("UPDATE saved SET name = 'day'")
     (lost,) = store.saved_maps().values()
-    assert (lost["name"], lost["maps"]) == ("day", {})
-    assert lost["why"] == "its record could not be read"
+    assert (lost.name, lost.maps) == ("day", {})
+    assert lost.why == "its record could not be read"
 
 
 @pytest.mark.parametrize(
@@ -515,10 +512,10 @@ def test_an_unreadable_token_gives_no_rights(
     (_, good), (lost, text) = (
         tokens.create(name, Role.ADMIN, "root") for name in ("a", "b")
     )
-    spoil(store, "tokens", bad, f"id = '{lost['id']}'")
+    spoil(store, "tokens", bad, f"id = '{lost.id}'")
     assert tokens.holder(text) is None
     assert tokens.holder(good) is not None
-    assert [each["user"] for each in tokens.all()] == ["a"]
+    assert [each.user for each in tokens.all()] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -536,7 +533,7 @@ def test_a_token_with_another_ones_record_gives_no_rights(
 ) -> None:
     tokens = Tokens(store)
     made, text = tokens.create("ann", Role.VIEWER, "root")
-    spoil(store, "tokens", json.dumps({**made, **change}))
+    spoil(store, "tokens", json.dumps({**dict(made), **change}))
     assert tokens.holder(text) is None
     assert tokens.all() == []
 
@@ -563,11 +560,11 @@ def test_the_audit_log_names_what_it_cannot_show(
     log = AuditLog(store)
     log.add(Attempt("ben", "", "user", "POST /v1/jobs", "done", 200))
     lost, found = log.rows(9)
-    assert (lost["by"], lost["what"]) == (
+    assert (lost.by, lost.what) == (
         "ann",
         "its record could not be read",
     )
-    assert found["by"] == "ben"
+    assert found.by == "ben"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def first_servers(lab: Lab, count: int) -> Lab:
 
 def links_of(lab: Lab, client: ControllerClient) -> Links:
     maps = {
-        ocs: PortMap.parse(each["map"] or ())
+        ocs: PortMap.parse(each.map or ())
         for ocs, each in client.circuits().items()
     }
     return trace_links(lab, maps)
@@ -85,10 +85,10 @@ def test_a_ring_is_closed_through_the_ocs_without_a_tor(
                 ring_spec("on-a-ring", 2, 1e6, 0.01, SERVERS),
                 topology=topology,
             )
-            job = ended(client, client.submit([spec])[0]["id"])
-            assert job["state"] == "done", job["message"]
-            assert job["policy_faults"] == 0
-            assert checked_iterations(client, job["id"]) == every_iteration(
+            job = ended(client, client.submit([spec])[0].id)
+            assert job.state == "done", job.message
+            assert job.policy_faults == 0
+            assert checked_iterations(client, job.id) == every_iteration(
                 SERVERS, 2
             )
             pairs = links_of(lab, client).pairs()
@@ -110,14 +110,14 @@ def test_light_goes_over_four_small_circuit_switches() -> None:
         lab = emulated.lab
         together = ["server1", "server13"]
         record = client.together(together)
-        assert record["state"] == "committed", record
-        assert {*record["changes"]} >= {"ocs1", "ocs4"}
+        assert record.state == "committed", record
+        assert {*record.changes} >= {"ocs1", "ocs4"}
         links = links_of(lab, client)
         nics = [lab.host(name).endpoint for name in together]
         assert len({links.switch_of(lab, nic) for nic in nics}) == 1
         assert {len(links.paths[nic].hops) for nic in nics} == {1, 2}
         record = client.light_paths([("server5", "tor2")])
-        assert record["state"] == "committed", record
+        assert record.state == "committed", record
         assert (
             links_of(lab, client).switch_of(lab, lab.host("server5").endpoint)
             == "tor2"

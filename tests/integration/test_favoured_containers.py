@@ -34,8 +34,8 @@ def lab(docker_host: str) -> Iterator[EmulatedLab]:
 def workers(lab: EmulatedLab) -> Iterator[list[int]]:
     """The first processes of the containers of a job that runs."""
     with connected(lab) as client:
-        job = client.submit([spread_spec("favoured", SPREAD, 10_000)])[0]["id"]
-        wait_until(lambda: client.job(job)["iterations_done"])
+        job = client.submit([spread_spec("favoured", SPREAD, 10_000)])[0].id
+        wait_until(lambda: client.job(job).iterations_done)
         containers = docker_engine.ask("GET", "/containers/json").json()
         ids = [
             c["Id"]

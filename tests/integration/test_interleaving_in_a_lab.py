@@ -49,7 +49,7 @@ def test_jobs_on_one_uplink_send_while_the_other_computes() -> None:
                 ("short", 20, ("gpu1", "gpu3")),
             )
         ]
-        ids = [row["id"] for row in client.submit(specs, "keep")]
+        ids = [row.id for row in client.submit(specs, "keep")]
         wait_until(
             lambda: (
                 "interleaved" in {event["kind"] for event in client.events()}
@@ -62,8 +62,8 @@ def test_jobs_on_one_uplink_send_while_the_other_computes() -> None:
         assert 1.5 < event["period_s"] < 1.7
         for job_id, spec in zip(ids, specs, strict=True):
             done = ended(client, job_id)
-            assert done["state"] == "done", done["message"]
-            assert done["restarts"] == 0
+            assert done.state == "done", done.message
+            assert done.restarts == 0
             assert checked_iterations(client, job_id) == every_iteration(
                 2, spec.iterations
             )
@@ -71,8 +71,8 @@ def test_jobs_on_one_uplink_send_while_the_other_computes() -> None:
         for job_id in ids:
             mine = begins[job_id] = {}
             for each in client.iterations(job_id)[0]:
-                began = each["finished_at"] - each["communication_s"]
-                mine[each["index"]] = max(mine.get(each["index"], 0.0), began)
+                began = each.finished_at - each.communication_s
+                mine[each.index] = max(mine.get(each.index, 0.0), began)
         # Both begin once a period, and some half of it after each other.
         long, short = (
             [each[index] for index in sorted(each)][8:18]

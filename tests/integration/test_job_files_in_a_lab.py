@@ -58,8 +58,8 @@ def test_the_third_job_waits_says_for_what_and_runs_when_one_ends(
     job("submit", "-", text=four + SMALL)
     two = lab.submit(
         {"name": "two", "hosts": ["gpu1", "gpu3"], "command": "sleep 600"}
-    )[0]["id"]
-    wait_until(lambda: lab.controller.job(two)["state"] == "running")
+    )[0].id
+    wait_until(lambda: lab.controller.job(two).state == "running")
     wait_until(
         lambda: (
             json.loads(job("show", "four", "--json"))["iterations_done"] > 0
@@ -119,42 +119,38 @@ def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
     hosts = ("--hosts", "gpu1,gpu3")  # under different ToRs
     words = ("--model", "tiny-transformer", "--iterations", "40")
     job_id = job("submit", "real", *hosts, *words).strip()
-    wait_until(lambda: lab.controller.job(job_id)["iterations_done"] >= 12)
-    assert lab.controller.job(job_id)["predicted_iteration_s"]
+    wait_until(lambda: lab.controller.job(job_id).iterations_done >= 12)
+    assert lab.controller.job(job_id).predicted_iteration_s
     job("regroup", "real")
     job("show", "--follow", "real")
     ended = lab.controller.job(job_id)
-    assert ended["restarts"] == 0
+    assert ended.restarts == 0
     reports, _ = lab.controller.iterations(job_id)
     assert sorted(
-        (each["rank"], each["index"]) for each in reports
+        (each.rank, each.index) for each in reports
     ) == every_iteration(2, 40)
-    assert {each["check"] for each in reports} == {"ok"}
+    assert {each.check for each in reports} == {"ok"}
     rank0, rank1 = (
-        [each for each in reports if each["rank"] == rank] for rank in (0, 1)
+        [each for each in reports if each.rank == rank] for rank in (0, 1)
     )
     for rank in (rank0, rank1):
-        assert fmean(r["loss"] or 0.0 for r in rank[-3:]) < fmean(
-            r["loss"] or 0.0 for r in rank[:3]
+        assert fmean(r.loss or 0.0 for r in rank[-3:]) < fmean(
+            r.loss or 0.0 for r in rank[:3]
         )
     # A port that light moves away in the middle of a second takes its count along.
     (change,) = [
         row
         for row in lab.controller.reconfigurations()
-        if row["started_at"] > since
+        if row.started_at > since
     ]
     ports = [
-        p
-        for p in lab.controller.ports(since)
-        if p["at"] < change["started_at"]
+        p for p in lab.controller.ports(since) if p.at < change.started_at
     ]
     # Of a full frame 66 bytes are headers, and every other one is acknowledged.
     whole = 1514 / 1448 + 66 / (2 * 1448)
     for host, sender in (("server1.gpu1", rank1), ("server2.gpu3", rank0)):
         rates = [
-            (p["at"], p["rx_bps"] / lab.lab.scale)
-            for p in ports
-            if p["host"] == host
+            (p.at, p.rx_bps / lab.lab.scale) for p in ports if p.host == host
         ]
         counted_bytes = sum(
             (at - before) * bps / 8
@@ -169,5 +165,5 @@ def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
 
 def sent_by(at: float, report: IterationReport) -> float:
     """How much of an iteration's gradient is under way by then (Unix time)."""
-    left = (report["finished_at"] - at) / report["communication_s"]
-    return float(report["sent_bytes"] * min(1.0, max(0.0, 1 - left)))
+    left = (report.finished_at - at) / report.communication_s
+    return float(report.sent_bytes * min(1.0, max(0.0, 1 - left)))

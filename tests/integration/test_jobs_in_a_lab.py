@@ -95,7 +95,7 @@ async def test_a_regroup_is_seen_in_a_browser(
 ) -> None:
     pictures = pictures_folder(tmp_path)
     ids = [
-        job["id"]
+        job.id
         for job in client.submit(
             [spec("four", SPREAD, 5000), spec("two", PAIR, 5000)]
         )
@@ -113,9 +113,9 @@ async def test_a_regroup_is_seen_in_a_browser(
             await expect(in_job).to_have_count(len(hosts))
         assert await shown_circuits(page) == there(client)
         record = await asyncio.to_thread(client.regroup, ids)
-        assert record["state"] == "committed", record
+        assert record.state == "committed", record
         made = min(
-            record["changes"]["ocs1"]["makes"],
+            record.changes["ocs1"].makes,
             key=lambda text: int(text.split(">")[0]),
         )
         await expect(
@@ -125,7 +125,7 @@ async def test_a_regroup_is_seen_in_a_browser(
         await expect(page.locator("[data-circuit]")).to_have_count(6)
         assert await shown_circuits(page) == there(client)
         await expect(
-            page.get_by_text(f"change {record['id']} by root: committed")
+            page.get_by_text(f"change {record.id} by root: committed")
         ).to_be_visible()
         await expect(page.get_by_role("row", name=ids[0])).to_contain_text(
             "running"
@@ -141,7 +141,7 @@ async def test_a_regroup_is_seen_in_a_browser(
             "document.querySelectorAll('canvas').length === 4"
         )
         waits = spec("third", PAIR, 5)
-        third = (await asyncio.to_thread(client.submit, [waits]))[0]["id"]
+        third = (await asyncio.to_thread(client.submit, [waits]))[0].id
         await expect(page.get_by_role("row", name=third)).to_contain_text(
             "queued"
         )
@@ -166,7 +166,7 @@ async def what_a_worker_prints_is_followed(
     talks = JobSpec(
         "talks", trainer="command", command=("sh", "-c", ticks), hosts=PAIR
     )
-    talking = (await asyncio.to_thread(client.submit, [talks]))[0]["id"]
+    talking = (await asyncio.to_thread(client.submit, [talks]))[0].id
     await expect(page.get_by_role("row", name=talking)).to_contain_text(
         "running"
     )
@@ -179,7 +179,7 @@ async def what_a_worker_prints_is_followed(
     # What comes after that is shown as it is printed.
     await expect(log).to_contain_text(f"tick {int(latest.split()[1]) + 4}")
     shown = (await log.inner_text()).strip().split("\n")
-    told = (await asyncio.to_thread(client.log, talking))["text"].split("\n")
+    told = (await asyncio.to_thread(client.log, talking)).text.split("\n")
     assert shown == told[: len(shown)]
     await asyncio.to_thread(client.stop, talking)
 
@@ -188,20 +188,18 @@ async def a_past_period_is_what_the_controller_has_on_disk(
     page: Page, url: str, client: ControllerClient, ids: list[str]
 ) -> None:
     def sampled() -> list[WindowShape]:
-        return client.samples(jobs=ids)["jobs"].get(ids[0], [])
+        return client.samples(jobs=ids).jobs.get(ids[0], [])
 
     windows = await asyncio.to_thread(wait_until, sampled)
     # Of windows of ten seconds, the iterations in them are as their reports say.
     reports, _ = await asyncio.to_thread(client.iterations, ids[0])
-    took = [
-        report["compute_s"] + report["communication_s"] for report in reports
-    ]
+    took = [report.compute_s + report.communication_s for report in reports]
     for window in windows:
-        spread = window["iteration_s"]
-        assert spread is None or min(took) <= spread["least"] <= spread[
-            "most"
-        ] <= max(took)
-    begun = (await asyncio.to_thread(client.job, ids[0]))["submitted_at"]
+        spread = window.iteration_s
+        assert spread is None or min(
+            took
+        ) <= spread.least <= spread.most <= max(took)
+    begun = (await asyncio.to_thread(client.job, ids[0])).submitted_at
     until = datetime.now() + timedelta(seconds=1)
     period = {"since": datetime.fromtimestamp(begun - 5), "until": until}
     asked = "&".join(f"{name}={at.isoformat()}" for name, at in period.items())
@@ -217,7 +215,7 @@ async def a_past_period_is_what_the_controller_has_on_disk(
 def there(client: ControllerClient) -> set[str]:
     """The circuits that the API says are there, each as the lower of its two directions."""
     maps = {
-        ocs: PortMap.parse(found["map"] or ())
+        ocs: PortMap.parse(found.map or ())
         for ocs, found in client.circuits().items()
     }
     return {
@@ -229,8 +227,8 @@ def test_a_change_over_which_packets_do_not_pass_is_rolled_back_and_the_job_goes
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     iterations = 30
-    job_id = client.submit([spec("blocked", PAIR, iterations)])[0]["id"]
-    wait_until(lambda: client.job(job_id)["iterations_done"] >= 2)
+    job_id = client.submit([spec("blocked", PAIR, iterations)])[0].id
+    wait_until(lambda: client.job(job_id).iterations_done >= 2)
     before = client.circuits()
     # Another application drops what comes to gpu3 where it will be: only packets show that.
     to_gpu3 = f"dl_dst={lab.lab.host('gpu3').nic.mac}"
@@ -239,12 +237,12 @@ def test_a_change_over_which_packets_do_not_pass_is_rolled_back_and_the_job_goes
         record = client.regroup([job_id])
     finally:
         ofctl(lab, "tor1", "del-flows", f"priority=40000,{to_gpu3}")
-    assert record["state"] == "rolled-back", record
-    assert "server1.gpu1 does not hear server2.gpu3" not in record["message"]
-    assert "server2.gpu3 does not hear server1.gpu1" in record["message"]
+    assert record.state == "rolled-back", record
+    assert "server1.gpu1 does not hear server2.gpu3" not in record.message
+    assert "server2.gpu3 does not hear server1.gpu1" in record.message
     assert client.circuits() == before
     end = ended(client, job_id)
-    assert (end["state"], end["restarts"]) == ("done", 0)
+    assert (end.state, end.restarts) == ("done", 0)
     assert checked_iterations(client, job_id) == every_iteration(2, iterations)
 
 
@@ -252,14 +250,12 @@ def test_training_outlives_the_death_of_the_openflow_speaker(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     job = client.submit([spec("speaker", SPREAD, 10)])[0]
-    wait_until(lambda: client.job(job["id"])["iterations_done"] >= 2)
+    wait_until(lambda: client.job(job.id).iterations_done >= 2)
     socket_path = str(lab.run_dir / "controller" / "speaker.sock")
     (speaker,) = pids_of(socket_path)
     os.kill(speaker, signal.SIGKILL)
-    assert ended(client, job["id"])["state"] == "done"
-    wait_until(
-        lambda: all(s["connected"] for s in client.status()["switches"])
-    )
+    assert ended(client, job.id).state == "done"
+    wait_until(lambda: all(s.connected for s in client.status().switches))
 
 
 def test_ports_and_gpus_are_sampled_while_a_job_runs(
@@ -267,25 +263,22 @@ def test_ports_and_gpus_are_sampled_while_a_job_runs(
 ) -> None:
     since = time.time()
     job = client.submit([spec("sampled", SPREAD, 12)])[0]
-    assert ended(client, job["id"])["state"] == "done"
+    assert ended(client, job.id).state == "done"
     names = {lab.lab.host(name).name for name in SPREAD}
     rates = wait_until(
         lambda: [
-            r
-            for r in client.ports(since)
-            if r["host"] in names and r["tx_bps"]
+            r for r in client.ports(since) if r.host in names and r.tx_bps
         ]
     )
     # No NIC of 40 Gb/s is seen to carry more than that, in the lab's units.
-    assert max(rate["tx_bps"] for rate in rates) < 42e9
+    assert max(rate.tx_bps for rate in rates) < 42e9
     every = {host.name for host in lab.lab.hosts}
     wait_until(
-        lambda: {sample["gpu"] for sample in client.gpus(since)} == every,
+        lambda: {sample.gpu for sample in client.gpus(since)} == every,
         "every GPU",
     )
     assert (
-        max(s["utilization"] for s in client.gpus(since) if s["gpu"] in names)
-        > 0.2
+        max(s.utilization for s in client.gpus(since) if s.gpu in names) > 0.2
     )
 
 

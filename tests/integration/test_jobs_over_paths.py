@@ -27,9 +27,9 @@ def test_a_job_trains_over_paths_that_its_nodes_agree_on() -> None:
         sent: dict[str, tuple[str | None, str | None]] = {}
 
         def all_have_sent() -> bool:
-            for node in lab.controller.paths()["nodes"]:
-                if node["state"] == "sends":
-                    sent[node["host"]] = (node["destination"], node["channel"])
+            for node in lab.controller.paths().nodes:
+                if node.state == "sends":
+                    sent[node.host] = (node.destination, node.channel)
             return len(sent) == 4
 
         wait_until(all_have_sent, "light of all four")
@@ -40,13 +40,13 @@ def test_a_job_trains_over_paths_that_its_nodes_agree_on() -> None:
             "server4.gpu0": ("server1.gpu0", "193.100"),
         }
         wait_until(
-            lambda: lab.controller.job(job["id"])["iterations_done"] > 1,
+            lambda: lab.controller.job(job.id).iterations_done > 1,
             "iterations",
         )
-        lab.controller.stop(job["id"])
-        lab.wait_for(job["id"])
+        lab.controller.stop(job.id)
+        lab.wait_for(job.id)
         wait_until(
-            lambda: not lab.controller.paths()["nodes"],
+            lambda: not lab.controller.paths().nodes,
             "the end of all bounds",
         )
         with lab.light as light:

@@ -140,13 +140,13 @@ def client(lab: EmulatedLab) -> Iterator[ControllerClient]:
 
 
 def begun(client: ControllerClient, job: JobSpec) -> str:
-    job_id = client.submit([job])[0]["id"]
-    wait_until(lambda: client.job(job_id)["iterations_done"] >= 1)
+    job_id = client.submit([job])[0].id
+    wait_until(lambda: client.job(job_id).iterations_done >= 1)
     return job_id
 
 
 def beyond(client: ControllerClient, job_id: str, then: int) -> bool:
-    return client.job(job_id)["iterations_done"] > then + 1
+    return client.job(job_id).iterations_done > then + 1
 
 
 def test_jobs_train_while_their_nics_move(
@@ -157,15 +157,15 @@ def test_jobs_train_while_their_nics_move(
     # of earlier announcements cached.
     switches = range(1, 1 + len(lab.lab.packet_switches))
     for maps in (*map(all_on, switches), first_map(lab), all_on(1)):
-        before = client.job(job_id)["iterations_done"]
+        before = client.job(job_id).iterations_done
         record = client.reconfigure(maps, only=True)
-        assert record["state"] == "committed", record
+        assert record.state == "committed", record
         assert not [
-            note for note in record["notes"] if "checked with packets" in note
+            note for note in record.notes if "checked with packets" in note
         ]
-        assert "announce" in record["stages_s"]
+        assert "announce" in record.stages_s
         wait_until(partial(beyond, client, job_id, before))
-    assert client.job(job_id)["restarts"] == 0
+    assert client.job(job_id).restarts == 0
     checked_iterations(client, job_id)
 
 
@@ -191,7 +191,7 @@ def test_workers_reach_each_other_by_ipv6_wherever_their_nics_move(
 
     for maps in ({}, *map(all_on, range(1, 1 + len(lab.lab.packet_switches)))):
         if maps:
-            assert client.reconfigure(maps, only=True)["state"] == "committed"
+            assert client.reconfigure(maps, only=True).state == "committed"
         reach_all()
         if all(
             switch.driver != "linux-bridge"
@@ -231,8 +231,8 @@ def lose_port(
 def missing(client: ControllerClient) -> str:
     return "; ".join(
         words
-        for each in client.status()["switches"]
-        for words in each["ports_missing"]
+        for each in client.status().switches
+        for words in each.ports_missing
     )
 
 
@@ -249,10 +249,10 @@ def test_a_port_that_vanishes_is_told_and_its_host_is_not_used(
     try:
         wait_until(lambda: missing(client))
         assert missing(client).startswith("tor1 has no port 1")
-        wait_until(lambda: client.job(job_id)["state"] == "paused")
-        assert "tor1 has no port 1" in client.job(job_id)["message"]
-        (cut,) = client.status()["hosts_without_link"]
-        assert (cut["host"], "tor1 has no port 1" in cut["reason"]) == (
+        wait_until(lambda: client.job(job_id).state == "paused")
+        assert "tor1 has no port 1" in client.job(job_id).message
+        (cut,) = client.status().hosts_without_link
+        assert (cut.host, "tor1 has no port 1" in cut.reason) == (
             lab.lab.hosts[0].name,
             True,
         )
@@ -265,22 +265,20 @@ def test_a_port_that_vanishes_is_told_and_its_host_is_not_used(
             ended(client, job_id)
             (waits,) = client.submit([spec("waits", 3)])
             wait_until(
-                lambda: (
-                    "tor1 has no port 1" in client.job(waits["id"])["message"]
-                )
+                lambda: "tor1 has no port 1" in client.job(waits.id).message
             )
-            client.stop(waits["id"])
+            client.stop(waits.id)
             # One that may move circuits uses other ports.
             (moves,) = client.submit([spec("moves", 3)], "regroup")
-            assert ended(client, moves["id"])["state"] == "done"
+            assert ended(client, moves.id).state == "done"
             assert "tor1.1" not in str(client.links())
     finally:
         lose_port(lab, switch, again=True)
     wait_until(lambda: not missing(client))
     if not again_elsewhere:
-        before = client.job(job_id)["iterations_done"]
+        before = client.job(job_id).iterations_done
         wait_until(partial(beyond, client, job_id, before))
-        assert client.job(job_id)["restarts"] == 0
+        assert client.job(job_id).restarts == 0
         client.stop(job_id)
         ended(client, job_id)
     kinds = [
@@ -363,7 +361,7 @@ def test_without_announcements_a_learning_switch_waits_until_entries_age(
            "nud", "permanent")  # fmt: skip
         wait_until(lambda: ping(sender, address))
         heard_at = time.monotonic()
-        assert client.reconfigure({"ocs1": ["3-11"]})["state"] == "committed"
+        assert client.reconfigure({"ocs1": ["3-11"]}).state == "committed"
         wait_until(lambda: ping(sender, address))
         assert age_s - 3 < time.monotonic() - heard_at < age_s + 15
 
@@ -403,9 +401,9 @@ def test_a_change_waits_until_a_spanning_tree_forwards(tmp_path: Path) -> None:
         ]
         left = [each for each in first_map(lab)["ocs1"] if each != used]
         record = client.reconfigure({"ocs1": left}, only=True)
-        assert record["state"] == "committed", record
+        assert record.state == "committed", record
         assert states()[blocked] == "Forwarding"
-        assert record["stages_s"]["announce"] > 1
-        before = client.job(job_id)["iterations_done"]
+        assert record.stages_s["announce"] > 1
+        before = client.job(job_id).iterations_done
         wait_until(partial(beyond, client, job_id, before))
-        assert client.job(job_id)["restarts"] == 0
+        assert client.job(job_id).restarts == 0

@@ -42,7 +42,7 @@ def kill(name: str) -> None:
 
 
 def has_done(client: ControllerClient, job: str, iterations: int) -> bool:
-    return client.job(job)["iterations_done"] >= iterations
+    return client.job(job).iterations_done >= iterations
 
 
 def up_again() -> str:
@@ -71,15 +71,15 @@ def test_a_job_goes_on_whichever_process_is_killed(
         "ovs-vswitchd",
         "controller",
     ]
-    job = client.submit([spec("goes-on", SPREAD, 100_000)])[0]["id"]
+    job = client.submit([spec("goes-on", SPREAD, 100_000)])[0].id
     before = 0
     for name in names:
         wait_until(partial(has_done, client, job, before + 2))
         kill(name)
         assert f"has lost process {name}:" in up_again()
-        before = client.job(job)["iterations_done"]
+        before = client.job(job).iterations_done
     wait_until(partial(has_done, client, job, before + 2))
-    assert client.job(job)["state"] == "running"
+    assert client.job(job).state == "running"
     client.stop(job)
     after = client.submit([spec("after", SPREAD, 3)])[0]
-    assert ended(client, after["id"])["state"] == "done"
+    assert ended(client, after.id).state == "done"

@@ -73,7 +73,7 @@ def test_two_swapped_fibres_are_found_and_the_lab_file_is_put_right(
     }
     assert lab.maps() == before
     assert not lab.controller.locks()
-    assert not lab.controller.status()["drained"]
+    assert not lab.controller.status().drained
     right = {
         (str(fibre.a), str(fibre.b)) for fibre in read_lab(corrected).fibres
     }
@@ -87,18 +87,18 @@ def test_beside_a_job_only_free_ports_are_looked_at_and_a_silent_server_is_not_t
     with connected(lab) as client:
         (job,) = client.submit([spread_spec("beside", PAIR, 1000)])
         wait_until(
-            lambda: client.job(job["id"])["iterations_done"],
+            lambda: client.job(job.id).iterations_done,
             "the job to train",
         )
         code, said = _discover()
-        assert (code, f"the lab is not idle: {job['id']}" in said) == (
+        assert (code, f"the lab is not idle: {job.id}" in said) == (
             1,
             True,
         ), said
         code, said = _discover("--ports", "ocs1.2,ocs1.8")
         assert (
             code,
-            f"the traffic of {job['id']} uses what would change" in said,
+            f"the traffic of {job.id} uses what would change" in said,
         ) == (1, True), said
         agent = agent_of(lab, "server3")
         agent.end()
@@ -110,7 +110,7 @@ def test_beside_a_job_only_free_ports_are_looked_at_and_a_silent_server_is_not_t
         until_agent_answers(lab, "server3")
         wiring = json.loads(said)["wiring"]
         told = {row["port"]: row["verdict"] for row in wiring["ports"]}
-        assert client.job(job["id"])["state"] == "running"
+        assert client.job(job.id).state == "running"
     assert code == 1, said
     assert "did not answer" in wiring["silent"]["server3.nic4"]
     assert {port: told[port] for port in (11, 12, 13, 19)} == {
@@ -132,7 +132,7 @@ def test_what_a_dead_controller_left_dark_the_next_one_lights_again(
     controller = controller_of(lab)
     lab.controller.discover(listen_s=1)
     wait_until(
-        lambda: lab.controller.discovery()["rounds_done"] >= 2,
+        lambda: lab.controller.discovery().rounds_done >= 2,
         "a round of light",
     )
     controller.end()
@@ -141,8 +141,8 @@ def test_what_a_dead_controller_left_dark_the_next_one_lights_again(
     assert lab.maps() == before
     assert lab.controller.locks() == []
     status = lab.controller.status()
-    assert not status["drained"]
-    assert not lab.controller.discovery()["open"]
+    assert not status.drained
+    assert not lab.controller.discovery().open
 
 
 @pytest.mark.snmp

@@ -29,14 +29,13 @@ def connected(lab: EmulatedLab) -> Iterator[ControllerClient]:
     with ControllerClient(lab.lab.controller_api) as client:
         wait_until(
             lambda: all(
-                s["connected"] is not False
-                for s in client.status()["switches"]
+                s.connected is not False for s in client.status().switches
             )
         )
         yield client
         for job in client.jobs():
-            if job["finished_at"] is None:
-                client.stop(job["id"])
+            if job.finished_at is None:
+                client.stop(job.id)
 
 
 def spread_spec(name: str, hosts: tuple[str, ...], iterations: int) -> JobSpec:
@@ -53,7 +52,7 @@ def spread_spec(name: str, hosts: tuple[str, ...], iterations: int) -> JobSpec:
 
 def ended(client: ControllerClient, job_id: str) -> JobAnswer:
     """The job once it has come to its end."""
-    wait_until(lambda: client.job(job_id)["finished_at"])
+    wait_until(lambda: client.job(job_id).finished_at)
     return client.job(job_id)
 
 
@@ -62,8 +61,8 @@ def checked_iterations(
 ) -> list[tuple[int, int]]:
     """The (rank, index) of each iteration that the job reported, sorted; all sums were right."""
     reports, _ = client.iterations(job_id)
-    assert {report["check"] for report in reports} <= {"ok"}
-    return sorted((report["rank"], report["index"]) for report in reports)
+    assert {report.check for report in reports} <= {"ok"}
+    return sorted((report.rank, report.index) for report in reports)
 
 
 def every_iteration(ranks: int, count: int) -> list[tuple[int, int]]:

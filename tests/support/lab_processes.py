@@ -119,8 +119,8 @@ def until_controller_answers(lab: EmulatedLab) -> None:
             ) as client,
         ):
             return all(
-                switch["connected"] is not False
-                for switch in client.status()["switches"]
+                switch.connected is not False
+                for switch in client.status().switches
             )
         return False
 

@@ -83,7 +83,7 @@ def predicted_and_measured_s(
         for spec in specs
     ]
     predictions = predict(lab, maps, placed)
-    ids = [row["id"] for row in client.submit(specs, "keep")]
+    ids = [row.id for row in client.submit(specs, "keep")]
     ends = [_iteration_ends(client, job_id) for job_id in ids]
     first_end = min(each[-1] for each in ends)
     found = []
@@ -96,10 +96,10 @@ def predicted_and_measured_s(
 
 def _iteration_ends(client: ControllerClient, job_id: str) -> list[float]:
     job = ended(client, job_id)
-    assert job["state"] == "done", job["message"]
+    assert job.state == "done", job.message
     ends: dict[int, float] = {}
     for report in client.iterations(job_id)[0]:
-        ends[report["index"]] = max(
-            ends.get(report["index"], 0.0), report["finished_at"]
+        ends[report.index] = max(
+            ends.get(report.index, 0.0), report.finished_at
         )
     return [ends[index] for index in sorted(ends)]

@@ -43,26 +43,26 @@ class Trained(NamedTuple):
 
 def trained(client: ControllerClient, lab: Lab, spec: JobSpec) -> Trained:
     """A job in packets and in flows."""
-    job_id = client.submit([spec])[0]["id"]
+    job_id = client.submit([spec])[0].id
     deadline = time.monotonic() + 600.0
-    while (row := client.job(job_id))["finished_at"] is None:
-        assert time.monotonic() < deadline, row["state"]
+    while (row := client.job(job_id)).finished_at is None:
+        assert time.monotonic() < deadline, row.state
         # Whoever asks often takes the processor from what is measured.
         time.sleep(5.0)
-    assert row["state"] == "done", row["message"]
+    assert row.state == "done", row.message
     reports, _ = client.iterations(job_id)
     began = min(
-        each["finished_at"] - each["compute_s"] - each["communication_s"]
+        each.finished_at - each.compute_s - each.communication_s
         for each in reports
-        if each["index"] == 0
+        if each.index == 0
     )
-    trained_s = max(each["finished_at"] for each in reports) - began
-    communication_s = median(each["communication_s"] for each in reports)
+    trained_s = max(each.finished_at for each in reports) - began
+    communication_s = median(each.communication_s for each in reports)
     maps = {
-        ocs: PortMap.parse(each["map"] or ())
+        ocs: PortMap.parse(each.map or ())
         for ocs, each in client.circuits().items()
     }
     (flows_s,) = flow_ends_s(
-        lab, maps, [replace(spec, hosts=tuple(row["hosts"]))]
+        lab, maps, [replace(spec, hosts=tuple(row.hosts))]
     )
     return Trained(trained_s, flows_s, communication_s)

@@ -33,6 +33,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import find_lab, load_lab
 from patchlight.testbed.linux import docker_engine
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.lab import Status
@@ -52,14 +53,8 @@ class ExperimentClient:
         deadline = time.monotonic() + deadline_s
         while True:
             status = self._controller.status()
-            lacking = [
-                s["name"]
-                for s in status["switches"]
-                if s["connected"] is False
-            ]
-            lacking += [
-                a["server"] for a in status["agents"] if not a["reachable"]
-            ]
+            lacking = [s.name for s in status.switches if s.connected is False]
+            lacking += [a.server for a in status.agents if not a.reachable]
             if not lacking:
                 return status
             if time.monotonic() > deadline:
@@ -94,9 +89,7 @@ class ExperimentClient:
         """Those that began after the Unix time ``since`` and changed something."""
         rows = self._controller.reconfigurations()
         return tuple(
-            _committed(r)
-            for r in rows
-            if r["started_at"] > since and r["changes"]
+            _committed(r) for r in rows if r.started_at > since and r.changes
         )
 
     def submit(
@@ -104,37 +97,36 @@ class ExperimentClient:
     ) -> list[JobStatus]:
         """Start jobs together, on rewired circuits if ``regroup``."""
         rows = self._controller.submit(jobs, "regroup" if regroup else "keep")
-        return [JobStatus.from_dict(row) for row in rows]
+        return [JobStatus.from_dict(row.as_json) for row in rows]
 
     def job(self, job_id: str) -> JobStatus:
         """What is known of one job now."""
-        return JobStatus.from_dict(self._controller.job(job_id))
+        return JobStatus.from_dict(self._controller.job(job_id).as_json)
 
     def iterations(self, job_id: str) -> tuple[analysis.Iteration, ...]:
         """Every iteration that the job's workers reported; an unchecked sum is an error."""
         rows, _ = self._controller.iterations(job_id)
         for row in rows:
-            if row["check"] != "ok":
+            if row.check != "ok":
                 raise PatchlightError(
-                    f"job {job_id}: rank {row['rank']} says of iteration {row['index']}: "
-                    f"check {row['check']}"
+                    f"job {job_id}: rank {row.rank} says of iteration {row.index}: "
+                    f"check {row.check}"
                 )
         names = analysis.Iteration.__dataclass_fields__
-        known = (
-            {key: value for key, value in row.items() if key in names}
+        return tuple(
+            analysis.Iteration(**{name: getattr(row, name) for name in names})
             for row in rows
         )
-        return tuple(analysis.Iteration(**each) for each in known)  # type: ignore[arg-type]
 
     def ports(self, since: float) -> tuple[analysis.PortRate, ...]:
         """Port rates of every second that ended after the Unix time ``since``."""
         rows = self._controller.ports(since)
         return tuple(
             analysis.PortRate(
-                r["at"],
-                r["host"],
-                r["rx_bps"],
-                r["tx_bps"],
+                r.at,
+                r.host,
+                r.rx_bps,
+                r.tx_bps,
             )
             for r in rows
         )
@@ -142,27 +134,25 @@ class ExperimentClient:
     def gpus(self, since: float) -> tuple[analysis.GpuUse, ...]:
         """GPU samples of every second that ended after the Unix time ``since``."""
         rows = self._controller.gpus(since)
-        return tuple(
-            analysis.GpuUse(r["at"], r["gpu"], r["utilization"]) for r in rows
-        )
+        return tuple(analysis.GpuUse(r.at, r.gpu, r.utilization) for r in rows)
 
 
-def _committed(row: Mapping[str, Any]) -> analysis.MeasuredChange:
-    if row["state"] != "committed":
+def _committed(row: ChangeAnswer) -> analysis.MeasuredChange:
+    if row.state != "committed":
         raise PatchlightError(
-            f"reconfiguration {row['id']} is {row['state']}: {row['message']}"
+            f"reconfiguration {row.id} is {row.state}: {row.message}"
         )
-    changes = row["changes"].values()
+    changes = row.changes.values()
     return analysis.MeasuredChange(
-        id=str(row["id"]),
-        stages_s=dict(row["stages_s"]),
+        id=str(row.id),
+        state=row.state,
+        message=row.message,
+        started_at=row.started_at,
+        finished_at=row.finished_at or 0.0,
+        stages_s=row.stages_s,
         cross_connects_changed=sum(
-            len(each["breaks"]) + len(each["makes"]) for each in changes
+            len(each.breaks) + len(each.makes) for each in changes
         ),
-        **{
-            name: row[name]
-            for name in ("state", "message", "started_at", "finished_at")
-        },
     )
 
 
@@ -552,7 +542,7 @@ def run_experiment(
         scale=scale,
         iterations=wishes.iterations,
         workers=workers,
-        engine=status["engine"] or "",
+        engine=status.engine or "",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=time.monotonic() - began,
         provenance=origin,

@@ -29,6 +29,7 @@ from patchlight.emulation.simulator.results import cpu_ticks, provenance
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.wire.rest.jobs import JobAnswer
 
 _UP_S = 60.0
 _POLL_S = 0.5
@@ -208,9 +209,9 @@ def _overheads(
         workers=0,
         hosts=(first, last),
     )
-    job_id = client.submit([spec], "regroup")[0]["id"]
+    job_id = client.submit([spec], "regroup")[0].id
     times = _ended(client, [job_id], [spec])[spec.name].times
-    at = {each["state"]: each["at"] for each in client.history(job_id)}
+    at = {each.state: each.at for each in client.history(job_id)}
     wiring_s = at[JobState.PREPARING] - at.get(
         JobState.RECONFIGURING, at[JobState.PREPARING]
     )
@@ -235,9 +236,9 @@ def _measured(
             placement=placement,
             topology=topology,
         )
-        ids.append(client.submit([given])[0]["id"])
+        ids.append(client.submit([given])[0].id)
     measured = _ended(client, ids, mix.jobs)
-    came = [client.job(job_id)["submitted_at"] for job_id in ids]
+    came = [client.job(job_id).submitted_at for job_id in ids]
     return [at - came[0] for at in came], measured
 
 
@@ -255,17 +256,17 @@ def _ended(
     while True:
         jobs = [client.job(job_id) for job_id in ids]
         for job, spec in zip(jobs, specs, strict=True):
-            if job["state"] in (JobState.FAILED, JobState.STOPPED):
+            if job.state in (JobState.FAILED, JobState.STOPPED):
                 raise PatchlightError(
-                    f"job {spec.name} {job['state']}: {job['message']}"
+                    f"job {spec.name} {job.state}: {job.message}"
                 )
-        if all(job["state"] == JobState.DONE for job in jobs):
+        if all(job.state == JobState.DONE for job in jobs):
             pairs = zip(jobs, specs, strict=True)
             return {
                 spec.name: _measured_job(client, job, spec)
                 for job, spec in pairs
             }
-        if (done := [job["iterations_done"] for job in jobs]) != seen:
+        if (done := [job.iterations_done for job in jobs]) != seen:
             seen = done
             deadline = time.monotonic() + _STALL_S
         if time.monotonic() > deadline:
@@ -278,32 +279,32 @@ def _ended(
 
 def _measured_job(
     client: ControllerClient,
-    job: Mapping[str, Any],
+    job: JobAnswer,
     spec: JobSpec,
 ) -> MeasuredJob:
-    reports, _ = client.iterations(job["id"])
+    reports, _ = client.iterations(job.id)
     starts = [
-        each["finished_at"] - each["compute_s"] - each["communication_s"]
+        each.finished_at - each.compute_s - each.communication_s
         for each in reports
-        if each["index"] == 0
+        if each.index == 0
     ]
     began = min(starts)
-    last = max(each["finished_at"] for each in reports)
+    last = max(each.finished_at for each in reports)
     placed = next(
-        s["at"] for s in client.history(job["id"]) if s["state"] not in _WAITS
+        s.at for s in client.history(job.id) if s.state not in _WAITS
     )
     by_rank: dict[int, list[float]] = {}
     for each in reports:
-        by_rank.setdefault(each["rank"], []).append(each["compute_s"])
+        by_rank.setdefault(each.rank, []).append(each.compute_s)
     computed_s = max(float(np.mean(each)) for each in by_rank.values())
     times = JobTimes(
-        tuple(job["hosts"]),
-        placed - job["submitted_at"],
+        tuple(job.hosts),
+        placed - job.submitted_at,
         began - placed,
         last - began,
-        job["finished_at"] - last,
+        (job.finished_at or last) - last,
     )
-    iterations = 1 + max(each["index"] for each in reports)
+    iterations = 1 + max(each.index for each in reports)
     given_s = max(spec.compute_s.values())
     return MeasuredJob(
         times, (last - began) / iterations, computed_s / given_s - 1

@@ -87,8 +87,8 @@ class Visitors:
         if time.monotonic() - visitor.asked_at > _ASK_AGAIN_S:
             try:
                 told = visitor.client.whoami()
-                visitor.user = str(told["user"])
-                visitor.role = Role.named(told["role"])
+                visitor.user = str(told.user)
+                visitor.role = Role.named(told.role)
                 visitor.asked_at = time.monotonic()
             except NoAnswer:
                 # The controller is unavailable: keep the visitor.

@@ -1,18 +1,26 @@
 """Makes the dashboard's charts as options of ECharts, without code."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from statistics import fmean
 from typing import Any
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, LabView
 from patchlight.cli.dashboard.lab_watch import LabWatch, Past
 from patchlight.testbed.lab.model import Host
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
+from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList
 
 Options = dict[str, Any]
 Points = list[tuple[float, float]]
 Samples = Iterable[tuple[float, float]]
-Answer = Mapping[str, Any]
 
 Series = dict[str, list[Options]]
 """The series of each chart: the rates ``sent``, the times iterations ``took``, ``busy`` GPUs."""
@@ -136,16 +144,17 @@ def bands(
     Predictions are dashed. Lines break where windows are missing.
     """
     found: list[Options] = []
-    told: Mapping[str, Sequence[Answer]] = past.windows
-    for job, windows in told.items():
+    for job, windows in past.windows.items():
         colour = view.colours.get(job, NO_JOB)
-        measured = [window for window in windows if window[key] is not None]
+        measured = [
+            window for window in windows if getattr(window, key) is not None
+        ]
         for part, style in _BAND_LINES.items():
             if part == "predicted" and key != "iteration_s":
                 continue
             points: list[list[float | None]] = []
             for window in measured:
-                middle = round((window["at"] + past.width_s / 2) * _MS)
+                middle = round((window.at + past.width_s / 2) * _MS)
                 if (
                     points
                     and middle - (points[-1][0] or 0)
@@ -153,9 +162,9 @@ def bands(
                 ):
                     points.append([middle - 1, None])
                 value = (
-                    window["predicted_s"]
+                    window.predicted_s
                     if part == "predicted"
-                    else window[key][part]
+                    else getattr(getattr(window, key), part)
                 )
                 points.append(
                     [middle, None if value is None else value * factor]
@@ -170,18 +179,17 @@ def bands(
 
 
 def iteration_times(
-    reports: Mapping[str, Sequence[Answer]],
-    jobs: Sequence[Answer],
+    reports: Mapping[str, Collection[IterationReport]],
+    jobs: Sequence[JobInList],
     colours: Mapping[str, str],
     marks: Options,
 ) -> list[Options]:
     """The time of each iteration as a point, and the predicted time as a dashed line."""
-    predicted = {job["id"]: job.get("predicted_iteration_s") for job in jobs}
+    predicted = {job.id: job.predicted_iteration_s for job in jobs}
     found: list[Options] = []
     for job, told in reports.items():
         points = [
-            (r["finished_at"], r["compute_s"] + r["communication_s"])
-            for r in told
+            (r.finished_at, r.compute_s + r.communication_s) for r in told
         ]
         colour = {"color": colours.get(job, NO_JOB)}
         dots: Options = {
@@ -221,15 +229,13 @@ def timeline(
     options["grid"] |= {"left": 104, "bottom": 36}
     for job, began, ended in ran(view.jobs, since, now):
         data: list[Any] = []
-        for host in job["hosts"]:
+        for host in job.hosts:
             begin = max(began, since)
             end = min(ended, now)
             data += [[begin * _MS, host], [end * _MS, host], ["-", "-"]]
-        colour = view.colours.get(job["id"], NO_JOB)
+        colour = view.colours.get(job.id, NO_JOB)
         style = {"width": 14, "cap": "butt"}
-        options["series"].append(
-            _line(job["id"], colour, style) | {"data": data}
-        )
+        options["series"].append(_line(job.id, colour, style) | {"data": data})
     if options["series"]:
         marks = options["series"][0]["markLine"] = marks_of(
             view.changes, since, now
@@ -247,17 +253,17 @@ def _scaled(
 
 
 def ran(
-    jobs: Iterable[Answer],
+    jobs: Iterable[JobInList],
     since: float,
     until: float,
-) -> Iterator[tuple[Answer, float, float]]:
+) -> Iterator[tuple[JobInList, float, float]]:
     """The jobs that ran in a period, each with when it began and ended (Unix times)."""
     for job in jobs:
-        began = job["runs_since"] or job["started_at"]
-        ended = job["finished_at"] or math.inf
+        began = job.runs_since or job.started_at
+        ended = job.finished_at or math.inf
         if (
             began is not None
-            and job["hosts"]
+            and job.hosts
             and ended >= since
             and began <= until
         ):
@@ -265,28 +271,24 @@ def ran(
 
 
 def marks_of(
-    changes: Sequence[Answer],
+    changes: Sequence[ChangeAnswer],
     since: float,
     until: float,
 ) -> Options:
     """A line for each change in a period; overlapping labels are merged."""
     made = [
-        c
-        for c in changes
-        if c["changes"] and since <= c["started_at"] <= until
+        c for c in changes if c.changes and since <= c.started_at <= until
     ][-20:]
     whole_s = until - since
     lines = list[Options]()
     labelled_at = -math.inf
     for change in made:
-        at = change["started_at"]
+        at = change.started_at
         label = ""
-        number = change["id"]
+        number = change.id
         if at - labelled_at > whole_s / 4:
             near = [
-                c["id"]
-                for c in made
-                if at <= c["started_at"] <= at + whole_s / 4
+                c.id for c in made if at <= c.started_at <= at + whole_s / 4
             ]
             label = f"change {number}"
             labelled_at = at
@@ -348,14 +350,14 @@ def live(
         gpu,
     )
     for job in jobs:
-        busy[job["id"]] = [
-            (at, share / len(job["hosts"])) for at, share in busy[job["id"]]
+        busy[job.id] = [
+            (at, share / len(job.hosts)) for at, share in busy[job.id]
         ]
     told = {
-        job["id"]: [
+        job.id: [
             r
-            for r in watch.iterations.get(job["id"], ())
-            if r["finished_at"] >= since
+            for r in watch.iterations.get(job.id, ())
+            if r.finished_at >= since
         ]
         for job in jobs
     }
@@ -388,12 +390,12 @@ def _while_they_ran(
     for job, began, ended in ran(view.jobs, since, now):
         hosts = [
             view.lab.host_names[h]
-            for h in job["hosts"]
+            for h in job.hosts
             if h in view.lab.host_names
         ]
         # The first sample covers the second before it, of another job perhaps.
         begin = max(since, began + _SAMPLE_S)
-        found[job["id"]] = summed(
+        found[job.id] = summed(
             [list(samples(host)) for host in hosts], begin, ended
         )
     return found

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint, OpticalSwitch
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.lab.wiring import Place, check_place, parse_map
+from patchlight.testbed.wire.rest.circuits import MapChangeAnswer, PlanAnswer
 
 _MARKS = {"done": "✓", "now": "▶", "next": "·"}
 _LOOKS = {"done": "", "now": "font-bold", "next": "opacity-60"}
@@ -96,7 +97,7 @@ class CircuitsPage(Page):
             self._ocs.set_options(names, value=self._ocs.value or first)
         stopped = self.watch.stopped
         self._stop.text = (
-            f"stopped by {stopped['by']}: {stopped['why']}" if stopped else ""
+            f"stopped by {stopped.by}: {stopped.why}" if stopped else ""
         )
         self._stop.set_visibility(bool(stopped))
         if self._ocs.value in names:
@@ -163,7 +164,7 @@ class ChangeForm:
         self._carry_out = carry_out
         self._ocs = ""
         self._asked: dict[str, Any] = {}
-        self.planned: Mapping[str, Any] | None = None
+        self.planned: MapChangeAnswer | None = None
 
     def build(self) -> None:
         """The fields, and the plan below them."""
@@ -269,16 +270,16 @@ class ChangeForm:
             return
         self._asked = {
             **asked,
-            "planned_from": plan["planned_from"],
+            "planned_from": plan.planned_from,
             "why": self._why.value,
         }
-        self.planned = plan["changes"].get(ocs)
+        self.planned = plan.changes.get(ocs)
         with self._shown:
             for line, is_bad in plan_lines(plan):
                 ui.label(line).classes(
                     "text-sm" + (" text-negative" if is_bad else "")
                 )
-            if plan["changes"] and not plan["objections"]:
+            if plan.changes and not plan.objections:
                 apply = ui.button(
                     "Apply …", on_click=partial(self._confirm, plan)
                 )
@@ -286,11 +287,11 @@ class ChangeForm:
                     self._page.may_change()
                 )
 
-    async def _confirm(self, plan: Mapping[str, Any]) -> None:
-        words = changes_words(plan["changes"])
+    async def _confirm(self, plan: PlanAnswer) -> None:
+        words = changes_words(plan.changes)
         jobs = (
-            f" The traffic of {', '.join(plan['jobs'])} pauses."
-            if plan["jobs"]
+            f" The traffic of {', '.join(plan.jobs)} pauses."
+            if plan.jobs
             else ""
         )
         asked = self._asked
@@ -368,22 +369,22 @@ def joined(
     return " ".join([*filter(stays, words), *makes])
 
 
-def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, bool]]:
+def plan_lines(plan: PlanAnswer) -> list[tuple[str, bool]]:
     """The lines of a plan, and whether each is an objection."""
-    if not plan["changes"]:
+    if not plan.changes:
         return [("nothing to change: the circuits are already there", False)]
-    lines = [(changes_words(plan["changes"]), False)]
-    for key, words in (
-        ("links_down", "links that go down"),
-        ("links_up", "links that come up"),
+    lines = [(changes_words(plan.changes), False)]
+    for links, words in (
+        (plan.links_down, "links that go down"),
+        (plan.links_up, "links that come up"),
     ):
-        if plan[key]:
-            lines.append((f"{words}: {', '.join(plan[key])}", False))
-    jobs = ", ".join(plan["jobs"])
+        if links:
+            lines.append((f"{words}: {', '.join(links)}", False))
+    jobs = ", ".join(plan.jobs)
     lines.append(
         (f"jobs that use these circuits: {jobs or 'none'}", bool(jobs))
     )
-    for ocs, theirs in plan["strangers"].items():
+    for ocs, theirs in plan.strangers.items():
         lines.append(
             (
                 f"would break, though not committed, on {ocs}: {' '.join(theirs)}",
@@ -391,8 +392,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, bool]]:
             )
         )
     lines += [
-        (f"not possible: {harmless(words)}", True)
-        for words in plan["objections"]
+        (f"not possible: {harmless(words)}", True) for words in plan.objections
     ]
     return lines
 
@@ -437,18 +437,18 @@ class ChangePanel:
     def refresh(self) -> None:
         """Show its progress."""
         view = self._page.watch.view
-        known = {change["id"]: change for change in view.changes}
-        going = [c["id"] for c in view.under_way if "progress" in c]
+        known = {change.id: change for change in view.changes}
+        going = [c.id for c in view.under_way if c.progress]
         if going and self._number not in going:
             self._number = going[0]
         elif view.last_change is not None and not going:
-            self._number = max(self._number, view.last_change["id"])
+            self._number = max(self._number, view.last_change.id)
         change = known.get(self._number)
         if change is None:
             self._title.text = "No circuits have been changed yet"
             return
         row = change_row(change, view)
-        progress = change.get("progress")
+        progress = change.progress
         self._title.text = f"Change {row['id']}: {row['result']}"
         by = f"by {row['by']}" if row["by"] else ""
         self._about.text = "; ".join(
@@ -467,7 +467,7 @@ class ChangePanel:
         may = self._page.may_change()
         self._cancel.text = f"Cancel change {row['id']} …"
         self._cancel.set_visibility(
-            bool(may and progress and progress["may_cancel"])
+            bool(may and progress and progress.may_cancel)
         )
         self._undo.text = f"Roll back change {row['id']} …"
         self._undo.set_visibility(may and row["can_undo"])
@@ -478,7 +478,7 @@ class ChangePanel:
             partial(change, detach=True), "changing circuits"
         )
         if begun is not None:
-            self._number = begun["id"]
+            self._number = begun.id
 
     async def _cancel_it(self) -> None:
         number = self._number

@@ -128,14 +128,14 @@ class LabPage(Page):
         for job in [*view.at_work, *view.waiting[:_MOST_WAITING]]:
             told = [
                 measured[name].sends_bps
-                for name in job["hosts"]
+                for name in job.hosts
                 if name in measured
             ]
             sends = (
                 sum(bps for bps in told if bps is not None) if told else None
             )
             latest_s = texts.measured_iteration_s(
-                watch.iterations.get(job["id"], ())
+                watch.iterations.get(job.id, ())
             )
             row = texts.job_row(
                 job,

@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.optical_links import Entry, LightPath, Signal
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 from patchlight.testbed.lab.wiring import Links, Place, lab_links, parse_map
+from patchlight.testbed.wire.rest import circuits as rest
+from patchlight.testbed.wire.rest.jobs import JobInList
+from patchlight.testbed.wire.rest.lab import Status
 
-Answer = Mapping[str, Any]
 Condition = Literal["up", "changing", "locked", "drifting", "degraded", "dark"]
 """The condition of a circuit, from best to worst."""
 
@@ -81,13 +83,13 @@ class LabView:
     """A lab and its present state: its controller's answers."""
 
     lab: Lab
-    jobs: Sequence[Answer] = ()
-    maps: Answer = field(default_factory=dict)
-    light: Answer = field(default_factory=dict)
-    drift: Answer = field(default_factory=dict)
-    locks: Sequence[Answer] = ()
-    changes: Sequence[Answer] = ()
-    status: Answer = field(default_factory=dict)
+    jobs: Sequence[JobInList] = ()
+    maps: Mapping[str, rest.OcsMap] = field(default_factory=dict)
+    light: Mapping[str, rest.LightAnswer] = field(default_factory=dict)
+    drift: Mapping[str, rest.DriftOf] = field(default_factory=dict)
+    locks: Sequence[rest.Lock] = ()
+    changes: Sequence[rest.ChangeAnswer] = ()
+    status: Status | None = None
     colours: Mapping[str, str] = field(default_factory=dict)
 
     def keep(self, before: "LabView") -> None:
@@ -107,12 +109,8 @@ class LabView:
         for switch in self.lab.optical_switches:
             told = self.maps.get(switch.name)
             if told is not None:
-                texts = (
-                    told["map"]
-                    if told["map"] is not None
-                    else told.get("assumed", [])
-                )
-                found[switch.name] = parse_map(switch, texts)
+                texts = told.assumed if told.map is None else told.map
+                found[switch.name] = parse_map(switch, texts or [])
             elif not switch.driver:
                 found[switch.name] = switch.initial
         return found
@@ -129,23 +127,23 @@ class LabView:
         return self.links.light.signals_on.get(self.lab.fibre_ends[end][0], [])
 
     @cached_property
-    def at_work(self) -> list[Answer]:
+    def at_work(self) -> list[JobInList]:
         """Jobs that have hosts, oldest first."""
-        return [job for job in self.jobs if job["state"] in AT_WORK]
+        return [job for job in self.jobs if job.state in AT_WORK]
 
     @cached_property
-    def waiting(self) -> list[Answer]:
+    def waiting(self) -> list[JobInList]:
         """Jobs that wait for GPUs, oldest first."""
-        return [job for job in self.jobs if job["state"] in WAITING]
+        return [job for job in self.jobs if job.state in WAITING]
 
     @cached_property
     def job_of_host(self) -> dict[str, str]:
         """The id of the job that has a host, by the host's full name."""
         names = self.lab.host_names
         return {
-            names[name].name: job["id"]
+            names[name].name: job.id
             for job in self.at_work
-            for name in job["hosts"]
+            for name in job.hosts
             if name in names
         }
 
@@ -157,7 +155,7 @@ class LabView:
     @cached_property
     def job_names(self) -> dict[str, str]:
         """The names of the jobs, by id."""
-        return {job["id"]: job["spec"]["name"] for job in self.jobs}
+        return {job.id: job.spec.name for job in self.jobs}
 
     def job_of_path(self, path: LightPath) -> str:
         """The job whose NIC sends or receives on this path; empty without one."""
@@ -190,34 +188,33 @@ class LabView:
         }
 
     @cached_property
-    def under_way(self) -> list[Answer]:
+    def under_way(self) -> list[rest.ChangeAnswer]:
         """The unfinished changes of circuits, oldest first."""
-        return [c for c in self.changes if c["state"] == "intent"]
+        return [c for c in self.changes if c.state == "intent"]
 
     @cached_property
-    def last_change(self) -> Answer | None:
+    def last_change(self) -> rest.ChangeAnswer | None:
         """The latest finished change of circuits."""
         ended = (
             c
             for c in reversed(self.changes)
-            if c["state"] != "intent" and c["changes"]
+            if c.state != "intent" and c.changes
         )
         return next(ended, None)
 
-    def can_undo(self, change: Answer) -> bool:
+    def can_undo(self, change: rest.ChangeAnswer) -> bool:
         """Whether a change can be undone: its circuits exist, and its old ports are free."""
         if (
-            change["state"] != "committed"
-            or not change["changes"]
-            or "undone_by" in change
+            change.state != "committed"
+            or not change.changes
+            or change.undone_by is not None
         ):
             return False
-        for ocs, moved in change["changes"].items():
+        for ocs, moved in change.changes.items():
             if (present := self.switch_maps.get(ocs)) is None:
                 return False
-            made, broken = (
-                type(present).parse(moved[key]) for key in ("makes", "breaks")
-            )
+            made = type(present).parse(moved.makes)
+            broken = type(present).parse(moved.breaks)
             there = frozenset(present)
             kept = present.without(made)
             if not there.issuperset(made) or not there.issuperset(
@@ -229,17 +226,15 @@ class LabView:
     @cached_property
     def locked_ports(
         self,
-    ) -> dict[tuple[str, int], list[tuple[Place, Answer]]]:
+    ) -> dict[tuple[str, int], list[tuple[Place, rest.Lock]]]:
         """Locks by switch and port, with their places."""
-        found: dict[tuple[str, int], list[tuple[Place, Answer]]] = {}
+        found: dict[tuple[str, int], list[tuple[Place, rest.Lock]]] = {}
         for lock in self.locks:
-            channel = lock.get("channel")
+            channel = lock.channel
             place = Place(
-                lock["port"], Channel.parse(channel) if channel else None
+                lock.port, Channel.parse(channel) if channel else None
             )
-            found.setdefault((lock["ocs"], lock["port"]), []).append(
-                (place, lock)
-            )
+            found.setdefault((lock.ocs, lock.port), []).append((place, lock))
         return found
 
     @cached_property
@@ -252,24 +247,22 @@ class LabView:
         ]
 
     def _circuits_of(self, ocs: str) -> Iterator[Circuit]:
+        light = self.light.get(ocs)
         readings = {
-            r["cross_connect"]: r
-            for r in self.light.get(ocs, {}).get("circuits", ())
+            r.cross_connect: r for r in (light.circuits if light else ())
         }
-        drift = self.drift.get(ocs, {})
+        drift = self.drift.get(ocs)
         present = self.switch_maps[ocs]
-        missing = set(drift.get("missing", ()))
-        unknown = set(drift.get("unknown", ()))
-        moving = [
-            c["changes"][ocs] for c in self.under_way if ocs in c["changes"]
-        ]
-        breaks, makes = (
-            {t for c in moving for t in c[key]} for key in ("breaks", "makes")
-        )
+        missing = set(drift.missing if drift else ())
+        unknown = set(drift.unknown if drift else ())
+        moving = [c.changes[ocs] for c in self.under_way if ocs in c.changes]
+        breaks = {text for change in moving for text in change.breaks}
+        makes = {text for change in moving for text in change.makes}
         absent = (missing | makes) - set(present.one_way_texts)
         # Missing entries may conflict: each is a map of its own.
         others = {c for text in absent for c in type(present).parse([text])}
-        unreachable = self.maps.get(ocs, {}).get("unreachable", "")
+        told = self.maps.get(ocs)
+        unreachable = told.unreachable if told else ""
         for c in sorted({*present, *others}):
             text = str(c)
             path = self.path_through.get((ocs, c))
@@ -280,7 +273,7 @@ class LabView:
                         c.channel
                     ):
                         signals.append(signal)
-            seen: Answer = readings.get(text, {})
+            seen = readings.get(text)
             condition, words = self._how(ocs, c, seen)
             if text in missing:
                 condition = "dark"
@@ -305,9 +298,9 @@ class LabView:
                 else self.job_of_signals(signals),
                 condition,
                 words,
-                seen.get("in_dbm"),
-                seen.get("out_dbm"),
-                seen.get("expected_dbm"),
+                seen.in_dbm if seen else None,
+                seen.out_dbm if seen else None,
+                seen.expected_dbm if seen else None,
                 path.rate_bps if path else None,
             )
 
@@ -315,10 +308,10 @@ class LabView:
         self,
         ocs: str,
         c: Entry,
-        seen: Answer,
+        seen: rest.CircuitLight | None,
     ) -> tuple[Condition, str]:
-        verdict = seen.get("verdict", "")
-        words = str(seen.get("words", ""))
+        verdict = seen.verdict if seen else ""
+        words = seen.words if seen else ""
         if verdict == "failed":
             return "dark", words
         if verdict == "degraded":
@@ -326,10 +319,10 @@ class LabView:
         for port in (c.inp, c.out):
             for place, lock in self.locked_ports.get((ocs, port), ()):
                 if place.holds(c):
-                    why = f": {lock['why']}" if lock["why"] else ""
+                    why = f": {lock.why}" if lock.why else ""
                     return (
                         "locked",
-                        f"port {place} is locked by {lock['by']}{why}",
+                        f"port {place} is locked by {lock.by}{why}",
                     )
         return "up", words
 
@@ -337,8 +330,8 @@ class LabView:
     def without_link(self) -> dict[str, str]:
         """The hosts that reach no other, with the reason."""
         return {
-            told["host"]: told["reason"]
-            for told in self.status.get("hosts_without_link", ())
+            told.host: told.reason
+            for told in (self.status.hosts_without_link if self.status else ())
         }
 
     @cached_property
@@ -346,19 +339,21 @@ class LabView:
         """Devices with a fault, and a description."""
         status = self.status
         found: dict[str, str] = {}
-        for ocs in status.get("circuit_switches", ()):
-            if not ocs["reachable"]:
-                found[ocs["name"]] = f"does not answer: {ocs['words']}"
-        for switch in status.get("switches", ()):
-            if switch["connected"] is False:
-                found[switch["name"]] = switch["trouble"] or "is not connected"
-            elif switch["lacks"]:
-                found[switch["name"]] = switch["lacks"]
-        for agent in status.get("agents", ()):
-            if not agent["reachable"]:
-                found[agent["server"]] = (
-                    f"does not answer: its agent is {agent['presence']}"
+        if status is None:
+            return found
+        for ocs in status.circuit_switches:
+            if not ocs.reachable:
+                found[ocs.name] = f"does not answer: {ocs.words}"
+        for switch in status.switches:
+            if switch.connected is False:
+                found[switch.name] = switch.trouble or "is not connected"
+            elif switch.lacks:
+                found[switch.name] = switch.lacks
+        for agent in status.agents:
+            if not agent.reachable:
+                found[agent.server] = (
+                    f"does not answer: its agent is {agent.presence}"
                 )
-            elif agent["problems"]:
-                found[agent["server"]] = "; ".join(agent["problems"])
+            elif agent.problems:
+                found[agent.server] = "; ".join(agent.problems)
         return found

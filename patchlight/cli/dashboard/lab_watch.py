@@ -91,7 +91,7 @@ class LabWatch:
         self.lab = Lab("")
         self.trouble = "the controller has not answered yet"
         self.revision = 0
-        self.status: Status | Mapping[str, Any] = {}
+        self.status: Status | None = None
         self.jobs: list[JobInList] = []
         self.changes: list[ChangeAnswer] = []
         self.maps: dict[str, circuits.OcsMap] = {}
@@ -241,7 +241,7 @@ class LabWatch:
         if not self._fingerprint:
             return
         # During a change drift is unknown, and the answer would wait for its end.
-        changing = any("progress" in change for change in self.changes)
+        changing = any(change.progress for change in self.changes)
         if self._take_due(
             client,
             [n for n in _FROM_DEVICES if not (changing and n == "drift")],
@@ -264,9 +264,7 @@ class LabWatch:
 
     def _show(self) -> None:
         with self._viewing:
-            at_work = [
-                job["id"] for job in self.jobs if job["state"] in AT_WORK
-            ]
+            at_work = [job.id for job in self.jobs if job.state in AT_WORK]
             self._colours = job_colours(
                 self._colours, at_work + self._just_ended()
             )
@@ -288,21 +286,14 @@ class LabWatch:
     def _take_latest_change(self, client: ControllerClient) -> None:
         """Read the progress of changes: events only report their ends."""
         latest = client.reconfigurations(last=1)
-        ids = {each["id"] for each in latest}
-        going = [
-            c["id"]
-            for c in self.changes
-            if "progress" in c and c["id"] not in ids
-        ]
+        ids = {each.id for each in latest}
+        going = [c.id for c in self.changes if c.progress and c.id not in ids]
         latest += map(client.reconfiguration, going)
-        known = {each["id"]: each for each in self.changes}
+        known = {each.id: each for each in self.changes}
         for change in latest:
-            if (
-                change != known.get(change["id"])
-                and change["state"] != "intent"
-            ):
+            if change != known.get(change.id) and change.state != "intent":
                 self._ask_for(*_ABOUT["circuits"])
-        known |= {each["id"]: each for each in latest}
+        known |= {each.id: each for each in latest}
         self.changes = [known[number] for number in sorted(known)]
 
     def _take_samples(self, client: ControllerClient) -> None:
@@ -311,16 +302,16 @@ class LabWatch:
             (series[-1][0] for series in self.rates.values()), default=begin
         )
         for rate in client.ports(since):
-            self.rates[rate["host"]].append((rate["at"], rate["tx_bps"]))
+            self.rates[rate.host].append((rate.at, rate.tx_bps))
         since = max(
             (series[-1][0] for series in self.gpus.values()), default=begin
         )
         for gpu in client.gpus(since):
-            if gpu["utilization"] is not None:
-                self.gpus[gpu["gpu"]].append((gpu["at"], gpu["utilization"]))
+            if gpu.utilization is not None:
+                self.gpus[gpu.gpu].append((gpu.at, gpu.utilization))
 
     def _take_iterations(self, client: ControllerClient) -> None:
-        at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK][
+        at_work = [job.id for job in self.jobs if job.state in AT_WORK][
             :_REPORTED_JOBS
         ]
         ended = [
@@ -334,7 +325,7 @@ class LabWatch:
             self._next_report[job] = after
             self.iterations[job].extend(reports)
         self._read_to_end.update(ended)
-        known = {job["id"] for job in self.jobs}
+        known = {job.id for job in self.jobs}
         for job in self.iterations.keys() - known:
             del self.iterations[job]
         self._read_to_end &= known
@@ -343,27 +334,22 @@ class LabWatch:
         """Ended jobs that ran within the time of the sample charts."""
         since = time.time() - _SAMPLED_S
         return [
-            j["id"]
-            for j in self.jobs
-            if j["hosts"] and (j["finished_at"] or 0) > since
+            j.id for j in self.jobs if j.hosts and (j.finished_at or 0) > since
         ]
 
     def _take_gains(self, client: ControllerClient) -> None:
         """Read the effect of the last change on the jobs whose circuits it moved."""
         found: dict[str, LightMove] = {}
         change = self.view.last_change
-        moved_at, number = (
-            (change["finished_at"], change["id"]) if change else (-1.0, 0)
-        )
+        moved_at = (change.finished_at if change else None) or -1.0
+        number = change.id if change else 0
         for job in self.jobs:
-            began = job["started_at"] or math.inf
-            ended = job["finished_at"] or math.inf
+            began = job.started_at or math.inf
+            ended = job.finished_at or math.inf
             if began < moved_at < ended and len(found) < _MOST_GAINS:
-                moves = client.job(job["id"])["light_moves"]
+                moves = client.job(job.id).light_moves
                 found |= [
-                    (job["id"], m)
-                    for m in moves
-                    if m["reconfiguration"] == number
+                    (job.id, m) for m in moves if m.reconfiguration == number
                 ]
         self.gains = found
 
@@ -417,9 +403,9 @@ class Past:
     def iteration_s(self, job: str) -> float | None:
         """The mean time of an iteration; ``None`` without reports."""
         counted = [
-            (window["iterations"], window["iteration_s"]["mean"])
+            (window.iterations, window.iteration_s.mean)
             for window in self.windows.get(job, ())
-            if window["iteration_s"] is not None
+            if window.iteration_s is not None
         ]
         total = sum(count for count, _ in counted)
         return (
@@ -430,13 +416,13 @@ class Past:
 
     def sends_bps(self, job: str) -> float | None:
         """The mean rate that all its hosts sent at; ``None`` without samples."""
-        spreads = [window["sent_bps"] for window in self.windows.get(job, ())]
-        means = [spread["mean"] for spread in spreads if spread is not None]
+        spreads = [window.sent_bps for window in self.windows.get(job, ())]
+        means = [spread.mean for spread in spreads if spread is not None]
         return fmean(means) if means else None
 
     def predicted_s(self, job: str) -> float | None:
         """The mean predicted time of an iteration; ``None`` without predictions."""
-        told = [window["predicted_s"] for window in self.windows.get(job, ())]
+        told = [window.predicted_s for window in self.windows.get(job, ())]
         known = [seconds for seconds in told if seconds is not None]
         return fmean(known) if known else None
 
@@ -452,7 +438,7 @@ def look_back(
         since=since,
         until=until,
     )
-    drawn = [job["id"] for job in jobs if job["hosts"]][-DRAWN:]
+    drawn = [job.id for job in jobs if job.hosts][-DRAWN:]
     samples = client.samples(
         since,
         until,
@@ -460,12 +446,12 @@ def look_back(
         drawn,
     )
     changes = client.past_reconfigurations(since, until, last=_PAST_CHANGES)
-    windows = {job: samples["jobs"].get(job, []) for job in drawn}
+    windows = {job: samples.jobs.get(job, []) for job in drawn}
     return Past(
         since,
         until,
         jobs,
         changes,
-        samples["width_s"],
+        samples.width_s,
         windows,
     )

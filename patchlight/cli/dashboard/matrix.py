@@ -6,13 +6,14 @@ Rows and their circuits can be dragged to columns.
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from patchlight.cli.dashboard import picture
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.lab.wiring import parse_map
+from patchlight.testbed.wire.rest.circuits import MapChangeAnswer
 
 MOST_NAMED = 40
 """With more ports, names are hidden and dragging is disabled."""
@@ -139,7 +140,7 @@ def draw_matrix(
     view: LabView,
     name: str,
     shown: Sides,
-    planned: Mapping[str, Any] | None = None,
+    planned: MapChangeAnswer | None = None,
 ) -> picture.Shapes:
     """The matrix of these ports; ``planned``: what a change would break and make."""
     row = {port: n for n, port in enumerate(shown.inputs)}
@@ -166,7 +167,7 @@ def draw_matrix(
         )
     switch = view.lab.optical_switch(name)
     for key, css in (("breaks", "pl-going"), ("makes", "pl-planned")):
-        for entry in parse_map(switch, (planned or {}).get(key, ())):
+        for entry in parse_map(switch, getattr(planned, key, ())):
             if entry.inp in row and entry.out in column:
                 x = _NAMES + _CELL * column[entry.out]
                 y = _NAMES + _CELL * row[entry.inp]

@@ -14,6 +14,7 @@ from patchlight.cli.dashboard.lab_watch import EVERY_S, look_back
 from patchlight.client.client import ControllerClient
 from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.wire.rest.jobs import JobInList
 
 _LINES = 500
 _COLUMNS = {
@@ -86,13 +87,11 @@ class JobsPage(page.Page):
         view = self.watch.view
         rows = []
         for job in _listed(view.jobs):
-            took = texts.measured_iteration_s(
-                watch.iterations.get(job["id"], ())
-            )
-            at_work = job["state"] in AT_WORK
+            took = texts.measured_iteration_s(watch.iterations.get(job.id, ()))
+            at_work = job.state in AT_WORK
             sends = [
                 watch.rates[h][-1][1]
-                for h in job["hosts"]
+                for h in job.hosts
                 if at_work and watch.rates.get(h)
             ]
             rows.append(
@@ -158,18 +157,18 @@ class JobsPage(page.Page):
         view = past.view(self.watch.lab, self.watch.view.colours)
         rows = []
         for job in _listed(past.jobs):
-            number = job["id"]
-            row_of = {**job, "predicted_iteration_s": past.predicted_s(number)}
+            number = job.id
+            job.predicted_iteration_s = past.predicted_s(number)
             rows.append(
                 texts.job_row(
-                    row_of,
+                    job,
                     view,
                     past.iteration_s(number),
                     past.sends_bps(number),
                 )
             )
         drawn = len(past.windows)
-        ran = sum(bool(job["hosts"]) for job in past.jobs)
+        ran = sum(bool(job.hosts) for job in past.jobs)
         some = (
             f" The charts show the latest {drawn} of {ran} jobs."
             if drawn < ran
@@ -196,9 +195,9 @@ class JobsPage(page.Page):
             self._jobs.rows = rows
         self._output.offer(
             {
-                job["id"]: f"{harmless(job['spec']['name'])} {job['id']}"
+                job.id: f"{harmless(job.spec.name)} {job.id}"
                 for job in _listed(view.jobs)
-                if job["state"] not in WAITING
+                if job.state not in WAITING
             }
         )
         self._charts["gpus"].options.update(
@@ -214,11 +213,11 @@ class JobsPage(page.Page):
             )
 
 
-def _listed(jobs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _listed(jobs: Iterable[JobInList]) -> list[JobInList]:
     rank = {state: number for number, state in enumerate((*AT_WORK, *WAITING))}
     return sorted(
         jobs,
-        key=lambda j: (rank.get(j["state"], len(rank)), -j["submitted_at"]),
+        key=lambda j: (rank.get(j.state, len(rank)), -j.submitted_at),
     )
 
 
@@ -294,10 +293,10 @@ class JobOutput:
             if (
                 part is not None
                 and still == (job, worker, after)
-                and part["text"]
+                and part.text
             ):
-                self._next_byte = int(part["next"])
-                self._log.push(harmless(part["text"], keep="\n\t"))
+                self._next_byte = int(part.next)
+                self._log.push(harmless(part.text, keep="\n\t"))
 
 
 _CHANGES = {
@@ -462,7 +461,7 @@ class HistoryPage(page.Page):
 
     async def _load(self) -> None:
         latest = self.watch.changes[-1:]
-        state = f"{latest[0]['id']} {latest[0]['state']}" if latest else ""
+        state = f"{latest[0].id} {latest[0].state}" if latest else ""
         news = (
             self.watch.heard,
             state,

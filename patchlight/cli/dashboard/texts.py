@@ -1,7 +1,7 @@
 """Formats the rows and lines of the dashboard's tables and cards."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -10,9 +10,18 @@ from patchlight.cli.ocs import progress_line
 from patchlight.console.events import event_words
 from patchlight.console.rendering import harmless, span, when
 from patchlight.testbed.units import format_rate, format_time
+from patchlight.testbed.wire.rest.circuits import (
+    ChangeAnswer,
+    MapChangeAnswer,
+    Pressed,
+)
+from patchlight.testbed.wire.rest.jobs import (
+    IterationReport,
+    JobInList,
+    LightMove,
+)
 
 Row = dict[str, Any]
-Answer = Mapping[str, Any]
 
 _MOST_MEETINGS = 3
 _MOST_GPUS = 8
@@ -54,28 +63,28 @@ def _spaced(quantity: str) -> str:
 
 
 def job_row(
-    job: Answer,
+    job: JobInList,
     view: LabView,
     iteration_s: float | None,
     sends_bps: float | None,
 ) -> Row:
     """A job in a list; ``iteration_s`` and ``sends_bps`` are measured, ``None`` if unknown."""
-    wanted = job["spec"]["iterations"]
-    done = job["iterations_done"]
-    predicted_s = job.get("predicted_iteration_s")
+    wanted = job.spec.iterations
+    done = job.iterations_done
+    predicted_s = job.predicted_iteration_s
     return {
-        "id": job["id"],
-        "name": harmless(job["spec"]["name"]),
-        "colour": view.colours.get(job["id"], ""),
-        "state": job["state"],
-        "why": harmless(" ".join(job["message"].split())),
-        "user": harmless(job["by"]),
-        "gpus": gpus_words(job["hosts"]),
+        "id": job.id,
+        "name": harmless(job.spec.name),
+        "colour": view.colours.get(job.id, ""),
+        "state": job.state,
+        "why": harmless(" ".join(job.message.split())),
+        "user": harmless(job.by),
+        "gpus": gpus_words(job.hosts),
         "done": f"{done} of {wanted}" if wanted else str(done),
         "iteration": "" if iteration_s is None else took(iteration_s),
         "predicted": "" if predicted_s is None else took(predicted_s),
         "sends": "" if sends_bps is None else rate(sends_bps),
-        "submitted": when(job["submitted_at"]),
+        "submitted": when(job.submitted_at),
     }
 
 
@@ -88,7 +97,7 @@ def gpus_words(hosts: Sequence[str]) -> str:
 
 def job_lines(
     row: Row,
-    job: Answer,
+    job: JobInList,
     view: LabView,
 ) -> list[str]:
     """A job on the Lab page: its GPUs, switches and pace, or why it waits."""
@@ -97,7 +106,7 @@ def job_lines(
         f", predicted {row['predicted']}" if pace and row["predicted"] else ""
     )
     sends = f"sends {row['sends']}" if row["sends"] else ""
-    at = f"{row['gpus']}: {paths_words(job, view)}" if job["hosts"] else ""
+    at = f"{row['gpus']}: {paths_words(job, view)}" if job.hosts else ""
     return [
         line
         for line in (at, "; ".join(filter(None, (pace, sends))), row["why"])
@@ -105,10 +114,10 @@ def job_lines(
     ]
 
 
-def paths_words(job: Answer, view: LabView) -> str:
+def paths_words(job: JobInList, view: LabView) -> str:
     """The devices that a job's NICs are connected to, and the switches between."""
     ways: dict[str, int] = {}
-    for name in job["hosts"]:
+    for name in job.hosts:
         host = view.lab.host_names.get(name)
         if host is None:
             continue
@@ -130,71 +139,67 @@ def paths_words(job: Answer, view: LabView) -> str:
     )
 
 
-def measured_iteration_s(reports: Sequence[Answer]) -> float | None:
+def measured_iteration_s(reports: Collection[IterationReport]) -> float | None:
     """The mean time of the latest iterations; ``None`` without reports."""
-    latest = [
-        r["compute_s"] + r["communication_s"] for r in list(reports)[-40:]
-    ]
+    latest = [r.compute_s + r.communication_s for r in list(reports)[-40:]]
     return fmean(latest) if latest else None
 
 
-def change_row(change: Answer, view: LabView) -> Row:
+def change_row(change: ChangeAnswer, view: LabView) -> Row:
     """A change of circuits in a list."""
-    lasted_s = (change["finished_at"] or 0.0) - change["started_at"]
+    lasted_s = (change.finished_at or 0.0) - change.started_at
     message = (
-        ""
-        if change["message"] == "done"
-        else f": {harmless(change['message'])}"
+        "" if change.message == "done" else f": {harmless(change.message)}"
     )
-    result = f"{change['state']} in {took(lasted_s)}{message}"
+    result = f"{change.state} in {took(lasted_s)}{message}"
     if dark := dark_s(change):
         result += f"; outage {took(dark)}"
     return {
-        "id": change["id"],
-        "at": when(change["started_at"]),
-        "by": harmless(change["by"]),
-        "why": harmless(change["why"]),
-        "changes": changes_words(change["changes"]),
-        "result": "in progress" if change["state"] == "intent" else result,
+        "id": change.id,
+        "at": when(change.started_at),
+        "by": harmless(change.by),
+        "why": harmless(change.why),
+        "changes": changes_words(change.changes),
+        "result": "in progress" if change.state == "intent" else result,
         "stages": _stages(change, _SHORT_S),
         "can_undo": view.can_undo(change),
     }
 
 
-def dark_s(change: Answer) -> float:
+def dark_s(change: ChangeAnswer) -> float:
     """The outage of a change's circuits, in seconds."""
     return float(
-        sum(change["stages_s"].get(stage, 0.0) for stage in _DARK_STAGES)
+        sum(change.stages_s.get(stage, 0.0) for stage in _DARK_STAGES)
     )
 
 
-def _stages(change: Answer, at_least_s: float) -> str:
+def _stages(change: ChangeAnswer, at_least_s: float) -> str:
     stages = [
-        (name, s) for name, s in change["stages_s"].items() if s >= at_least_s
+        (name, s) for name, s in change.stages_s.items() if s >= at_least_s
     ]
     return ", ".join(f"{name} {took(spent)}" for name, spent in stages)
 
 
-def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
+def stage_rows(change: ChangeAnswer, now: float) -> list[tuple[str, str]]:
     """The stages of a change as text, and whether each is ``done``, ``now`` or ``next``."""
-    spent = change["stages_s"]
-    progress = change.get("progress")
-    current = progress["stage"] if progress else ""
+    spent = change.stages_s
+    progress = change.progress
+    current = progress.stage if progress else ""
     rows = [
         (f"{name} {took(seconds)}", "done")
         for name, seconds in spent.items()
         if name != current
     ]
     if progress:
-        so_far = span(max(0.0, now - progress["since"]))
+        so_far = span(max(0.0, now - progress.since))
         rows.append((f"{progress_line(progress)}, for {so_far}", "now"))
     if current in _STAGES:
         idle = set(spent)
-        if planned := change["changes"].values():
+        if planned := change.changes.values():
             idle |= {
                 stage
                 for stage, key in (("break", "breaks"), ("make", "makes"))
-                if not any(each[key] for each in planned)
+                if not any(getattr(each, key) for each in planned)
             }
         rows += [
             (name, "next")
@@ -204,14 +209,14 @@ def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
     return rows
 
 
-def changes_words(changes: Mapping[str, Answer]) -> str:
+def changes_words(changes: Mapping[str, MapChangeAnswer]) -> str:
     """The cross-connects that a change breaks and makes, by circuit switch."""
     return "; ".join(
         " ".join(
             [
                 f"{ocs}:",
-                *(f"−{c}" for c in each["breaks"]),
-                *(f"+{c}" for c in each["makes"]),
+                *(f"−{c}" for c in each.breaks),
+                *(f"+{c}" for c in each.makes),
             ]
         )
         for ocs, each in changes.items()
@@ -220,43 +225,41 @@ def changes_words(changes: Mapping[str, Answer]) -> str:
 
 def last_change_lines(
     view: LabView,
-    gains: Mapping[str, Answer],
+    gains: Mapping[str, LightMove],
     now: float,
 ) -> list[str]:
     """The changes in progress, and the last one: its result, outage and effect on jobs."""
     change = view.last_change
     lines = [
-        f"change {c['id']} in progress: {progress_line(c['progress'])}"
+        f"change {c.id} in progress: {progress_line(c.progress)}"
         for c in view.under_way
-        if "progress" in c
+        if c.progress
     ]
     if change is None:
         return lines or ["No circuits have been changed yet."]
-    by = f" by {harmless(change['by'])}" if change["by"] else ""
-    ago = span(max(0.0, now - change["finished_at"]))
-    lines.append(f"change {change['id']}{by}: {change['state']} {ago} ago")
-    lines += [harmless(change["why"])] if change["why"] else []
-    broken, made = (
-        sum(len(each[key]) for each in change["changes"].values())
-        for key in ("breaks", "makes")
-    )
+    by = f" by {harmless(change.by)}" if change.by else ""
+    ended_at = change.finished_at or change.started_at
+    ago = span(max(0.0, now - ended_at))
+    lines.append(f"change {change.id}{by}: {change.state} {ago} ago")
+    lines += [harmless(change.why)] if change.why else []
+    changes = change.changes.values()
+    broken = sum(len(each.breaks) for each in changes)
+    made = sum(len(each.makes) for each in changes)
     lines.append(
         f"{broken} cross-connects broken and {made} made in "
-        f"{took(change['finished_at'] - change['started_at'])}; outage {took(dark_s(change))}"
+        f"{took(ended_at - change.started_at)}; outage {took(dark_s(change))}"
     )
     stages = _stages(change, _SHORT_S)
     lines += [stages] if stages else []
-    lines += (
-        [harmless(change["message"])] if change["state"] != "committed" else []
-    )
+    lines += [harmless(change.message)] if change.state != "committed" else []
     lines += [f"{job}: {gain_words(gain)}" for job, gain in gains.items()]
     return lines
 
 
-def gain_words(gain: Answer) -> str:
+def gain_words(gain: LightMove) -> str:
     """The iteration time of a job before and after a change of its circuits."""
-    before = gain["measured_before_s"]
-    after = gain["measured_after_s"]
+    before = gain.measured_before_s
+    after = gain.measured_after_s
     if not before or not after:
         return "not enough iterations to compare before and after"
     faster = (
@@ -269,21 +272,19 @@ def latest_words(view: LabView, now: float) -> str:
     """The last event: a change of circuits, or a job's start or end."""
     found = [(0.0, "")]
     if change := view.last_change:
-        why = f" ({harmless(change['why'])})" if change["why"] else ""
+        why = f" ({harmless(change.why)})" if change.why else ""
         found.append(
             (
-                change["finished_at"],
-                f"change {change['id']} {change['state']}{why}",
+                change.finished_at or change.started_at,
+                f"change {change.id} {change.state}{why}",
             )
         )
     for job in view.jobs:
-        ended = job["finished_at"]
+        ended = job.finished_at
         at, state = (
-            (ended, job["state"])
-            if ended
-            else (job["runs_since"] or 0.0, "started")
+            (ended, job.state) if ended else (job.runs_since or 0.0, "started")
         )
-        found.append((at, f"job {job['id']} {state}"))
+        found.append((at, f"job {job.id} {state}"))
     at, words = max(found)
     return f"Last: {words}, {span(max(0.0, now - at))} ago." if at else ""
 
@@ -313,7 +314,7 @@ def _counted(count: int, name: str) -> str:
 
 def problems(
     view: LabView,
-    stopped: Answer | None,
+    stopped: Pressed | None,
     trouble: str,
 ) -> list[tuple[str, bool]]:
     """The faults, worst first, and whether each is an error or a caution."""
@@ -327,8 +328,8 @@ def problems(
     ]
     caution = []
     if stopped is not None:
-        why = f": {stopped['why']}" if stopped["why"] else ""
-        caution.append(f"stop button pressed by {stopped['by']}{why}")
+        why = f": {stopped.why}" if stopped.why else ""
+        caution.append(f"stop button pressed by {stopped.by}{why}")
     for condition, words, among in (
         ("dark", "no optical power, or missing", bad),
         ("drifting", "drift, not committed", caution),
@@ -352,11 +353,11 @@ def problems(
         caution.append(
             f"locked: {', '.join(locked[:6])}{_more(len(locked) - 6)}"
         )
-    if view.status.get("drained"):
+    if view.status and view.status.drained:
         caution.append("the queue is drained: jobs do not start")
-    for part in view.status.get("parts", ()):
-        if part["faults"] and not part["running"]:
-            bad.append(f"controller, {part['name']}: {part['last_fault']}")
+    for part in view.status.parts if view.status else ():
+        if part.faults and not part.running:
+            bad.append(f"controller, {part.name}: {part.last_fault}")
     return [(harmless(w), True) for w in bad] + [
         (harmless(w), False) for w in caution
     ]
@@ -425,9 +426,7 @@ def device_rows(view: LabView, name: str) -> list[Row]:
                 else "unlimited",
                 "light": light or "no circuit",
                 "lock": harmless(
-                    "; ".join(
-                        f"{k['kind']} by {k['by']} {k['why']}" for k in locks
-                    )
+                    "; ".join(f"{k.kind} by {k.by} {k.why}" for k in locks)
                 ),
             }
         )
@@ -454,64 +453,64 @@ def health_rows(view: LabView) -> list[Row]:
         )
         rows[-1]["words"] = harmless(words)
 
-    for ocs in view.status.get("circuit_switches", ()):
+    if view.status is None:
+        return rows
+    for ocs in view.status.circuit_switches:
         silence = (
-            f"no answer since {when(ocs['since'])}: {ocs['words']}"
-            if ocs["since"]
+            f"no answer since {when(ocs.since)}: {ocs.words}"
+            if ocs.since
             else ""
         )
         add(
-            ocs["name"],
+            ocs.name,
             "circuit switch",
             silence or "answers",
-            bool(ocs["reachable"]),
+            bool(ocs.reachable),
         )
-    for switch in view.status.get("switches", ()):
-        connected = switch["connected"]
-        lacks = switch["lacks"] or ""
-        words = (
-            "connected" if connected else switch["trouble"] or "not connected"
-        )
+    for switch in view.status.switches:
+        connected = switch.connected
+        lacks = switch.lacks or ""
+        words = "connected" if connected else switch.trouble or "not connected"
         words = "forwards by itself" if connected is None else lacks or words
         add(
-            switch["name"],
+            switch.name,
             "packet switch",
             words,
             connected is not False and not lacks,
         )
-    for agent in view.status.get("agents", ()):
-        well = agent["reachable"] and not agent["problems"]
-        words = "; ".join(agent["problems"]) or "answers"
-        if not agent["reachable"]:
+    for agent in view.status.agents:
+        well = agent.reachable and not agent.problems
+        words = "; ".join(agent.problems) or "answers"
+        if not agent.reachable:
             words = (
-                f"{agent['presence']}, no answer for "
-                f"{span(agent['silence_s'])}: {agent['words']}"
+                f"{agent.presence}, no answer for "
+                f"{span(agent.silence_s)}: {agent.words}"
             )
         add(
-            agent["server"],
+            agent.server,
             "agent",
             words,
             bool(well),
         )
-    parts = view.status.get("parts", ())
+    parts = view.status.parts
     for part in parts:
-        if part["faults"]:
-            words = "running" if part["running"] else "restarting"
-            words += f"; failed {part['faults']} ×, last: {part['last_fault']}"
+        if part.faults:
+            words = "running" if part.running else "restarting"
+            words += f"; failed {part.faults} ×, last: {part.last_fault}"
             add(
-                part["name"],
+                part.name,
                 "part of the controller",
                 words,
-                bool(part["running"]),
+                bool(part.running),
             )
-    whole = sum(not part["faults"] for part in parts)
+    whole = sum(not part.faults for part in parts)
     add(
         "controller",
         "process",
         f"{_counted(whole, 'part')} running without faults",
         True,
     )
-    engine = view.status.get("engine")
+    engine = view.status.engine
     words = f"running, engine {engine}" if engine else "not running"
     add(
         "OpenFlow speaker",
@@ -522,7 +521,7 @@ def health_rows(view: LabView) -> list[Row]:
     return rows
 
 
-def event_row(event: Answer) -> Row:
+def event_row(event: Mapping[str, Any]) -> Row:
     """An event in a list."""
     return {
         "id": event.get("number", f"skipped {event.get('first')}"),

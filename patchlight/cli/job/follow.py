@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,9 +19,10 @@ from patchlight.console import rendering as out
 from patchlight.console.connection import complete_job, patiently, with_client
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
+from patchlight.testbed.wire.rest.jobs import RegroupPlan
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import JobAnswer
+    from patchlight.testbed.wire.rest.jobs import JobAnswer, ProposalShape
 
 _POLL_S = 0.5
 _REPEAT_S = 10.0
@@ -52,14 +54,14 @@ class _Output:
             part = patiently(
                 lambda: self._client.log(self._job_id, worker, after)  # noqa: B023
             )
-            self._next[worker] = max(after, part["next"])
-            *lines, begun = (self._begun.get(worker, "") + part["text"]).split(
+            self._next[worker] = max(after, part.next)
+            *lines, begun = (self._begun.get(worker, "") + part.text).split(
                 "\n"
             )
             self._begun[worker] = begun
             for line in lines:
                 self._line(worker, line, marked=marked)
-            if part["next"] <= after:
+            if part.next <= after:
                 return
 
     def end(self, *, marked: bool) -> None:
@@ -115,8 +117,8 @@ def logs(
     output = _Output(client, job_id, as_json=as_json)
     while True:
         status = patiently(lambda: client.job(job_id))
-        final = JobState(status["state"]).is_final
-        count = max(1, len(status["hosts"]))
+        final = JobState(status.state).is_final
+        count = max(1, len(status.hosts))
         several = worker is None and count > 1
         for rank in range(count) if worker is None else [worker]:
             try:
@@ -126,7 +128,7 @@ def logs(
                 now = patiently(lambda: client.job(job_id))
                 if (
                     not following
-                    or status["state"] == now["state"] == JobState.RUNNING
+                    or status.state == now.state == JobState.RUNNING
                 ):
                     raise
         if final or not following:
@@ -182,14 +184,20 @@ def show(
             )
         follow_jobs(client, ids, as_json=as_json)
         return
-    answers: list[dict[str, Any]] = [{**client.job(job_id)} for job_id in ids]
-    for answer in answers if past else ():
-        answer["states"] = client.history(answer["id"])
-        answer["decisions"] = client.decisions(answer["id"])
+    statuses = [client.job(job_id) for job_id in ids]
+    answers = [status.as_json for status in statuses]
+    pasts = [
+        (client.history(job_id), client.decisions(job_id))
+        for job_id in (ids if past else ())
+    ]
+    for answer, (states, decisions) in zip(answers, pasts, strict=False):
+        answer |= {"states": states, "decisions": decisions}
 
     def show_text() -> None:
-        for answer in answers:
-            listing.print_job(answer)
+        for status, its_past in zip_longest(statuses, pasts):
+            listing.print_job(status)
+            if its_past:
+                listing.print_past(*its_past)
 
     out.print_answer(
         answers if len(answers) > 1 else answers[0], show_text, as_json=as_json
@@ -216,9 +224,9 @@ def follow_jobs(
                 status = patiently(lambda: client.job(job_id))  # noqa: B023
                 if progress is not None:
                     progress.show(status)
-                if JobState(status["state"]).is_final:
+                if JobState(status.state).is_final:
                     left.remove(job_id)
-                    failed = failed or status["state"] != JobState.DONE
+                    failed = failed or status.state != JobState.DONE
                     _say_end(status, as_json=as_json)
             if not left:
                 break
@@ -238,17 +246,15 @@ def _say_end(status: JobAnswer, *, as_json: bool) -> None:
         return
     took = (
         f" in {listing.elapsed(status)}"
-        if status["state"] == JobState.DONE
+        if status.state == JobState.DONE
         else ""
     )
     out.say(f"{listing.outcome(status)}{took}")
     # A single worker's output was printed.
-    printed = (
-        status["spec"]["trainer"] == "command" and len(status["hosts"]) == 1
-    )
+    printed = status.spec.trainer == "command" and len(status.hosts) == 1
     for line in (
-        status["last_lines"]
-        if status["state"] == JobState.FAILED and not printed
+        status.last_lines
+        if status.state == JobState.FAILED and not printed
         else ()
     ):
         out.say(f"  | {line}")
@@ -274,8 +280,8 @@ class _Progress:
 
     def show(self, status: JobAnswer) -> None:
         """Print what is new."""
-        state = JobState(status["state"])
-        if status["spec"]["trainer"] == "command":
+        state = JobState(status.state)
+        if status.spec.trainer == "command":
             # A worker that is being made, or was taken away just now, has no output.
             with suppress(ControllerError):
                 self._output.print(0, marked=True)
@@ -302,8 +308,8 @@ class _Progress:
                 out.print_json(r, one_line=True)
                 continue
             out.say(
-                f"[{r['rank']}] iteration {r['index']}: compute {r['compute_s']:.3f} s, "
-                f"communication {r['communication_s']:.3f} s"
+                f"[{r.rank}] iteration {r.index}: compute {r.compute_s:.3f} s, "
+                f"communication {r.communication_s:.3f} s"
             )
 
 
@@ -320,7 +326,7 @@ def stop(
 ) -> None:
     """Stop a job and the jobs that were submitted together with it."""
     status = client.stop(listing.find_job(client, job), force=force)
-    out.print_answer(status, status["state"], as_json=as_json)
+    out.print_answer(status, status.state, as_json=as_json)
 
 
 @click.command()
@@ -339,9 +345,7 @@ def restart(
     A running synthetic job continues at its iteration, on whatever GPUs it gets now.
     """
     status = client.restart(listing.find_job(client, job), force=force)
-    out.print_answer(
-        status, f"{status['id']} {status['state']}", as_json=as_json
-    )
+    out.print_answer(status, f"{status.id} {status.state}", as_json=as_json)
 
 
 @click.command()
@@ -397,12 +401,19 @@ def regroup(
         print_change(record, as_json=as_json)
 
 
-def _print_proposal(found: Mapping[str, Any] | None) -> None:
+def _print_proposal(found: RegroupPlan | ProposalShape | None) -> None:
     if found is None:
         out.say(_NOTHING)
         return
-    for job, gain_s in found.get("gains_s", {}).items():
-        cost_s = found["costs_s"].get(job)
+    if isinstance(found, RegroupPlan):
+        _print_circuits(found.makes)
+        if not found.makes:
+            out.say("The circuits are as they would be.")
+        for objection in found.objections:
+            out.say(f"against it: {objection}")
+        return
+    for job, gain_s in found.gains_s.items():
+        cost_s = found.costs_s.get(job)
         costs = (
             f", {cost_s:.1f} s of cost counted in"
             if cost_s is not None
@@ -414,9 +425,9 @@ def _print_proposal(found: Mapping[str, Any] | None) -> None:
             else f"ends {-gain_s:.1f} s later"
         )
         out.say(f"{job} {said}{costs}")
-    for ocs, pairs in (found.get("makes") or found.get("maps") or {}).items():
+    _print_circuits(found.maps)
+
+
+def _print_circuits(maps: Mapping[str, Sequence[str]]) -> None:
+    for ocs, pairs in maps.items():
         out.say(f"{ocs}: {', '.join(pairs)}")
-    if not found.get("makes", True):
-        out.say("The circuits are as they would be.")
-    for objection in found.get("objections", ()):
-        out.say(f"against it: {objection}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,17 +52,15 @@ def find_job(client: ControllerClient, text: str) -> str:
     meant = client.jobs_meant(text) if text else []
     if len(meant) > 1:
         # Of several runs of one job, the one that goes on.
-        meant = [
-            s for s in meant if not JobState(s["state"]).is_final
-        ] or meant
+        meant = [s for s in meant if not JobState(s.state).is_final] or meant
     if len(meant) == 1:
-        return str(meant[0]["id"])
+        return str(meant[0].id)
     if meant:
         count = len(meant) if len(meant) <= _MOST else f"more than {_MOST}"
-        listed = ", ".join(status["id"] for status in meant[:_MOST])
+        listed = ", ".join(status.id for status in meant[:_MOST])
         hint = f"type more of the id, of one of: {listed}"
         raise BadInput(f"{text!r} may mean any of {count} jobs", hint=hint)
-    latest = [status["id"] for status in client.jobs(last=_MOST)]
+    latest = [status.id for status in client.jobs(last=_MOST)]
     hint = "'patchlight job list --all' shows every job"
     raise BadInput(
         f"no job {text!r}: {nearest(text, latest, 'the latest are')}",
@@ -72,36 +70,34 @@ def find_job(client: ControllerClient, text: str) -> str:
 
 def iterations(status: shapes.JobInList) -> str:
     """How many iterations are done, of how many if that is known."""
-    done = status["iterations_done"]
-    known = status["spec"]["iterations"]
+    done = status.iterations_done
+    known = status.spec.iterations
     return f"{done}/{known}" if known else str(done or "")
 
 
 def message(status: shapes.JobInList) -> str:
     """Why it failed or what it waits for, and how often a policy failed on it."""
-    faults = status["policy_faults"]
+    faults = status.policy_faults
     marks = [f"policy faults: {faults}, the default decided"] if faults else []
-    return "; ".join([*filter(None, [status["message"]]), *marks])
+    return "; ".join([*filter(None, [status.message]), *marks])
 
 
 def outcome(status: shapes.JobInList) -> str:
     """How it ended, on one line."""
-    return f"{status['id']} " + ": ".join(
-        filter(None, [status["state"], status["message"]])
+    return f"{status.id} " + ": ".join(
+        filter(None, [status.state, status.message])
     )
 
 
 def elapsed(status: shapes.JobInList) -> str:
     """For how long it has run."""
-    if status["started_at"] is None:
+    if status.started_at is None:
         return ""
-    return f"{(status['finished_at'] or time.time()) - status['started_at']:.1f} s"
+    return f"{(status.finished_at or time.time()) - status.started_at:.1f} s"
 
 
 def _state(status: shapes.JobInList | shapes.StateOfJob) -> out.Coloured:
-    return out.Coloured(
-        status["state"], _MEANINGS.get(status["state"], "caution")
-    )
+    return out.Coloured(status.state, _MEANINGS.get(status.state, "caution"))
 
 
 @click.command("list")
@@ -171,16 +167,16 @@ def list_jobs(
     )
     for status in jobs:
         table.add_row(
-            status["id"],
+            status.id,
             _state(status),
             iterations(status),
             elapsed(status),
             message(status),
-            str(len(status["hosts"]) or ""),
-            status["by"],
-            str(status["spec"]["priority"]),
-            ", ".join(status["hosts"]),
-            out.when(status["submitted_at"]),
+            str(len(status.hosts) or ""),
+            status.by,
+            str(status.spec.priority),
+            ", ".join(status.hosts),
+            out.when(status.submitted_at),
         )
     out.print_answer(jobs, table, as_json=as_json)
     if left_out:
@@ -190,62 +186,59 @@ def list_jobs(
         )
 
 
-def print_job(answer: Mapping[str, Any]) -> None:
-    """Print all that is known of a job; its past, too, where the answer has it."""
-    status: Any = answer
+def print_job(status: shapes.JobAnswer) -> None:
+    """Print all that is known of a job."""
     cells = (*_of_status(status), *_of_spec(status))
     out.Table(
         out.Column("", whole=True), "", rows=(c for c in cells if c[1])
     ).print()
-    for line in status["last_lines"]:
+    for line in status.last_lines:
         out.say(f"  | {line}")
-    if "states" in status:
-        _print_past(status["states"], status["decisions"])
 
 
 def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
-    yield "id", status["id"]
+    yield "id", status.id
     yield "state", _state(status)
-    yield "message", status["message"]
-    yield "user", status["by"]
+    yield "message", status.message
+    yield "user", status.by
     yield "iterations", iterations(status)
-    yield "hosts", ", ".join(status["hosts"])
+    yield "hosts", ", ".join(status.hosts)
     yield "workers", _degrees(status)
-    yield "submitted", out.when(status["submitted_at"])
+    yield "submitted", out.when(status.submitted_at)
     yield "ran for", elapsed(status)
     yield "predicted", _predicted(status)
     yield "measured", _measured(status)
-    for move in status["light_moves"]:
+    for move in status.light_moves:
         yield "light moved", _moved(move)
-    if energy_j := status.get("energy_j"):
+    if energy_j := status.energy_j:
         each = ", ".join(
             f"{gpu} {joules:,.0f} J"
             for gpu, joules in sorted(energy_j.items())
         )
         yield "energy", f"{sum(energy_j.values()):,.0f} J: {each}"
-    yield "attempt", f"{status['attempt'] + 1}" if status["attempt"] else ""
-    yield "restarts", str(status["restarts"] or "")
-    kept = status.get("reports_kept", 0)
-    made = status.get("reports_made", 0)
+    yield "attempt", f"{status.attempt + 1}" if status.attempt else ""
+    yield "restarts", str(status.restarts or "")
+    kept = status.reports_kept or 0
+    made = status.reports_made or 0
     yield (
         "reports",
         f"thinned: kept {kept:,} of {made:,}" if kept < made else "",
     )
-    yield "topology", status["topology"]
+    yield "topology", status.topology
 
 
 def _degrees(status: shapes.JobAnswer) -> str:
     """The number of workers of a job whose number a policy sets: now, before, and if it stays."""
-    had = status.get("degrees") or []
+    had = status.degrees
     if not had:
         return ""
     changes = [
         f"{workers} from iteration {iteration} on"
         for _, iteration, workers in had
     ]
-    stays = status.get("rigid_because")
-    runs = status["hosts"] and status["finished_at"] is None
-    parts = [f"{len(status['hosts'])} now"] if runs else []
+    stays = status.rigid_because
+    runs = status.hosts and status.finished_at is None
+    parts = [f"{len(status.hosts)} now"] if runs else []
     if len(changes) > 1 or not runs:
         parts.append(", ".join(changes))
     if stays:
@@ -254,18 +247,18 @@ def _degrees(status: shapes.JobAnswer) -> str:
 
 
 def _predicted(status: shapes.JobAnswer) -> str:
-    seconds = status.get("predicted_iteration_s")
-    left_s = status.get("predicted_completion_s")
+    seconds = status.predicted_iteration_s
+    left_s = status.predicted_completion_s
     if seconds is None:
         return ""
     ends = f", {left_s:.1f} s to its end" if left_s is not None else ""
-    return f"{seconds:.3f} s an iteration{ends}; {status['bottleneck']}"
+    return f"{seconds:.3f} s an iteration{ends}; {status.bottleneck}"
 
 
 def _measured(status: shapes.JobAnswer) -> str:
     """How long iterations take since circuits or other jobs last changed."""
-    seconds = status["measured_iteration_s"]
-    predicted_s = status.get("predicted_iteration_s")
+    seconds = status.measured_iteration_s
+    predicted_s = status.predicted_iteration_s
     if seconds is None:
         return ""
     off = ""
@@ -284,83 +277,78 @@ def _moved(move: shapes.LightMove) -> str:
             f"{s:.3f} s" if s is not None else "not known" for s in seconds
         )
 
-    at = f"{out.when(move['moved_at'])} by {move['policy']} (change {move['reconfiguration']})"
+    at = f"{out.when(move.moved_at)} by {move.policy} (change {move.reconfiguration})"
     others = (
         " (before, something else changed, too)"
-        if move["unsettled_before"]
+        if move.unsettled_before
         else ""
     )
-    predicted = pace(move["predicted_before_s"], move["predicted_after_s"])
-    measured = pace(move["measured_before_s"], move["measured_after_s"])
+    predicted = pace(move.predicted_before_s, move.predicted_after_s)
+    measured = pace(move.measured_before_s, move.measured_after_s)
     return f"{at}, an iteration: predicted {predicted}; measured {measured}{others}"
 
 
 def _of_spec(status: shapes.JobAnswer) -> Iterator[tuple[str, str]]:
-    spec = status["spec"]
-    model = spec["model"]
-    batch = f", {spec['batch']} samples a worker" if spec["batch"] else ""
+    spec = status.spec
+    model = spec.model
+    batch = f", {spec.batch} samples a worker" if spec.batch else ""
     compute = (
-        f"{model} {seconds:g} s"
-        for model, seconds in spec["compute_s"].items()
+        f"{model} {seconds:g} s" for model, seconds in spec.compute_s.items()
     )
     mounts = (
-        f"{m['source']} at {m['target']}{'' if m['read_only'] else ', written too'}"
-        for m in spec["mounts"]
+        f"{m.source} at {m.target}{'' if m.read_only else ', written too'}"
+        for m in spec.mounts
     )
     yield (
         "model",
         "" if model is None else f"{model}, trained by PyTorch{batch}",
     )
-    yield "data", spec["data"] or ""
-    yield "command", " ".join(spec["command"])
-    yield "image", spec["image"] or ""
+    yield "data", spec.data or ""
+    yield "command", " ".join(spec.command)
+    yield "image", spec.image or ""
     yield (
         "environment",
         ", ".join(
-            f"{name}={value}" for name, value in spec["environment"].items()
+            f"{name}={value}" for name, value in spec.environment.items()
         ),
     )
     yield "mounts", "; ".join(mounts)
     yield (
         "memory",
-        format_size(memory) if (memory := spec.get("memory_bytes")) else "",
+        format_size(memory) if (memory := spec.memory_bytes) else "",
     )
-    yield "CPUs", f"{spec['cpus']:g}" if spec.get("cpus") else ""
+    yield "CPUs", f"{spec.cpus:g}" if spec.cpus else ""
     yield "held by", _held_by(status)
     yield (
         "gradient",
-        format_size(spec["gradient_bytes"]) if spec["gradient_bytes"] else "",
+        format_size(spec.gradient_bytes) if spec.gradient_bytes else "",
     )
     yield "compute", ", ".join(compute)
-    yield "GPU models", ", ".join(spec["gpu_models"])
-    yield "degrees", ", ".join(map(str, spec["degrees"]))
-    yield "graph", spec["graph"] or ""
+    yield "GPU models", ", ".join(spec.gpu_models)
+    yield "degrees", ", ".join(map(str, spec.degrees))
+    yield "graph", spec.graph or ""
     yield (
         "deadline",
-        format_time(spec["deadline_s"]) if spec["deadline_s"] else "",
+        format_time(spec.deadline_s) if spec.deadline_s else "",
     )
     yield (
         "requirement",
-        f"{spec['requirement']:g}" if spec["requirement"] else "",
+        f"{spec.requirement:g}" if spec.requirement else "",
     )
-    yield "priority", str(spec["priority"] or "")
-    yield "after", ", ".join(spec["after"])
-    yield "retries", str(spec["retries"] or "")
-    yield "checkpoint", spec["checkpoint"] or ""
-    yield "placement", spec["placement"] or ""
+    yield "priority", str(spec.priority or "")
+    yield "after", ", ".join(spec.after)
+    yield "retries", str(spec.retries or "")
+    yield "checkpoint", spec.checkpoint or ""
+    yield "placement", spec.placement or ""
 
 
 def _held_by(status: shapes.JobAnswer) -> str:
     """How workers are held while their circuits change; of a job that waits, as in its spec."""
     ranks: dict[str | None, list[str]] = {}
-    for rank, how in enumerate(status["holds_by"]):
+    for rank, how in enumerate(status.holds_by):
         ranks.setdefault(how, []).append(str(rank))
     if not ranks:
-        return (
-            status["spec"]["hold"]
-            if status["spec"]["trainer"] == "command"
-            else ""
-        )
+        return status.spec.hold if status.spec.trainer == "command" else ""
     found = {
         _HELD_BY.get(str(how), "not known yet"): who
         for how, who in ranks.items()
@@ -372,13 +360,12 @@ def _held_by(status: shapes.JobAnswer) -> str:
     )
 
 
-def _print_past(
+def print_past(
     states: list[shapes.StateOfJob], decisions: list[shapes.DecisionShape]
 ) -> None:
+    """Print the states of a job, and what policies decided of it."""
     out.say("")
-    was = (
-        (out.when(was["at"]), _state(was), was["message"]) for was in states
-    )
+    was = ((out.when(was.at), _state(was), was.message) for was in states)
     out.Table(
         out.Column("since", whole=True),
         out.Column("state", whole=True),
@@ -400,30 +387,32 @@ def _print_past(
     )
     for row in decisions:
         table.add_row(
-            out.when(row["at"]),
-            str(row["kind"]),
-            str(row["policy"]),
-            f"{1000 * row['seconds']:.1f} ms",
-            _answer(row["answer"]),
-            str(row["digest"]),
+            out.when(row.at),
+            str(row.kind),
+            str(row.policy),
+            f"{1000 * row.seconds:.1f} ms",
+            _answer(row.answer),
+            str(row.digest),
         )
     table.print()
     for row in decisions:
-        if fault := row.get("fault"):
-            words = f"{row['kind']} policy {row['policy']}: {fault}; the default decided"
+        if fault := row.fault:
+            words = (
+                f"{row.kind} policy {row.policy}: {fault}; the default decided"
+            )
             out.say(words)
-        if row.get("weighed"):
+        if row.weighed:
             _print_weighed(row)
 
 
 def _print_weighed(decision: shapes.DecisionShape) -> None:
     """What a learned policy saw and weighed: its options and their scores, the best first."""
-    weighed = decision["weighed"]
+    weighed = decision.weighed
     saw = ", ".join(
         f"{value} {name}" for name, value in weighed["saw"].items()
     )
     out.say("")
-    title = f"{decision['kind']}: {decision['policy']} saw {saw}"
+    title = f"{decision.kind}: {decision.policy} saw {saw}"
     table = out.Table(
         *out.numbers("score"),
         "option",

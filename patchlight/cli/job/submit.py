@@ -237,9 +237,9 @@ def submit(
         statuses = client.submit(
             jobs, plan=not as_json and len(jobs.specs) == 1
         )
-        if expected := _expected(statuses[0].get("plan")):
+        if expected := _expected(statuses[0].plan):
             out.say(expected, err=True)
-        ids = "\n".join(status["id"] for status in statuses)
+        ids = "\n".join(status.id for status in statuses)
         out.print_answer(
             statuses[0] if len(statuses) == 1 else statuses,
             ids,
@@ -248,7 +248,7 @@ def submit(
         if follow:
             from patchlight.cli.job.follow import follow_jobs
 
-            follow_jobs(client, [statuses[0]["id"]], as_json=as_json)
+            follow_jobs(client, [statuses[0].id], as_json=as_json)
 
 
 def _plan(
@@ -303,14 +303,14 @@ def _expected(row: Preview | None) -> str:
     """What a job waits for, or how long it would take as predicted, and what limits it."""
     if row is None:
         return ""
-    if row["waits_for"]:
-        return f"waits: {row['waits_for']}"
-    iteration_s = row.get("predicted_iteration_s")
-    all_s = row.get("predicted_completion_s")
+    if row.waits_for:
+        return f"waits: {row.waits_for}"
+    iteration_s = row.predicted_iteration_s
+    all_s = row.predicted_completion_s
     if iteration_s is None or all_s is None:
-        return row.get("bottleneck", "")
+        return row.bottleneck or ""
     whole = f"{all_s:.1f} s" if all_s < 120 else f"{all_s / 60:.0f} min"
-    limit = row.get("bottleneck", "")
+    limit = row.bottleneck or ""
     return (
         f"predicted to take {whole}, {iteration_s:.3f} s an iteration, {limit}"
     )
@@ -319,14 +319,10 @@ def _expected(row: Preview | None) -> str:
 def _print_preview(rows: Sequence[Preview]) -> None:
     table = out.Table(out.Column("job", whole=True), "now", "circuits")
     for row in rows:
-        now = [f"starts on {', '.join(row['hosts'])}"] if row["hosts"] else []
-        ahead = [f"jobs ahead of it: {row['ahead']}"] if row["ahead"] else []
-        now += filter(
-            None, [_expected(row), *ahead, *row.get("objections", ())]
-        )
-        table.add_row(
-            row["job"], "; ".join(now), ", ".join(row.get("circuits", ()))
-        )
+        now = [f"starts on {', '.join(row.hosts)}"] if row.hosts else []
+        ahead = [f"jobs ahead of it: {row.ahead}"] if row.ahead else []
+        now += filter(None, [_expected(row), *ahead, *(row.objections or ())])
+        table.add_row(row.job, "; ".join(now), ", ".join(row.circuits or ()))
     table.print()
 
 

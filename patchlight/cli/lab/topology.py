@@ -103,12 +103,10 @@ def _as_it_is_now(
         switches = [
             switch.name for switch in lab_up.optical_switches if switch.driver
         ]
-        if unread := [
-            name for name in switches if answer[name]["map"] is None
-        ]:
+        if unread := [name for name in switches if answer[name].map is None]:
             raise PatchlightError(f"{unread[0]} does not answer")
         shown, maps = _with_maps(
-            lab_up, {name: answer[name]["map"] or () for name in switches}
+            lab_up, {name: answer[name].map or () for name in switches}
         )
     except (PatchlightError, KeyError) as error:
         reason = (
@@ -191,7 +189,7 @@ def _topology_of_now(
             if form == "topology"
             else client.topology_file(form)
         )
-        unread = found["unread"] or client.topology()["unread"]
+        unread = found.unread or client.topology().unread
         if output is None:
             out.print_document(text)
         elif not unread:
@@ -332,12 +330,12 @@ def discover(
         )
         if dry_run:
             out.print_answer(preview, _in_words(preview), as_json=as_json)
-            if preview["objections"]:
+            if preview.objections:
                 raise PatchlightError(
-                    f"it would be refused: {'; '.join(preview['objections'])}"
+                    f"it would be refused: {'; '.join(preview.objections)}"
                 )
             return
-        if not (yes or preview["objections"]):
+        if not (yes or preview.objections):
             out.say(_in_words(preview), err=True)
             if not click.confirm("Go on?", err=True):
                 raise PatchlightError("not confirmed: nothing was changed")
@@ -355,18 +353,18 @@ def discover(
             client.stop_discovery()
             out.say("patchlight: all circuits are restored", err=True)
             raise
-    wiring = status["wiring"]
-    if status["state"] != "done" or wiring is None:
+    wiring = status.wiring
+    if status.state != "done" or wiring is None:
         raise PatchlightError(
-            f"the wiring was not found: {status['message']}",
-            hint=status["hint"],
+            f"the wiring was not found: {status.message}",
+            hint=status.hint,
         )
     out.print_answer(
         status, lambda: _print_found(status, wiring), as_json=as_json
     )
     if output is not None:
-        _write_corrected(output, text, wiring["fibres"])
-    if wiring["differences"]:
+        _write_corrected(output, text, wiring.fibres)
+    if wiring.differences:
         sys.exit(1)
 
 
@@ -396,21 +394,21 @@ def _followed(client: ControllerClient) -> Search:
     """Wait until the search is over."""
     with out.progress_bar("rounds", out.console(stderr=True)) as tell:
         status = client.discovery()
-        while status["state"] in ("looking", "restoring"):
-            done = status["rounds_done"]
-            tell(done, done + status["rounds_left"])
-            status = client.discovery(status["step"], connection.NEWS_WITHIN_S)
+        while status.state in ("looking", "restoring"):
+            done = status.rounds_done
+            tell(done, done + status.rounds_left)
+            status = client.discovery(status.step, connection.NEWS_WITHIN_S)
         return status
 
 
 def _in_words(preview: SearchPlan) -> str:
     ports = ", ".join(
-        f"{len(numbers)} of {ocs}" for ocs, numbers in preview["ports"].items()
+        f"{len(numbers)} of {ocs}" for ocs, numbers in preview.ports.items()
     )
-    circuits = sum(map(len, preview["circuits"].values()))
+    circuits = sum(map(len, preview.circuits.values()))
     return (
         f"ports to probe: {ports or 'none'}; {circuits} cross-connects are removed for about "
-        f"{preview['takes_s']:.0f} s if the lab file is right; no job starts meanwhile"
+        f"{preview.takes_s:.0f} s if the lab file is right; no job starts meanwhile"
     )
 
 
@@ -421,32 +419,32 @@ def _print_found(status: Search, wiring: Wiring) -> None:
         "lab file says",
         "",
     )
-    for row in wiring["ports"]:
-        if row["verdict"] != "free":
-            meaning = _MEANINGS[row["verdict"]]
-            port = f"{row['ocs']}.{row['port']}"
-            sends = row["sends"]
-            hears = row["hears"]
+    for row in wiring.ports:
+        if row.verdict != "free":
+            meaning = _MEANINGS[row.verdict]
+            port = f"{row.ocs}.{row.port}"
+            sends = row.sends
+            hears = row.hears
             ends = sends or ""
             if hears not in (sends, None):
                 ends = f"{hears} (from {sends or 'none'})"
             cells = (
                 ends,
-                row["said"] or "",
-                out.Coloured(row["verdict"], meaning),
+                row.said or "",
+                out.Coloured(row.verdict, meaning),
             )
             table.add_row(port, *cells)
     table.print()
-    for words in wiring["differences"]:
+    for words in wiring.differences:
         out.say(words, meaning="bad")
-    for words in wiring["doubts"]:
+    for words in wiring.doubts:
         out.say(f"not certain: {words}", meaning="caution")
-    for row in wiring["ports"]:
-        if row["verdict"] == "not told":
-            out.say(f"not found: {row['words']}", meaning="caution")
-    count = len(wiring["differences"])
+    for row in wiring.ports:
+        if row.verdict == "not told":
+            out.say(f"not found: {row.words}", meaning="caution")
+    count = len(wiring.differences)
     found = f"{count or 'no'} difference{'' if count == 1 else 's'} from the lab file"
-    took = f"{status['rounds_done']} rounds and {status['took_s']:.0f} s"
+    took = f"{status.rounds_done} rounds and {status.took_s:.0f} s"
     out.say(f"{found}, in {took}; all circuits are restored")
 
 

@@ -224,23 +224,23 @@ def confirmed(
         print_preview(preview, as_json=options.as_json)
         return None
     if repairs:
-        preview["strangers"] = {}
+        preview.strangers = {}
     shown = _confirm(preview, options)
     return {
         "why": options.why,
         # Agreed to what was shown: then neither the maps nor who uses them may have changed.
-        "planned_from": preview["planned_from"] if shown else "",
-        "spare_jobs": not preview["jobs"],
+        "planned_from": preview.planned_from if shown else "",
+        "spare_jobs": not preview.jobs,
         "detach": options.detach,
     }
 
 
 def _confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
     """Ask as often as the change deserves; whether the user was shown it and agreed."""
-    lost = sum(preview["lost"].values())
-    is_bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
-    in_use = preview["jobs"] or preview["strangers"]
-    if preview["objections"] or not (in_use or is_bulk):
+    lost = sum(preview.lost.values())
+    is_bulk = lost > BULK or (bool(preview.cleared) and lost > 2)
+    in_use = preview.jobs or preview.strangers
+    if preview.objections or not (in_use or is_bulk):
         return False  # nothing to lose, or it will be refused anyway
     ask_twice = is_bulk and options.yes < 2
     agreed = True
@@ -250,7 +250,7 @@ def _confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
                 say(line, err=True)
             agreed = click.confirm("Go on?", err=True)
         if agreed and ask_twice:
-            agreed = _names_typed(lost, ", ".join(preview["lost"]))
+            agreed = _names_typed(lost, ", ".join(preview.lost))
     except click.Abort as error:
         raise PatchlightError(
             "not confirmed: nothing was changed",
@@ -281,27 +281,27 @@ def print_preview(preview: shapes.PlanAnswer, *, as_json: bool) -> None:
     else:
         for line in _lines(preview) or ["nothing to change"]:
             say(line)
-    if preview["objections"]:
+    if preview.objections:
         raise PatchlightError("this change would be refused")
 
 
 def _lines(preview: shapes.PlanAnswer) -> list[str]:
-    lines = change_lines(preview["changes"])
-    lines += [f"link down: {link}" for link in preview["links_down"]]
-    lines += [f"link up: {link}" for link in preview["links_up"]]
-    lines += [f"in use by job {job}, which pauses" for job in preview["jobs"]]
+    lines = change_lines(preview.changes)
+    lines += [f"link down: {link}" for link in preview.links_down]
+    lines += [f"link up: {link}" for link in preview.links_up]
+    lines += [f"in use by job {job}, which pauses" for job in preview.jobs]
     lines += [
         f"{name}: {', '.join(texts)} made by somebody else (see: patchlight ocs verify)"
-        for name, texts in preview["strangers"].items()
+        for name, texts in preview.strangers.items()
     ]
-    return lines + [f"refused: {words}" for words in preview["objections"]]
+    return lines + [f"refused: {words}" for words in preview.objections]
 
 
-def say_unreachable(answers: Mapping[str, Any]) -> None:
+def say_unreachable(
+    answers: Mapping[str, shapes.OcsMap | shapes.LightAnswer],
+) -> None:
     """``PatchlightError`` if some of these circuit switches (by name) do not answer."""
-    silent = {
-        n: a["unreachable"] for n, a in answers.items() if a.get("unreachable")
-    }
+    silent = {n: a.unreachable for n, a in answers.items() if a.unreachable}
     if silent:
         raise PatchlightError(
             "\n".join(
@@ -317,20 +317,20 @@ def change_lines(changes: Mapping[str, shapes.MapChangeAnswer]) -> list[str]:
     return [
         f"{name} {sign} {text}"
         for name, change in changes.items()
-        for sign, texts in (("-", change["breaks"]), ("+", change["makes"]))
+        for sign, texts in (("-", change.breaks), ("+", change.makes))
         for text in texts
     ]
 
 
 def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
     """Print a change as ``print_record``; of one under way, how to follow it."""
-    number = record["id"]
-    if record["state"] != "intent":
+    number = record.id
+    if record.progress is None:
         print_record(record, as_json=as_json)
     elif as_json:
         print_json(record)
     else:
-        say(f"change {number} has begun: {progress_line(record['progress'])}")
+        say(f"change {number} has begun: {progress_line(record.progress)}")
         say(
             f"patchlight ocs watch {number} follows it, patchlight ocs stop {number} stops it"
         )
@@ -338,11 +338,11 @@ def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
 
 def progress_line(progress: shapes.ProgressAnswer) -> str:
     """How far a change is: ``make ocs1, 2 of 6 cross-connects``."""
-    count = progress["cross_connects"]
-    of = f", {progress['done']} of {count} cross-connects" if count else ""
-    at = f" {progress['ocs']}" if progress["ocs"] else ""
-    cancelled = f"; {progress['cancelled']}" if progress["cancelled"] else ""
-    return f"{progress['stage']}{at}{of}{cancelled}"
+    count = progress.cross_connects
+    of = f", {progress.done} of {count} cross-connects" if count else ""
+    at = f" {progress.ocs}" if progress.ocs else ""
+    cancelled = f"; {progress.cancelled}" if progress.cancelled else ""
+    return f"{progress.stage}{at}{of}{cancelled}"
 
 
 def print_record(
@@ -357,8 +357,8 @@ def print_record(
         as_json=as_json,
         one_line=one_line,
     )
-    number = record["id"]
-    state = record["state"]
+    number = record.id
+    state = record.state
     if state == "unknown":
         raise OutcomeUnknown(f"change {number} has an unknown outcome")
     if state == "intent":
@@ -377,20 +377,18 @@ def say_record(
     if as_json:
         print_json(record, one_line=one_line)
         return
-    notes = (f"note: {note}" for note in record["notes"])
-    for line in (*change_lines(record["changes"]), *notes):
+    notes = (f"note: {note}" for note in record.notes)
+    for line in (*change_lines(record.changes), *notes):
         say(line)
-    stages = {
-        name: f"{1e3 * s:.0f} ms" for name, s in record["stages_s"].items()
-    }
+    stages = {name: f"{1e3 * s:.0f} ms" for name, s in record.stages_s.items()}
     longest = ", ".join(
         f"{name} {took}" for name, took in stages.items() if took != "0 ms"
     )
     took = (
-        f" in {1e3 * sum(record['stages_s'].values()):.0f} ms ({longest})"
+        f" in {1e3 * sum(record.stages_s.values()):.0f} ms ({longest})"
         if longest
         else ""
     )
-    number = f"change {record['id']} " if record["id"] else ""
-    message = "" if record["message"] == "done" else f": {record['message']}"
-    say(f"{number}{record['state']}{took}{message}")
+    number = f"change {record.id} " if record.id else ""
+    message = "" if record.message == "done" else f": {record.message}"
+    say(f"{number}{record.state}{took}{message}")

@@ -161,9 +161,9 @@ def apply_map(
     """
     if file != "-" and not Path(file).exists():
         with target.client(
-            lambda store: store.saved_maps().get(file, {}).get("maps", {})
+            lambda store: getattr(store.saved_maps().get(file), "maps", {})
         ) as client:
-            saved = [row["name"] for row in client.saved_maps()]
+            saved = [row.name for row in client.saved_maps()]
             if file not in saved:
                 hint = nearest(file, saved, "saved are")
                 raise BadInput(
@@ -196,7 +196,7 @@ def roll_back(
 ) -> None:
     """Undo change ID, but not what other changes did."""
     with target.client(
-        lambda store: (store.reconfiguration(number) or {}).get("changes", {})
+        lambda store: getattr(store.reconfiguration(number), "changes", {})
     ) as client:
         preview = client.preview_roll_back(number)
         if terms := ocs.confirmed(preview, options):
@@ -260,11 +260,11 @@ def save(
             saved = client.saved_maps()
         rows = (
             (
-                row["name"],
-                when(row["at"]),
-                row["by"],
-                _counts(row["maps"]),
-                row["why"],
+                row.name,
+                when(row.at),
+                row.by,
+                _counts(row.maps),
+                row.why,
             )
             for row in saved
         )
@@ -288,7 +288,7 @@ def save(
     with target.client(switches) as client:
         record = client.save_map(name, switches, why)
     print_answer(
-        record, f"saved as {name}: {_counts(record['maps'])}", as_json=as_json
+        record, f"saved as {name}: {_counts(record.maps)}", as_json=as_json
     )
 
 
@@ -350,7 +350,7 @@ def lock(
             )
     if release:
         lines = [
-            f"{_place(row)} is unlocked (was {row['kind']} by {row['by']})"
+            f"{_place(row)} is unlocked (was {row.kind} by {row.by})"
             for row in rows
         ]
         print_answer(
@@ -360,8 +360,7 @@ def lock(
         )
         return
     cells = (
-        (_place(row), row["kind"], row["by"], when(row["at"]), row["why"])
-        for row in rows
+        (_place(row), row.kind, row.by, when(row.at), row.why) for row in rows
     )
     table = Table(
         Column("port", whole=True),
@@ -376,8 +375,8 @@ def lock(
 
 
 def _place(lock: Lock) -> str:
-    channel = f"@{lock['channel']}" if lock["channel"] else ""
-    return f"{lock['ocs']}.{lock['port']}{channel}"
+    channel = f"@{lock.channel}" if lock.channel else ""
+    return f"{lock.ocs}.{lock.port}{channel}"
 
 
 @click.command()
@@ -431,12 +430,12 @@ def stop(
         if not show:
             unwritten = (client.clear_stop if clear else client.press_stop)(
                 why
-            )["unwritten"]
+            ).unwritten
         pressed = client.stop_button()
     text = "the stop button is not pressed: changes are allowed"
     if pressed is not None:
-        reason = f": {pressed['why']}" if pressed["why"] else ""
-        text = f"all changes stopped by {pressed['by']} at {when(pressed['at'])}{reason}"
+        reason = f": {pressed.why}" if pressed.why else ""
+        text = f"all changes stopped by {pressed.by} at {when(pressed.at)}{reason}"
     print_answer({"pressed": pressed}, text, as_json=as_json)
     if unwritten:
         say(
@@ -455,9 +454,9 @@ def _stop_one(
     refuse_direct(target)
     with target.client() as client:
         client.cancel_change(number, why)
-        record = to_its_end(client, number, lambda _: None)
+        record = to_its_end(client, number, lambda *_: None)
     ocs.say_record(record, as_json=as_json)
-    if record["state"] not in ("refused", "rolled-back"):
+    if record.state not in ("refused", "rolled-back"):
         raise PatchlightError(
-            f"change {number} was not stopped: it is {record['state']}"
+            f"change {number} was not stopped: it is {record.state}"
         )

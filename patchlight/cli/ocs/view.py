@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import (
         AlarmShape,
         ChangeAnswer,
+        CircuitSwitchShape,
         LightAnswer,
         Lock,
         OcsMap,
@@ -151,36 +152,39 @@ def show(
                 kept = _kept(
                     target.lab,
                     name,
-                    [r["cross_connect"] for r in answer["circuits"]],
+                    [r.cross_connect for r in answer.circuits],
                     ports,
                 )
-                answer["circuits"] = [
-                    r for r in answer["circuits"] if r["cross_connect"] in kept
+                answer.circuits = [
+                    r for r in answer.circuits if r.cross_connect in kept
                 ]
             _print_power(powers, as_json=as_json)
             say_unreachable(powers)
             return
         answers = client.circuits()
         locks = client.locks()
-        states = {row["name"]: row for row in client.circuit_switches()}
-    circuits: dict[str, Any] = {}
-    for name in names:
-        texts = answers[name]["map"]
-        shown = (
-            None
-            if texts is None
-            else _kept(
+        states = {row.name: row for row in client.circuit_switches()}
+    circuits = {name: answers[name] for name in names}
+    for name, each in circuits.items():
+        if each.map is not None:
+            each.map = _kept(
                 target.lab,
                 name,
-                texts,
+                each.map,
                 ports,
             )
-        )
-        circuits[name] = {**answers[name], "map": shown, **states[name]}
     tables = out.Screen(
-        _switches_table(circuits), _circuits_table(target.lab, circuits, locks)
+        _switches_table([states[name] for name in names]),
+        _circuits_table(target.lab, circuits, locks),
     )
-    out.print_answer(circuits, tables.print, as_json=as_json)
+    out.print_answer(
+        {
+            name: each.as_json | states[name].as_json
+            for name, each in circuits.items()
+        },
+        tables.print,
+        as_json=as_json,
+    )
     say_unreachable(circuits)
 
 
@@ -205,7 +209,7 @@ def _kept(
     ]
 
 
-def _switches_table(rows: Mapping[str, Any]) -> out.Table:
+def _switches_table(rows: Iterable[CircuitSwitchShape]) -> out.Table:
     table = out.Table(
         out.Column("OCS", whole=True),
         out.Column("driver", whole=True),
@@ -220,32 +224,27 @@ def _switches_table(rows: Mapping[str, Any]) -> out.Table:
             right=True,
         ),
     )
-    for name, row in rows.items():
-        words = row["words"]
-        yes = row["reachable"]
-        is_a = row["identity"] or {}
-        device = " ".join(
-            filter(
-                None, (is_a.get(k) for k in ("vendor", "model", "software"))
-            )
-        )
+    for row in rows:
+        words = row.words
+        yes = row.reachable
+        is_a = row.identity
+        known = (is_a.vendor, is_a.model, is_a.software) if is_a else ()
+        device = " ".join(filter(None, known))
         # Nothing for none: not every device has such a list.
         alarms = (
-            f"{row['standing_alarms']} standing"
-            if row.get("standing_alarms")
-            else ""
+            f"{row.standing_alarms} standing" if row.standing_alarms else ""
         )
         table.add_row(
-            name,
-            row["driver"],
-            str(row["ports"]),
+            row.name,
+            row.driver,
+            str(row.ports),
             out.Coloured("yes", "good")
             if yes
             else out.Coloured(f"no: {words}", "bad"),
             out.Coloured(alarms, "caution"),
             device or (words if yes else ""),
-            row["address"],
-            f"{row['switching_time_s'] * 1e3:g} ms",
+            row.address,
+            f"{row.switching_time_s * 1e3:g} ms",
         )
     return table
 
@@ -262,14 +261,14 @@ def _print_alarms(rows: Sequence[AlarmShape], *, as_json: bool) -> None:
     )
     for row in rows:
         severity = out.Coloured(
-            row["severity"], _SEVERITIES.get(row["severity"], "caution")
+            row.severity, _SEVERITIES.get(row.severity, "caution")
         )
-        cells = (row["ocs"], severity, "yes" if row["standing"] else "")
+        cells = (row.ocs, severity, "yes" if row.standing else "")
         table.add_row(
-            out.when(row["at"]),
+            out.when(row.at),
             *cells,
-            row["subject"],
-            row["words"],
+            row.subject,
+            row.words,
         )
     out.print_answer(rows, table, as_json=as_json)
 
@@ -289,15 +288,15 @@ def _circuits_table(
     for name, answer in circuits.items():
         held = {
             Place(
-                lock["port"],
-                Channel.parse(lock["channel"]) if lock["channel"] else None,
+                lock.port,
+                Channel.parse(lock.channel) if lock.channel else None,
             ): lock
             for lock in locks
-            if lock["ocs"] == name
+            if lock.ocs == name
         }
-        for entry in parse_map(lab.optical_switch(name), answer["map"] or ()):
+        for entry in parse_map(lab.optical_switch(name), answer.map or ()):
             locked = ", ".join(
-                f"{place} {lock['kind']} by {lock['by']}"
+                f"{place} {lock.kind} by {lock.by}"
                 for place, lock in held.items()
                 if place.holds(entry)
             )
@@ -333,37 +332,35 @@ def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
         title="Optical power in dBm",
     )
     for name, answer in answers.items():
-        for row in answer["circuits"]:
+        for row in answer.circuits:
             measured = (
-                row["in_dbm"],
-                row["out_dbm"],
-                row["expected_dbm"],
-                row["baseline_dbm"],
+                row.in_dbm,
+                row.out_dbm,
+                row.expected_dbm,
+                row.baseline_dbm,
             )
-            words = row["words"] or row["verdict"]
-            meaning = _VERDICTS.get(row["verdict"], "bad")
+            words = row.words or row.verdict
+            meaning = _VERDICTS.get(row.verdict, "bad")
             table.add_row(
                 name,
-                row["cross_connect"],
+                row.cross_connect,
                 *("" if dbm is None else f"{dbm:.1f}" for dbm in measured),
                 out.Coloured(words, meaning),
-                row["source"] or "",
+                row.source or "",
             )
     table.print()
     for name, answer in answers.items():
-        for port, state in answer["ports"].items():
-            out.say(
-                f"{name} {port} is {state['condition']} ({state['words']})"
-            )
+        for port, state in answer.ports.items():
+            out.say(f"{name} {port} is {state.condition} ({state.words})")
 
 
 def _print_paths(found: PathsShape) -> None:
-    if not found["networks"]:
+    if not found.networks:
         out.say(
             "No host of this lab has a tunable transceiver whose light reaches another's."
         )
         return
-    if found["nodes"]:
+    if found.nodes:
         title = "Hosts that agree among themselves"
         nodes = out.Table(
             "host",
@@ -373,14 +370,14 @@ def _print_paths(found: PathsShape) -> None:
             "THz",
             title=title,
         )
-        for node in found["nodes"]:
+        for node in found.nodes:
             state = out.Coloured(
-                node["state"], "good" if node["state"] == "sends" else "quiet"
+                node.state, "good" if node.state == "sends" else "quiet"
             )
-            to = node["destination"] or "", node["channel"] or ""
+            to = node.destination or "", node.channel or ""
             nodes.add_row(
-                node["host"],
-                node["job"],
+                node.host,
+                node.job,
                 state,
                 *to,
             )
@@ -392,21 +389,21 @@ def _print_paths(found: PathsShape) -> None:
     )
     now = time.time()
     # Those that send come before those that wait.
-    for path in sorted(found["paths"], key=lambda path: path["state"]):
-        is_granted = path["state"] == "granted"
-        began_at = path["starts_at"] if is_granted else None
-        since = path["wanted_at"] if began_at is None else began_at
-        ends = path["source"], path["destination"], path["channel"] or ""
-        state = out.Coloured(path["state"], "good" if is_granted else "quiet")
-        size = f"{path['bytes']:.3g}"
+    for path in sorted(found.paths, key=lambda path: path.state):
+        is_granted = path.state == "granted"
+        began_at = path.starts_at if is_granted else None
+        since = path.wanted_at if began_at is None else began_at
+        ends = path.source, path.destination, path.channel or ""
+        state = out.Coloured(path.state, "good" if is_granted else "quiet")
+        size = f"{path.bytes:.3g}"
         lasts = out.span(max(0.0, now - since))
         paths.add_row(
-            str(path["id"]),
+            str(path.id),
             *ends,
             state,
             lasts,
             size,
-            path["by"],
+            path.by,
         )
     networks = out.Table(
         "network",
@@ -415,15 +412,15 @@ def _print_paths(found: PathsShape) -> None:
         "a channel is for",
         "tuned in",
     )
-    for number, network in enumerate(found["networks"], 1):
-        hosts = network["hosts"]
-        channels = network["channels"]
+    for number, network in enumerate(found.networks, 1):
+        hosts = network.hosts
+        channels = network.channels
         networks.add_row(
             str(number),
             f"{hosts[0]} … {hosts[-1]} ({len(hosts)})",
             f"{channels[0]}-{channels[-1]} ({len(channels)})",
-            "one destination" if network["routed"] else "one sender at a time",
-            f"{network['tuning_s'] * 1e3:g} ms",
+            "one destination" if network.routed else "one sender at a time",
+            f"{network.tuning_s * 1e3:g} ms",
         )
     out.Screen(paths, networks).print()
 
@@ -480,38 +477,45 @@ def verify(
         if how["accept"] and not options.dry_run:
             client.accept_light(names)
         drift = client.drift()
-        answers: dict[str, Any] = {
-            n: {**drift.get(n, {}), **client.light(n)} for n in names
-        }
-    _print_power(answers, as_json=options.as_json)
+        powers = {name: client.light(name) for name in names}
+    if options.as_json:
+        out.print_json(
+            {
+                name: (drift[name].as_json if name in drift else {})
+                | light.as_json
+                for name, light in powers.items()
+            }
+        )
+    else:
+        _print_power(powers, as_json=False)
     wrong: list[str] = []
     hint = None
-    for name, answer in answers.items():
-        if silent := answer["unreachable"]:
-            wrong.append(f"{name} does not answer: {silent}")
+    for name, light in powers.items():
+        if light.unreachable:
+            wrong.append(f"{name} does not answer: {light.unreachable}")
             continue
-        rows = answer["circuits"]
         wrong += [
-            f"{name}: {row['words']}"
-            for row in rows
-            if row["verdict"] == "failed"
+            f"{name}: {row.words}"
+            for row in light.circuits
+            if row.verdict == "failed"
         ]
-        broken = {
-            p for p, s in answer["ports"].items() if s["condition"] == "failed"
-        }
+        broken = {p for p, s in light.ports.items() if s.condition == "failed"}
         wrong += [f"{name}: {port} has failed" for port in sorted(broken)]
+        differs = drift.get(name)
         lines = [
-            f"{name} - {text} is missing" for text in answer.get("missing", ())
+            f"{name} - {text} is missing"
+            for text in (differs.missing if differs else ())
         ]
         lines += [
             f"{name} + {text} was not made here"
-            for text in answer.get("unknown", ())
+            for text in (differs.unknown if differs else ())
         ]
         if lines:
             wrong += lines
             hint = "--repair restores the last change, --adopt records the present circuits"
-        elif not options.as_json and (at := answer.get("committed_at")):
-            number = answer["reconfiguration"]
+        elif differs and differs.committed_at and not options.as_json:
+            number = differs.reconfiguration
+            at = differs.committed_at
             out.say(
                 f"{name} is as committed: {f'change {number}' if number else out.when(at)}"
             )
@@ -519,9 +523,7 @@ def verify(
         raise PatchlightError("\n".join(wrong), hint=hint)
     if not options.as_json:
         kinds = Counter(
-            row["verdict"]
-            for answer in answers.values()
-            for row in answer["circuits"]
+            row.verdict for light in powers.values() for row in light.circuits
         )
         degraded = (
             f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
@@ -569,11 +571,11 @@ def history(
             # Few of the changes may be of this switch, so all are looked at.
             rows = client.reconfigurations(None if what else last)
     if number is not None and not as_json:
-        for line in change_lines(rows[0]["changes"]):
+        for line in change_lines(rows[0].changes):
             out.say(line)
     elif what is not None and number is None:
         name = target.lab.optical_switch(what).name
-        rows = [row for row in rows if name in row["changes"]][-last:]
+        rows = [row for row in rows if name in row.changes][-last:]
     table = out.Table(
         *out.numbers("id"),
         out.Column("when", whole=True),
@@ -586,23 +588,23 @@ def history(
     )
     for row in rows:
         circuits = ", ".join(
-            f"{ocs} −{len(c['breaks'])} +{len(c['makes'])}"
-            for ocs, c in row["changes"].items()
+            f"{ocs} −{len(c.breaks)} +{len(c.makes)}"
+            for ocs, c in row.changes.items()
         )
-        state = row["state"]
+        state = row.state
         result = out.Coloured(state, "good")
         if state != "committed":
-            result = out.Coloured(f"{state}: {row['message']}", "bad")
+            result = out.Coloured(f"{state}: {row.message}", "bad")
         who = (
-            out.when(row["started_at"]),
-            row.get("by", ""),
-            row.get("origin", ""),
+            out.when(row.started_at),
+            row.by,
+            row.origin,
         )
         table.add_row(
-            str(row["id"]),
+            str(row.id),
             *who,
             circuits or "none",
             result,
-            row["why"],
+            row.why,
         )
     out.print_answer(rows, table, as_json=as_json)

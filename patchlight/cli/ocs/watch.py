@@ -14,10 +14,14 @@ from patchlight.console import rendering as out
 from patchlight.console.connection import NEWS_WITHIN_S, patiently
 from patchlight.console.events import event_words
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.wire.rest.circuits import (
+    ChangeAnswer,
+    MapChangeAnswer,
+    ProgressAnswer,
+)
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
 Answer = dict[str, Any]
 
@@ -110,13 +114,12 @@ def _follow_change(
 ) -> None:
     refuse_direct(target)
 
-    def tell(record: ChangeAnswer) -> None:
+    def tell(record: ChangeAnswer, progress: ProgressAnswer) -> None:
         if as_json:
             out.print_json(record, one_line=True)
         else:
-            progress = record["progress"]
             out.say(
-                f"{out.when(progress['since'])}  {ocs.progress_line(progress)}"
+                f"{out.when(progress.since)}  {ocs.progress_line(progress)}"
             )
 
     with target.client() as client:
@@ -131,14 +134,14 @@ def _follow_change(
 def to_its_end(
     client: ControllerClient,
     number: int,
-    tell: Callable[[ChangeAnswer], None],
+    tell: Callable[[ChangeAnswer, ProgressAnswer], None],
 ) -> ChangeAnswer:
     """A change as it is once it is over; ``tell`` is called with each step before."""
     record = client.reconfiguration(number)
     try:
-        while "progress" in record:
-            tell(record)
-            step = record["progress"]["step"]
+        while progress := record.progress:
+            tell(record, progress)
+            step = progress.step
             record = client.reconfiguration(number, step, NEWS_WITHIN_S)
     except KeyboardInterrupt:
         out.say(
@@ -181,6 +184,11 @@ def _followed(
 
 
 def _event_line(event: Answer) -> str:
-    changes = ocs.change_lines(event.get("changes", {}))
+    changes = ocs.change_lines(
+        {
+            name: MapChangeAnswer(**change)
+            for name, change in event.get("changes", {}).items()
+        }
+    )
     lines = [f"{out.when(event['at'])}  {out.harmless(event_words(event))}"]
     return "\n".join(lines + [f"    {line}" for line in changes])

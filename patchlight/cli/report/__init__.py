@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer
     from patchlight.testbed.wire.rest.jobs import JobInList
     from patchlight.testbed.wire.rest.lab import Samples
+
+T = TypeVar("T")
 
 # Job states and ends of changes have their own tables.
 _TOLD_ELSEWHERE = ("job-", "circuits")
@@ -150,8 +152,8 @@ class Period:
         """The stages of committed changes, in order: name, times, mean, median and longest in s."""
         took: dict[str, list[float]] = {}
         for change in self.changes:
-            if change["state"] == "committed" and change["changes"]:
-                for name, seconds in change["stages_s"].items():
+            if change.state == "committed" and change.changes:
+                for name, seconds in change.stages_s.items():
                     took.setdefault(name, []).append(seconds)
         return [
             (n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()
@@ -160,27 +162,21 @@ class Period:
 
 def headline(period: Period) -> str:
     """What happened, in a sentence."""
-    states = Counter(job["state"] for job in period.jobs)
+    states = Counter(job.state for job in period.jobs)
     said = [
         _so_many(len(period.jobs), "job")
         + (f" ({_counted(states)})" if states else "")
     ]
     busy = [
-        spread["mean"]
-        for window in period.samples["lab"]
-        if (spread := window["busy"])
+        spread.mean for window in period.samples.lab if (spread := window.busy)
     ]
     if busy:
         said.append(f"GPUs {100 * fmean(busy):.0f} % busy on average")
     committed = [
-        c for c in period.changes if c["state"] == "committed" and c["changes"]
+        c for c in period.changes if c.state == "committed" and c.changes
     ]
     words = _so_many(len(committed), "committed change") + " of circuits"
-    took = [
-        c["finished_at"] - c["started_at"]
-        for c in committed
-        if c["finished_at"]
-    ]
+    took = [c.finished_at - c.started_at for c in committed if c.finished_at]
     said.append(
         words + (f", {_took(median(took))} each (median)" if took else "")
     )
@@ -189,18 +185,18 @@ def headline(period: Period) -> str:
 
 def time_with_data(period: Period) -> tuple[float, float]:
     """The part of a period from its first record to its last; all of it if there are none."""
-    width_s = period.samples["width_s"]
+    width_s = period.samples.width_s
     times = [event["at"] for event in period.events]
     for job in period.jobs:
-        times += [job["submitted_at"], job["finished_at"] or period.until]
+        times += [job.submitted_at, job.finished_at or period.until]
     for change in period.changes:
         times += [
-            change["started_at"],
-            change["finished_at"] or change["started_at"],
+            change.started_at,
+            change.finished_at or change.started_at,
         ]
-    for window in period.samples["lab"]:
-        if window["busy"] or window["sent_bps"]:
-            times += [window["at"], window["at"] + width_s]
+    for window in period.samples.lab:
+        if window.busy or window.sent_bps:
+            times += [window.at, window.at + width_s]
     inside = [min(max(at, period.since), period.until) for at in times]
     return (
         (min(inside), max(inside)) if inside else (period.since, period.until)
@@ -222,12 +218,14 @@ def look_back(
             until=until,
         ),
         changes=_all(
-            partial(client.past_reconfigurations, since, until), "id"
+            partial(client.past_reconfigurations, since, until),
+            lambda change: change.id,
         ),
         events=[
             event
             for event in _all(
-                partial(client.past_events, since, until), "number"
+                partial(client.past_events, since, until),
+                lambda event: int(event["number"]),
             )
             if not event["kind"].startswith(_TOLD_ELSEWHERE)
         ],
@@ -235,13 +233,15 @@ def look_back(
     )
 
 
-def _all(latest: Callable[..., list[Any]], number: str) -> list[Any]:
+def _all(
+    latest: Callable[..., list[T]], number: Callable[[T], int]
+) -> list[T]:
     """All rows of a period, oldest first, from a call that returns the latest before a number."""
     rows = page = latest(last=_MOST_ROWS)
     while len(page) == _MOST_ROWS:
         page = latest(
             last=_MOST_ROWS,
-            before=page[0][number],
+            before=number(page[0]),
         )
         rows = page + rows
     return rows
@@ -289,9 +289,7 @@ def as_page(period: Period) -> str:
         ends=shown[1],
         stages=period.stages(),
         # For GPUs that report it.
-        energy_j=sum(
-            sum(job.get("energy_j", {}).values()) for job in period.jobs
-        ),
+        energy_j=sum(sum(job.energy_j.values()) for job in period.jobs),
         made_at=time.time(),
         most_jobs=MOST_JOBS,
         most_events=MOST_EVENTS,
@@ -313,13 +311,13 @@ def timeline(period: Period, shown: tuple[float, float]) -> str:
     )
     axes = figure.add_subplot()
     for row, job in enumerate(jobs):
-        ended = min(job["finished_at"] or period.until, period.until)
-        started = job["started_at"] if job["started_at"] is not None else ended
-        colour = _COLOURS.get(job["state"], _AT_WORK)
+        ended = min(job.finished_at or period.until, period.until)
+        started = job.started_at if job.started_at is not None else ended
+        colour = _COLOURS.get(job.state, _AT_WORK)
         _bar(
             axes,
             row,
-            max(job["submitted_at"], period.since),
+            max(job.submitted_at, period.since),
             started,
             _WAITING,
         )
@@ -331,14 +329,14 @@ def timeline(period: Period, shown: tuple[float, float]) -> str:
             colour,
         )
     for change in period.changes:
-        if change["state"] == "committed" and change["changes"]:
+        if change.state == "committed" and change.changes:
             axes.axvline(
-                _at(change["started_at"]),
+                _at(change.started_at),
                 color=_CHANGE,
                 linewidth=0.8,
             )
     axes.set_yticks(
-        range(len(jobs)), [_plain(job["id"]) for job in jobs], fontsize=7
+        range(len(jobs)), [_plain(job.id) for job in jobs], fontsize=7
     )
     axes.set_ylim(len(jobs) - 0.4, -0.6)
     _time_axis(axes, *shown)
@@ -354,11 +352,11 @@ def _band(
 ) -> str | None:
     from matplotlib.figure import Figure
 
-    width_s = samples["width_s"]
+    width_s = samples.width_s
     told = [
-        (window["at"], spread)
-        for window in samples["lab"]
-        if (spread := window[key])
+        (window.at, spread)
+        for window in samples.lab
+        if (spread := getattr(window, key))
     ]
     if not told:
         return None
@@ -370,7 +368,10 @@ def _band(
             edges.append(edges[-1])
             values.append([math.nan] * 3)
         edges += [at, at + width_s]
-        there = [factor * spread[name] for name in ("least", "most", "mean")]
+        there = [
+            factor * getattr(spread, name)
+            for name in ("least", "most", "mean")
+        ]
         values += [there, there]
     times = [_at(edge) for edge in edges]
     least, most, means = zip(*values, strict=True)
@@ -473,8 +474,8 @@ def _took(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
-    words = _counted(Counter(row["state"] for row in rows))
+def _counts(rows: Sequence[JobInList | ChangeAnswer]) -> str:
+    words = _counted(Counter(row.state for row in rows))
     return f": {words}" if words else ""
 
 

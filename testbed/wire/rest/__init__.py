@@ -1,52 +1,40 @@
-"""Defines the REST API's responses as types, for the client and the API description."""
+"""Defines what the REST API says: one model for each request and each answer, for both sides."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
-from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict, is_typeddict
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import SkipJsonSchema
 
-
-def _exactly(shape: Any) -> Any:
-    """A response model with exactly these fields; ``Answer`` is omitted from its API name."""
-    shape.__qualname__ = shape.__name__ = shape.__name__.removesuffix("Answer")
-    return with_config(ConfigDict(extra="forbid"))(shape)
+Absent = SkipJsonSchema[None]
+"""``X | Absent = None``: a field that an answer need not have."""
 
 
-def close(module: Mapping[str, Any], but: Collection[str] = ()) -> None:
-    """Make a module's models, except those named, accept exactly their fields."""
-    for name, shape in module.items():
-        if (
-            is_typeddict(shape)
-            and shape.__module__ == module["__name__"]
-            and name not in but
-        ):
-            _exactly(shape)
+def _exactly(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Answers have exactly these fields; what a field is if absent is no matter of the API."""
+    for field in schema.get("properties", {}).values():
+        field.pop("default", None)
+    if model.model_config.get("extra") == "allow":
+        del schema["additionalProperties"]
+    else:
+        schema["additionalProperties"] = False
 
 
-def answer(
-    name: str,
-    about: str,
-    /,
-    **fields: Any,
-) -> Any:
-    """A response with exactly these fields, only for the API description."""
-    define: Any = TypedDict
-    shape = define(name, fields)
-    shape.__doc__ = about
-    return _exactly(shape)
+class Answer(BaseModel):
+    """An answer: fields that are not set are absent.
 
+    A client ignores unknown fields, which a newer controller may have. ``…Answer`` is omitted from
+    a model's name in the API.
+    """
 
-def answer_of(
-    kind: type,
-    name: str,
-    about: str,
-    /,
-    **others: Any,
-) -> Any:
-    """The fields of a dataclass, required and without bounds, except ``others``."""
-    types = get_type_hints(kind)
-    return answer(
-        name, about, **{f.name: types[f.name] for f in fields(kind)} | others
-    )
+    # To make all validators takes half of the API's start.
+    model_config = ConfigDict(defer_build=True, json_schema_extra=_exactly)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__name__ = cls.__name__.removesuffix("Answer")
+        cls.__qualname__ = cls.__name__
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """As in the API."""
+        return self.model_dump(mode="json", exclude_unset=True)

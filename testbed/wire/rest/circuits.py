@@ -1,27 +1,25 @@
 """Defines REST responses about circuits: maps, optical power, changes, locks, optical paths."""
 
 from collections.abc import Mapping
-from typing import Literal, NotRequired
+from typing import Literal
 
-from typing_extensions import TypedDict
-
-from patchlight.testbed.wire.rest import answer, close
+from patchlight.testbed.wire.rest import Absent, Answer
 from patchlight.testbed.wire.rest.lab import (
     CircuitSwitchStatus,
     HostWithoutLink,
 )
 
 
-class OcsMap(TypedDict):
+class OcsMap(Answer):
     """The cross-connects of an OCS; if unreachable, ``map`` is ``None`` and ``assumed`` is
     known."""
 
     map: list[str] | None
-    unreachable: NotRequired[str]
-    assumed: NotRequired[list[str]]
+    unreachable: str | Absent = None
+    assumed: list[str] | Absent = None
 
 
-class IdentityShape(TypedDict):
+class IdentityShape(Answer):
     """A device's identity; empty for what it does not report."""
 
     vendor: str
@@ -41,10 +39,10 @@ class CircuitSwitchShape(CircuitSwitchStatus):
     insertion_loss_db: float
     identity: IdentityShape | None
     standing_alarms: int | None
-    grid: NotRequired[str]
+    grid: str | Absent = None
 
 
-class CircuitLight(TypedDict):
+class CircuitLight(Answer):
     """A circuit's power (dBm), the expected power, and the verdict; ``source``: who sends."""
 
     cross_connect: str
@@ -57,14 +55,14 @@ class CircuitLight(TypedDict):
     words: str
 
 
-class PortCondition(TypedDict):
+class PortCondition(Answer):
     """The state of a port that is not ready, and the device's message."""
 
     condition: Literal["ready", "locked", "failed", "absent"]
     words: str
 
 
-class LightAnswer(TypedDict):
+class LightAnswer(Answer):
     """The power of each circuit of an OCS, and its ports that are not ready (``in:3``)."""
 
     monitored: bool
@@ -73,7 +71,7 @@ class LightAnswer(TypedDict):
     unreachable: str
 
 
-class AlarmShape(TypedDict):
+class AlarmShape(Answer):
     """An alarm or event of a device; ``standing``: it is still on the device's list."""
 
     ocs: str
@@ -84,7 +82,7 @@ class AlarmShape(TypedDict):
     standing: bool
 
 
-class DriftOf(TypedDict):
+class DriftOf(Answer):
     """How a device differs from its last committed map."""
 
     missing: list[str]
@@ -94,7 +92,7 @@ class DriftOf(TypedDict):
     unreachable: str
 
 
-class SavedMaps(TypedDict):
+class SavedMaps(Answer):
     """Maps saved under a name."""
 
     name: str
@@ -104,13 +102,13 @@ class SavedMaps(TypedDict):
     at: float
 
 
-class Named(TypedDict):
+class Named(Answer):
     """What was removed."""
 
     name: str
 
 
-class Lock(TypedDict):
+class Lock(Answer):
     """A lock of a port, or of one ``channel`` there: nobody may change it (``locked``), only ``by``
     may (``kept``), or a failed rollback locked it (``bad``)."""
 
@@ -123,7 +121,7 @@ class Lock(TypedDict):
     channel: str
 
 
-class Pressed(TypedDict):
+class Pressed(Answer):
     """Who pressed the stop button."""
 
     by: str
@@ -131,7 +129,7 @@ class Pressed(TypedDict):
     at: float
 
 
-class StopButton(TypedDict):
+class StopButton(Answer):
     """Whether the stop button is pressed.
 
     ``unwritten``: why that is only in memory for now (a full disk); empty if it is on disk.
@@ -141,14 +139,14 @@ class StopButton(TypedDict):
     unwritten: str
 
 
-class MapChangeAnswer(TypedDict):
+class MapChangeAnswer(Answer):
     """The cross-connects to break and to make, of one switch."""
 
     breaks: list[str]
     makes: list[str]
 
 
-class ProgressAnswer(TypedDict):
+class ProgressAnswer(Answer):
     """The progress of a change; ``step`` grows with each update.
 
     It is in this ``stage`` since ``since``, at this ``ocs``, with ``done`` of its
@@ -165,7 +163,7 @@ class ProgressAnswer(TypedDict):
     may_cancel: bool
 
 
-class ChangeAnswer(TypedDict):
+class ChangeAnswer(Answer):
     """A change; an ``intent`` in progress has its ``progress``.
 
     ``reverts``: the change that it undoes. ``undone_by``: the later one that undid this one.
@@ -189,11 +187,11 @@ class ChangeAnswer(TypedDict):
     adopted: list[str]
     stages_s: dict[str, float]
     notes: list[str]
-    progress: NotRequired[ProgressAnswer]
-    undone_by: NotRequired[int]
+    progress: ProgressAnswer | Absent = None
+    undone_by: int | Absent = None
 
 
-class PlanAnswer(TypedDict):
+class PlanAnswer(Answer):
     """What a change would do (``dry_run``); ``planned_from`` is also the response's ``ETag``.
 
     ``strangers``: cross-connects to break that were not made here; ``lost``: how many are not
@@ -214,7 +212,7 @@ class PlanAnswer(TypedDict):
     planned_from: str
 
 
-class PathShape(TypedDict):
+class PathShape(Answer):
     """An optical path, or a flow that waits for one."""
 
     id: int
@@ -234,7 +232,7 @@ class PathShape(TypedDict):
     ended_at: float | None
 
 
-class PathNetworkShape(TypedDict):
+class PathNetworkShape(Answer):
     """Hosts whose signals reach each other. ``routed``: the channel determines the destination."""
 
     hosts: list[str]
@@ -243,7 +241,7 @@ class PathNetworkShape(TypedDict):
     tuning_s: float
 
 
-class PathHostShape(TypedDict):
+class PathHostShape(Answer):
     """A host that agrees on paths with others: its bounds, and what it does now."""
 
     host: str
@@ -254,7 +252,7 @@ class PathHostShape(TypedDict):
     channel: str | None
 
 
-class PathsShape(TypedDict):
+class PathsShape(Answer):
     """The networks of paths, paths in use or requested, and ``nodes`` that agree on paths."""
 
     scheduler: str
@@ -263,28 +261,43 @@ class PathsShape(TypedDict):
     nodes: list[PathHostShape]
 
 
-CircuitSwitches = answer(
-    "CircuitSwitches",
-    "Every circuit switch of the lab.",
-    circuit_switches=list[CircuitSwitchShape],
-)
-Alarms = answer("Alarms", "What devices reported.", alarms=list[AlarmShape])
-DriftShape = answer(
-    "DriftShape", "The drift of each OCS.", drift=dict[str, DriftOf]
-)
-Baselines = answer(
-    "Baselines",
-    "How many circuits of each OCS have their present power as baseline.",
-    circuits=dict[str, int],
-)
-AllSavedMaps = answer(
-    "AllSavedMaps", "Everything that was saved.", maps=list[SavedMaps]
-)
-Locks = answer("Locks", "Locks of ports.", locks=list[Lock])
-Changes = answer(
-    "Changes",
-    "Changes of circuits, oldest first.",
-    reconfigurations=list[ChangeAnswer],
-)
+class CircuitSwitches(Answer):
+    """Every circuit switch of the lab."""
 
-close(globals())
+    circuit_switches: list[CircuitSwitchShape]
+
+
+class Alarms(Answer):
+    """What devices reported."""
+
+    alarms: list[AlarmShape]
+
+
+class DriftShape(Answer):
+    """The drift of each OCS."""
+
+    drift: dict[str, DriftOf]
+
+
+class Baselines(Answer):
+    """How many circuits of each OCS have their present power as baseline."""
+
+    circuits: dict[str, int]
+
+
+class AllSavedMaps(Answer):
+    """Everything that was saved."""
+
+    maps: list[SavedMaps]
+
+
+class Locks(Answer):
+    """Locks of ports."""
+
+    locks: list[Lock]
+
+
+class Changes(Answer):
+    """Changes of circuits, oldest first."""
+
+    reconfigurations: list[ChangeAnswer]

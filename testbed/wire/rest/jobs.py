@@ -1,30 +1,40 @@
 """Defines REST responses about jobs: specifications, states, reports and decisions."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import Field
-from typing_extensions import TypedDict
+from pydantic import Field, create_model
 
 from patchlight.testbed.jobs import JobSpec, JobState, Mount
-from patchlight.testbed.wire.rest import answer, answer_of, close
+from patchlight.testbed.wire.rest import Absent, Answer
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
 
+
+def _fields_of(kind: type) -> dict[str, Any]:
+    """The fields of a dataclass, required and without bounds."""
+    types = get_type_hints(kind)
+    return {field.name: (types[field.name], ...) for field in fields(kind)}
+
+
 if TYPE_CHECKING:
-    JobSpecShape = dict[str, Any]
+    JobSpecShape = JobSpec
 else:
-    about = "A file or folder of the server, and where a container sees it."
-    MountShape = answer_of(Mount, "MountShape", about)
-    about = "A job's specification: see ``JobSpec``."
-    JobSpecShape = answer_of(
-        JobSpec,
+    MountShape = create_model(
+        "MountShape",
+        __base__=Answer,
+        __doc__="A file or folder of the server, and where a container sees it.",
+        **_fields_of(Mount),
+    )
+    JobSpecShape = create_model(
         "JobSpecShape",
-        about,
-        mounts=list[MountShape],
+        __base__=Answer,
+        __doc__="A job's specification: see ``JobSpec``.",
+        **_fields_of(JobSpec) | {"mounts": (list[MountShape], ...)},
     )
 
 
-class LightMove(TypedDict):
+class LightMove(Answer):
     """An outage while a job trained, and the iterations before and after."""
 
     policy: str
@@ -40,7 +50,10 @@ class LightMove(TypedDict):
 JobStateName = Annotated[str, Field(json_schema_extra={"enum": [*JobState]})]
 
 
-class JobInList(TypedDict):
+HeldBy = Literal["iteration", "protocol", "freeze"]
+
+
+class JobInList(Answer):
     """A job: see ``JobStatus``. A running one also has predictions."""
 
     id: str
@@ -66,9 +79,9 @@ class JobInList(TypedDict):
     gpu_s: float
     degrees: list[tuple[float, int, int]]
     energy_j: dict[str, float]
-    predicted_iteration_s: NotRequired[float]
-    predicted_completion_s: NotRequired[float | None]
-    bottleneck: NotRequired[str]
+    predicted_iteration_s: float | Absent = None
+    predicted_completion_s: float | None = None
+    bottleneck: str | Absent = None
 
 
 class JobAnswer(JobInList):
@@ -80,13 +93,13 @@ class JobAnswer(JobInList):
 
     measured_iteration_s: float | None
     light_moves: list[LightMove]
-    holds_by: list[Literal["iteration", "protocol", "freeze"] | None]
-    rigid_because: NotRequired[str | None]
-    reports_kept: NotRequired[int]
-    reports_made: NotRequired[int]
+    holds_by: list[HeldBy | None]
+    rigid_because: str | None = None
+    reports_kept: int | Absent = None
+    reports_made: int | Absent = None
 
 
-class Preview(TypedDict):
+class Preview(Answer):
     """What would happen to a job now: its ``hosts`` and ``circuits``, or what it ``waits_for``.
 
     ``ahead``: how many jobs are before it; ``objections``: what prevents the circuits.
@@ -97,25 +110,25 @@ class Preview(TypedDict):
     waits_for: str
     ahead: int
     topology: str
-    circuits: NotRequired[list[str]]
-    objections: NotRequired[list[str]]
-    predicted_iteration_s: NotRequired[float]
-    predicted_completion_s: NotRequired[float | None]
-    bottleneck: NotRequired[str]
+    circuits: list[str] | Absent = None
+    objections: list[str] | Absent = None
+    predicted_iteration_s: float | Absent = None
+    predicted_completion_s: float | None = None
+    bottleneck: str | Absent = None
 
 
 class SubmittedJob(JobInList):
     """A queued job, and if it was requested what would become of it as of then."""
 
-    plan: NotRequired[Preview]
+    plan: Preview | Absent = None
 
 
-class IterationReport(TypedDict):
+class IterationReport(Answer, extra="allow"):
     """One iteration of one worker of an ``attempt``; ``loss`` if a model is trained; over RDMA the
     queue pairs made and the retries since its start."""
 
     rank: int
-    attempt: NotRequired[int]
+    attempt: int | Absent = None
     index: int
     finished_at: float
     compute_s: float
@@ -124,11 +137,11 @@ class IterationReport(TypedDict):
     check: str
     device: str
     loss: float | None
-    queue_pairs_made: NotRequired[int | None]
-    rdma_retries: NotRequired[int | None]
+    queue_pairs_made: int | None = None
+    rdma_retries: int | None = None
 
 
-class StateOfJob(TypedDict):
+class StateOfJob(Answer):
     """A state of a job, and why."""
 
     at: float
@@ -136,7 +149,7 @@ class StateOfJob(TypedDict):
     message: str
 
 
-class DecisionShape(TypedDict):
+class DecisionShape(Answer, extra="allow"):
     """A policy's answer and its input; ``kind`` is the policy's, or ``defragment``. ``fault``: what
     the policy raised, or why its answer was refused; then the default decided."""
 
@@ -148,12 +161,12 @@ class DecisionShape(TypedDict):
     seconds: float
     digest: str
     saw: dict[str, Any]
-    weighed: NotRequired[Any]
-    fault: NotRequired[str]
-    reconfiguration: NotRequired[int]
+    weighed: Any = None
+    fault: str | Absent = None
+    reconfiguration: int | Absent = None
 
 
-class LogPartShape(TypedDict):
+class LogPartShape(Answer):
     """A worker's output, and the byte to continue from."""
 
     text: str
@@ -161,7 +174,7 @@ class LogPartShape(TypedDict):
     ended: bool
 
 
-class RegroupPlan(TypedDict):
+class RegroupPlan(Answer):
     """What a regroup would change."""
 
     jobs: list[str]
@@ -169,7 +182,7 @@ class RegroupPlan(TypedDict):
     objections: list[str]
 
 
-class ProposalShape(TypedDict):
+class ProposalShape(Answer):
     """A rewiring under running jobs, and how much sooner each would end (seconds)."""
 
     maps: dict[str, list[str]]
@@ -181,41 +194,68 @@ class ProposalShape(TypedDict):
     gain_s: float
 
 
-Jobs = answer("Jobs", "Jobs, each with predictions.", jobs=list[JobInList])
-Submitted = answer(
-    "Submitted", "The jobs that were queued.", jobs=list[SubmittedJob]
-)
-Previews = answer(
-    "Previews", "What would happen to jobs now.", jobs=list[Preview]
-)
-Iterations = answer(
-    "Iterations",
-    "Reports of workers; request those ``after`` the ``next`` one.",
-    iterations=list[IterationReport],
-    next=int,
-)
-JobHistory = answer(
-    "JobHistory", "The states of a job.", states=list[StateOfJob]
-)
-Decisions = answer(
-    "Decisions",
-    "Decisions of policies about a job.",
-    decisions=list[DecisionShape],
-)
-Defragmentation = answer(
-    "Defragmentation",
-    "The most profitable rewiring, if any pays.",
-    proposal=ProposalShape | None,
-)
-Defragmented = answer(
-    "Defragmented",
-    "The rewiring that was made, if one paid.",
-    change=ChangeAnswer | None,
-)
-Policies = answer(
-    "Policies", "The present policies, by kind.", policies=PoliciesInUse
-)
-Drained = answer("Drained", "The jobs that were stopped.", ended=list[str])
-Resumed = answer("Resumed", "Scheduling has resumed.", drained=bool)
+class Jobs(Answer):
+    """Jobs, each with predictions."""
 
-close(globals(), but=("IterationReport", "DecisionShape"))
+    jobs: list[JobInList]
+
+
+class Submitted(Answer):
+    """The jobs that were queued."""
+
+    jobs: list[SubmittedJob]
+
+
+class Previews(Answer):
+    """What would happen to jobs now."""
+
+    jobs: list[Preview]
+
+
+class Iterations(Answer):
+    """Reports of workers; request those ``after`` the ``next`` one."""
+
+    iterations: list[IterationReport]
+    next: int
+
+
+class JobHistory(Answer):
+    """The states of a job."""
+
+    states: list[StateOfJob]
+
+
+class Decisions(Answer):
+    """Decisions of policies about a job."""
+
+    decisions: list[DecisionShape]
+
+
+class Defragmentation(Answer):
+    """The most profitable rewiring, if any pays."""
+
+    proposal: ProposalShape | None
+
+
+class Defragmented(Answer):
+    """The rewiring that was made, if one paid."""
+
+    change: ChangeAnswer | None
+
+
+class Policies(Answer):
+    """The present policies, by kind."""
+
+    policies: PoliciesInUse
+
+
+class Drained(Answer):
+    """The jobs that were stopped."""
+
+    ended: list[str]
+
+
+class Resumed(Answer):
+    """Scheduling has resumed."""
+
+    drained: bool

@@ -1,13 +1,11 @@
 """Defines REST responses about the lab: status, links, samples, events, access, discovery."""
 
-from typing import Literal, NotRequired
+from typing import Literal
 
-from typing_extensions import TypedDict
-
-from patchlight.testbed.wire.rest import answer, close
+from patchlight.testbed.wire.rest import Absent, Answer
 
 
-class PolicyFaultsAnswer(TypedDict):
+class PolicyFaultsAnswer(Answer):
     """How often a policy failed and the default decided, and the latest error."""
 
     kind: str
@@ -16,7 +14,7 @@ class PolicyFaultsAnswer(TypedDict):
     last: str
 
 
-class LightStatus(TypedDict):
+class LightStatus(Answer):
     """Whether circuits are rewired automatically, and the latest result (Unix time)."""
 
     defragment: bool
@@ -24,7 +22,7 @@ class LightStatus(TypedDict):
     words: str
 
 
-class PartStatus(TypedDict):
+class PartStatus(Answer):
     """A background task of the controller, and its latest error."""
 
     name: str
@@ -34,7 +32,7 @@ class PartStatus(TypedDict):
     last_fault_at: float | None
 
 
-class PacketSwitchStatus(TypedDict):
+class PacketSwitchStatus(Answer):
     """A packet switch; ``second_from``: from where another one reports the same id,
     ``snmp_problem``: why its telemetry does not work.
 
@@ -59,7 +57,7 @@ class PacketSwitchStatus(TypedDict):
     ports_missing: list[str]
 
 
-class CircuitSwitchStatus(TypedDict):
+class CircuitSwitchStatus(Answer):
     """Whether an OCS answers; if not, since when and why."""
 
     name: str
@@ -68,7 +66,7 @@ class CircuitSwitchStatus(TypedDict):
     words: str
 
 
-class AgentStatusAnswer(TypedDict):
+class AgentStatusAnswer(Answer):
     """The state of an agent: ``words`` say why it does not answer, ``problems`` list others."""
 
     server: str
@@ -80,7 +78,7 @@ class AgentStatusAnswer(TypedDict):
     problems: list[str]
 
 
-class HostWithoutLink(TypedDict):
+class HostWithoutLink(Answer):
     """A host that reaches no packet switch, or no other host, and why."""
 
     host: str
@@ -91,7 +89,7 @@ PoliciesInUse = dict[str, str | bool | None]
 """The present policies, by kind, and whether ``defragment`` and ``interleave`` are on."""
 
 
-class Status(TypedDict):
+class Status(Answer):
     """Which parts of the lab answer."""
 
     lab: str
@@ -111,16 +109,16 @@ class Status(TypedDict):
     agents: list[AgentStatusAnswer]
 
 
-class Via(TypedDict):
+class Via(Answer):
     """A circuit that a link uses."""
 
     ocs: str
     inp: int
     out: int
-    channel: NotRequired[str]
+    channel: str | Absent = None
 
 
-class Link(TypedDict):
+class Link(Answer):
     """Two ports joined by these circuits."""
 
     a: str
@@ -129,7 +127,7 @@ class Link(TypedDict):
     via: list[Via]
 
 
-class TopologyGpu(TypedDict):
+class TopologyGpu(Answer):
     """A GPU, its NIC, and the packet switch that it is connected to."""
 
     name: str
@@ -139,7 +137,7 @@ class TopologyGpu(TypedDict):
     rate_bps: int | None
 
 
-class TopologyNodeAnswer(TypedDict):
+class TopologyNodeAnswer(Answer):
     """A server, and the packet switch and blocks that its NICs are connected to."""
 
     name: str
@@ -149,7 +147,7 @@ class TopologyNodeAnswer(TypedDict):
     gpus: list[TopologyGpu]
 
 
-class TopologySwitch(TypedDict):
+class TopologySwitch(Answer):
     """A packet switch that servers are connected to."""
 
     name: str
@@ -158,7 +156,7 @@ class TopologySwitch(TypedDict):
     nodes: list[str]
 
 
-class Trunk(TypedDict):
+class Trunk(Answer):
     """A link between two packet switches."""
 
     a: str
@@ -166,7 +164,7 @@ class Trunk(TypedDict):
     rate_bps: int | None
 
 
-class TopologyShape(TypedDict):
+class TopologyShape(Answer):
     """Nodes, packet switches and trunks with the present circuits."""
 
     lab: str
@@ -176,7 +174,7 @@ class TopologyShape(TypedDict):
     unread: dict[str, str]
 
 
-class PortSample(TypedDict):
+class PortSample(Answer):
     """The rates of a host at its port of a packet switch (port 0: it is connected to none), and who
     counted: the switch, by SNMP or its driver, or the host's NIC."""
 
@@ -189,7 +187,7 @@ class PortSample(TypedDict):
     tx_bps: float
 
 
-class GpuSample(TypedDict):
+class GpuSample(Answer):
     """A GPU's utilisation since the previous sample (0 to 1), and its total busy time."""
 
     at: float
@@ -198,7 +196,7 @@ class GpuSample(TypedDict):
     busy_s: float | None
 
 
-class SpreadShape(TypedDict):
+class SpreadShape(Answer):
     """The mean of a value, and its minimum and maximum."""
 
     mean: float
@@ -206,7 +204,7 @@ class SpreadShape(TypedDict):
     most: float
 
 
-class WindowShape(TypedDict):
+class WindowShape(Answer):
     """Measurements since a Unix time: see ``patchlight.controller.storage.series_store``."""
 
     at: int
@@ -218,7 +216,7 @@ class WindowShape(TypedDict):
     predicted_s: float | None
 
 
-class Samples(TypedDict):
+class Samples(Answer):
     """A period in windows of ``width_s`` seconds, oldest first; jobs by their ids."""
 
     width_s: int
@@ -226,7 +224,7 @@ class Samples(TypedDict):
     jobs: dict[str, list[WindowShape]]
 
 
-class EventShape(TypedDict):
+class EventShape(Answer, extra="allow"):
     """An event; further fields depend on its kind."""
 
     number: int
@@ -234,14 +232,14 @@ class EventShape(TypedDict):
     kind: str
 
 
-class EventList(TypedDict):
+class EventList(Answer, extra="allow"):
     """Events, oldest first, and the number of the latest of all."""
 
     events: list[EventShape]
     last: int
 
 
-class WhoAmI(TypedDict):
+class WhoAmI(Answer):
     """The caller's identity."""
 
     user: str
@@ -249,7 +247,7 @@ class WhoAmI(TypedDict):
     origin: str
 
 
-class TokenShape(TypedDict):
+class TokenShape(Answer):
     """A token's record; it is valid for its ``user`` until then, unless revoked."""
 
     id: str
@@ -269,7 +267,7 @@ class NewToken(TokenShape):
     token: str
 
 
-class AttemptRow(TypedDict):
+class AttemptRow(Answer):
     """A request for a change."""
 
     number: int
@@ -286,7 +284,7 @@ class AttemptRow(TypedDict):
     repeated: int
 
 
-class FoundPortAnswer(TypedDict):
+class FoundPortAnswer(Answer):
     """What ``sends`` into a port of an OCS, ``hears`` its output, and the lab file ``said``."""
 
     ocs: str
@@ -298,7 +296,7 @@ class FoundPortAnswer(TypedDict):
     words: str
 
 
-class Wiring(TypedDict):
+class Wiring(Answer):
     """The findings; ``silent``: ends that were not heard, and why."""
 
     ports: list[FoundPortAnswer]
@@ -308,7 +306,7 @@ class Wiring(TypedDict):
     fibres: list[tuple[str, str]]
 
 
-class Search(TypedDict):
+class Search(Answer):
     """The progress of a search, or the result of the last one.
 
     ``rounds_left`` is the most that can be left; ``open``: circuits are not in their places.
@@ -329,7 +327,7 @@ class Search(TypedDict):
     open: bool
 
 
-class SearchPlan(TypedDict):
+class SearchPlan(Answer):
     """What a search would test, which links go down, how long it takes, and objections."""
 
     ports: dict[str, list[int]]
@@ -339,31 +337,46 @@ class SearchPlan(TypedDict):
     objections: list[str]
 
 
-LabShape = answer(
-    "LabShape",
-    "The controller's lab.",
-    name=str,
-    file=str,
-    fingerprint=str,
-)
-Shutdown = answer(
-    "Shutdown",
-    "How many jobs are in each state that is not final.",
-    jobs=dict[str, int],
-)
-Links = answer(
-    "Links",
-    "The present links; ``unread`` has switches whose maps are unknown, and why.",
-    unread=dict[str, str],
-    links=list[Link],
-)
-PortSamples = answer(
-    "PortSamples", "Measured rates, oldest first.", ports=list[PortSample]
-)
-GpuSamples = answer(
-    "GpuSamples", "GPU measurements, oldest first.", gpus=list[GpuSample]
-)
-TokensShape = answer("TokensShape", "Every token.", tokens=list[TokenShape])
-AuditShape = answer("AuditShape", "The audit log.", attempts=list[AttemptRow])
+class LabShape(Answer):
+    """The controller's lab."""
 
-close(globals(), but=("EventShape", "EventList"))
+    name: str
+    file: str
+    fingerprint: str
+
+
+class Shutdown(Answer):
+    """How many jobs are in each state that is not final."""
+
+    jobs: dict[str, int]
+
+
+class Links(Answer):
+    """The present links; ``unread`` has switches whose maps are unknown, and why."""
+
+    unread: dict[str, str]
+    links: list[Link]
+
+
+class PortSamples(Answer):
+    """Measured rates, oldest first."""
+
+    ports: list[PortSample]
+
+
+class GpuSamples(Answer):
+    """GPU measurements, oldest first."""
+
+    gpus: list[GpuSample]
+
+
+class TokensShape(Answer):
+    """Every token."""
+
+    tokens: list[TokenShape]
+
+
+class AuditShape(Answer):
+    """The audit log."""
+
+    attempts: list[AttemptRow]

@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 from pydantic import (
@@ -10,10 +10,12 @@ from pydantic import (
     BaseModel,
     FailFast,
     Field,
+    field_validator,
     model_validator,
 )
 from pydantic_core import to_json
 
+from patchlight.testbed.jobs import JobSpec, checked_specs
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 
 PAGE = 100
@@ -222,6 +224,51 @@ class DiscoveryRequest(Strict):
     ] = 2.0
     every_port: bool = False
     dry_run: bool = False
+
+
+class JobsRequest(Strict):
+    """Jobs that start ``together``, or each alone, and whether they are regrouped first.
+
+    Without ``topology`` the jobs' or the lab's policy decides. ``plan``: also report where and when
+    they would start now; ``dry_run``: report only that, and queue nothing.
+    """
+
+    jobs: list[JobSpec]
+    topology: Literal["keep", "regroup"] | None = None
+    together: bool = True
+    plan: bool = False
+    dry_run: bool = False
+
+    @field_validator("jobs", mode="before")
+    @classmethod
+    def _checked(cls, jobs: object) -> list[JobSpec]:
+        # Raises a Patchlight error instead of pydantic's.
+        return checked_specs(jobs)
+
+
+class RegroupRequest(Strict):
+    """Running jobs, by id, each to be connected to one packet switch.
+
+    ``dry_run``: report what would change, and change nothing.
+    """
+
+    jobs: Names
+    dry_run: bool = False
+
+
+class PoliciesRequest(Strict):
+    """Policies to use from now on, by kind; ``defragment`` and ``interleave`` as in lab files.
+
+    What is not named is unchanged.
+    """
+
+    placement: Text = ""
+    order: Text = ""
+    topology: Text = ""
+    partition: Text | None = None
+    elasticity: Text = ""
+    defragment: bool = False
+    interleave: bool = False
 
 
 def as_json(content: Any) -> bytes:

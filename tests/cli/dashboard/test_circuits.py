@@ -23,6 +23,10 @@ from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer, MapChangeAnswer
+from patchlight.testbed.wire.rest.jobs import JobInList
+from tests.support import answers
+from tests.support.answers import some
 
 OFC, ODDL = (read_lab(builtin_lab(name)) for name in ("ofc2022", "oddl4"))
 HOSTS = ["server1.gpu0", "server3.gpu0"]
@@ -35,7 +39,7 @@ ODDL_JOB = {
 
 
 def ofc(circuits: list[str], **said: Any) -> LabView:
-    return LabView(OFC, maps={"ocs1": {"map": circuits}}, **said)
+    return answers.shown(OFC, maps={"ocs1": {"map": circuits}}, **said)
 
 
 def oddl(**said: Any) -> LabView:
@@ -49,7 +53,7 @@ def oddl(**said: Any) -> LabView:
         "jobs": [ODDL_JOB],
         "colours": {"job-1": JOB_COLOURS[1]},
     }
-    return LabView(ODDL, **(known | said))
+    return answers.shown(ODDL, **(known | said))
 
 
 def titles(layer: Shapes, key: str) -> dict[str, str]:
@@ -67,7 +71,7 @@ def test_a_matrix_has_ports_with_what_is_plugged_in_and_their_circuits() -> (
     shown = sides(view, "ocs1")
     assert shown.inputs == shown.outputs == list(range(1, 19))
     assert shown.are_named
-    planned = {"breaks": ["3>15"], "makes": ["3>9"]}
+    planned = MapChangeAnswer(breaks=["3>15"], makes=["3>9"])
     drawn = draw_matrix(view, "ocs1", shown, planned)
     cells = titles(drawn, "data-entry")
     assert set(cells) == {"1>7", "7>1", "3>15"}
@@ -92,7 +96,7 @@ def test_some_ports_are_picked_by_number_or_name_with_what_they_are_joined_to() 
 
 def test_a_large_matrix_is_few_shapes() -> None:
     lab = two_tors(512)
-    view = LabView(
+    view = answers.shown(
         lab, maps={"ocs1": {"map": [str(c) for c in lab.initial_maps["ocs1"]]}}
     )
     shown = sides(view, "ocs1")
@@ -152,7 +156,7 @@ def test_channels_are_seen_where_they_go() -> None:
     words = (
         "server3 through wss1, star1, wss3; server1 through wss3, star1, wss1"
     )
-    assert paths_words(ODDL_JOB, view) == words
+    assert paths_words(some(JobInList, ODDL_JOB), view) == words
     still = str(picture.still())
     assert "nic0 193.100 THz" in still
     assert "'wavelength switch'" in still
@@ -225,7 +229,7 @@ CHANGE: dict[str, Any] = {
 
 
 def test_a_change_under_way_has_stages_behind_and_before_it() -> None:
-    rows = stage_rows(CHANGE, 110.0)
+    rows = stage_rows(some(ChangeAnswer, CHANGE), 110.0)
     assert rows[0] == ("read 1\N{NO-BREAK SPACE}ms", "done")
     assert [words for words, state in rows if state == "now"] == [
         "make ocs1, 1 of 2 cross-connects, for 3 s"
@@ -240,7 +244,9 @@ def test_a_change_under_way_has_stages_behind_and_before_it() -> None:
     assert line == "change 3 in progress: make ocs1, 1 of 2 cross-connects"
     over = CHANGE | {"state": "committed", "finished_at": 110.0}
     del over["progress"]
-    assert {state for _, state in stage_rows(over, 110.0)} == {"done"}
+    assert {
+        state for _, state in stage_rows(some(ChangeAnswer, over), 110.0)
+    } == {"done"}
     # Of two that are under way, both are seen to move light.
     other = CHANGE | {
         "id": 4,

@@ -192,7 +192,7 @@ async def a_change_of_others_is_followed_and_cancelled(
         ask = partial(
             client.reconfigure, moves, why="begun elsewhere", detach=True
         )
-        number = (await asyncio.to_thread(ask))["id"]
+        number = (await asyncio.to_thread(ask)).id
         await expect(
             page.get_by_text(f"Change {number}: in progress")
         ).to_be_visible()
@@ -207,7 +207,7 @@ async def a_change_of_others_is_followed_and_cancelled(
             page.get_by_text(f"Change {number}: rolled-back")
         ).to_be_visible()
         ended = await asyncio.to_thread(client.reconfiguration, number)
-    assert (ended["state"], ended["stages_s"].keys() >= {"roll-back"}) == (
+    assert (ended.state, ended.stages_s.keys() >= {"roll-back"}) == (
         "rolled-back",
         True,
     )
@@ -325,7 +325,7 @@ async def what_others_do_is_seen(page: Page, lab: WatchedLab) -> None:
         change = await asyncio.to_thread(
             client.reconfigure, moves, why="regroup"
         )
-    assert change["state"] == "committed", change["message"]
+    assert change.state == "committed", change.message
     await expect(page.locator("[data-circuit='ocs1 3>9']")).to_have_count(1)
     # While the light moves, what goes and what comes are both shown.
     await expect(page.locator("[data-circuit]")).to_have_count(6)
@@ -452,7 +452,7 @@ def duplex(lab: WatchedLab) -> set[str]:
 def changes(lab: WatchedLab) -> list[str]:
     """Why circuits were changed so far."""
     return [
-        change["why"]
+        change.why
         for change in lab.controller.store.reconfigurations(10, None)
     ]
 

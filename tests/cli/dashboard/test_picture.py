@@ -27,6 +27,10 @@ from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
+from patchlight.testbed.wire.rest.jobs import JobInList, LightMove
+from tests.support import answers
+from tests.support.answers import some
 
 LAB = read_lab(builtin_lab("ofc2022"))
 MAPS = {
@@ -63,7 +67,7 @@ SP = "\N{NO-BREAK SPACE}"
 
 def view(**said: Any) -> LabView:
     known = {"maps": MAPS, "jobs": [JOB], "colours": {"job-1": JOB_COLOURS[1]}}
-    return LabView(LAB, **(known | said))
+    return answers.shown(LAB, **(known | said))
 
 
 def described(layer: Shapes, kind: str) -> dict[str, str]:
@@ -231,14 +235,16 @@ def test_a_job_keeps_its_colour() -> None:
 
 
 def test_rows_say_what_was_measured_beside_what_was_predicted() -> None:
-    row = job_row(JOB, view(), 0.3, 2e9)
+    row = job_row(some(JobInList, JOB), view(), 0.3, 2e9)
     assert (row["iteration"], row["predicted"]) == (f"300{SP}ms", f"250{SP}ms")
     assert row["sends"] == f"2{SP}Gb/s"
     assert row["done"] == "3 of 10"
-    shown = change_row(CHANGE, view())
+    shown = change_row(some(ChangeAnswer, CHANGE), view())
     assert shown["result"] == f"committed in 500{SP}ms; outage 60{SP}ms"
     assert shown["changes"] == "ocs1: −3>15 +3>9"
-    lines = last_change_lines(view(changes=[CHANGE]), {"job-1": GAIN}, 230.5)
+    lines = last_change_lines(
+        view(changes=[CHANGE]), {"job-1": some(LightMove, GAIN)}, 230.5
+    )
     assert lines[0] == "change 7 by eva: committed 30 s ago"
     assert f"outage 60{SP}ms" in lines[2]
     assert (
@@ -279,9 +285,8 @@ def test_rows_say_what_was_measured_beside_what_was_predicted() -> None:
 def test_a_change_can_be_undone_while_nothing_else_uses_its_ports(
     circuits: list[str], undone: dict[str, Any], can: bool
 ) -> None:
-    assert (
-        view(maps={"ocs1": {"map": circuits}}).can_undo(CHANGE | undone) is can
-    )
+    change = some(ChangeAnswer, CHANGE | undone)
+    assert view(maps={"ocs1": {"map": circuits}}).can_undo(change) is can
 
 
 def test_a_job_has_only_the_samples_of_the_time_when_it_ran() -> None:
@@ -371,7 +376,7 @@ def test_events_are_sentences(event: dict[str, Any], words: str) -> None:
 def test_labels_of_changes_do_not_overlap() -> None:
     def labels(*at: float) -> list[str]:
         made = [
-            CHANGE | {"id": n, "started_at": each}
+            some(ChangeAnswer, CHANGE | {"id": n, "started_at": each})
             for n, each in enumerate(at, 1)
         ]
         return [
@@ -390,7 +395,7 @@ def test_labels_of_changes_do_not_overlap() -> None:
 
 def test_charts_have_means_over_samples_with_changes_marked() -> None:
     points = [(200.0 + n / 10, float(n % 2)) for n in range(100)]
-    marks = charts.marks_of([CHANGE], 100.0, 300.0)
+    marks = charts.marks_of([some(ChangeAnswer, CHANGE)], 100.0, 300.0)
     fine, bold = charts.over_time({"job-1": points}, {}, marks, 1.0)
     assert len(fine["data"]) == 100
     assert [value for _, value in bold["data"]] == [0.5, 0.5]
@@ -409,7 +414,9 @@ def test_an_update_of_a_large_lab_is_no_long_text() -> None:
     lab = two_tors(512)
     picture = Picture(lab, DrawingLayout(lab))
     port_map = lab.initial_maps["ocs1"]
-    shown = LabView(lab, maps={"ocs1": {"map": [str(c) for c in port_map]}})
+    shown = answers.shown(
+        lab, maps={"ocs1": {"map": [str(c) for c in port_map]}}
+    )
     light = picture.light(shown)
     assert len(described(light, "circuit")) == 512
     assert len(json.dumps(light)) < 700_000

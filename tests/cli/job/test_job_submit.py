@@ -239,7 +239,7 @@ async def test_python_submits_the_same_files_and_mappings(
     def submit() -> list[str]:
         with ControllerClient(job.api) as client:
             mapping = {"name": "c", "workers": 1, "command": "true"}
-            return [status["id"] for status in client.submit([spec, mapping])]
+            return [status.id for status in client.submit([spec, mapping])]
 
     first, second = await job.run(submit)
     assert cluster.table[first].gang == cluster.table[second].gang

@@ -26,8 +26,8 @@ async def test_a_bug_before_the_first_write_leaves_no_intent_behind(
     with pytest.raises(KeyError):
         await bench.change(joined((100, 101)), "test")
     [row] = bench.store.reconfigurations()
-    assert row["state"] == "refused"
-    assert "unexpected KeyError" in row["message"]
+    assert row.state == "refused"
+    assert "unexpected KeyError" in row.message
     assert not await bench.transactions.resume()
 
 
@@ -62,7 +62,7 @@ async def test_a_change_that_cannot_be_undone_locks_its_ports(
     assert record.state == "unknown"
     locked = {lock.port: lock.kind for lock in bench.parts.locks.all()}
     assert locked == {1: "bad", 7: "bad", 100: "bad"}
-    assert bench.store.reconfigurations()[-1]["state"] == "unknown"
+    assert bench.store.reconfigurations()[-1].state == "unknown"
 
 
 async def test_a_plan_from_old_maps_that_is_then_refused_leaves_the_flows_as_they_were(
@@ -83,7 +83,7 @@ async def test_a_plan_from_old_maps_that_is_then_refused_leaves_the_flows_as_the
         await bench.change(decide, "test")
     assert ("follow", 1) in bench.network.calls
     assert bench.network.tables == tables
-    assert bench.store.reconfigurations()[-1]["state"] == "refused"
+    assert bench.store.reconfigurations()[-1].state == "refused"
 
 
 async def test_a_committed_change_is_one_whoever_fails_on_hearing_of_it(

@@ -134,7 +134,7 @@ async def test_the_map_before_is_claimed_only_where_the_whole_map_is_so(
                 f"{c} is {'gone' if c in before else 'new'}" in record.message
             )
     # The history says the same, and the flow tables follow the light that there is.
-    assert bench.store.reconfigurations()[-1]["message"] == record.message
+    assert bench.store.reconfigurations()[-1].message == record.message
     assert bench.network.tables == flow_tables(
         LAB, trace_links(LAB, {"ocs1": now})
     )
@@ -174,7 +174,7 @@ async def test_a_cancelled_caller_does_not_cut_a_change_short(
     with pytest.raises(asyncio.CancelledError):
         await change
     await bench.transactions.close()
-    assert bench.store.reconfigurations()[-1]["state"] == "committed"
+    assert bench.store.reconfigurations()[-1].state == "committed"
     assert bench.network.calls[-1] == ("undrain",)
 
 

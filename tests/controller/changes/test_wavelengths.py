@@ -109,8 +109,8 @@ async def test_drift_undoing_and_saved_maps_speak_of_channels(
 ) -> None:
     bench.parts.committed.begin_with(await bench.parts.maps.read())
     await bench.devices["wss1"].connect([*SpectrumMap.parse(["2>4@193.200"])])
-    drift = (await bench.service.drift())["drift"]["wss1"]
-    assert (drift["missing"], drift["unknown"]) == ([], ["2>4@193.200"])
+    drift = (await bench.service.drift()).drift["wss1"]
+    assert (drift.missing, drift.unknown) == ([], ["2>4@193.200"])
     await bench.service.save(
         "monday", PresentMapsRequest(), ChangeOptions(by="eva")
     )
@@ -127,9 +127,9 @@ async def test_drift_undoing_and_saved_maps_speak_of_channels(
         await later.change(decide, "undo", ChangeOptions(adopts=adopts))
     ).state == "committed"
     assert later.maps()["wss2"] == START["wss2"]
-    (saved,) = (await later.service.saved_maps())["maps"]
+    (saved,) = (await later.service.saved_maps()).maps
     assert {
-        n: SpectrumMap.parse(texts) for n, texts in saved["maps"].items()
+        n: SpectrumMap.parse(texts) for n, texts in saved.maps.items()
     } == later.maps()
 
 

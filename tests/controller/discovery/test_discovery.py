@@ -52,10 +52,10 @@ def _discover(controller: ControllerProcess, *options: str) -> tuple[int, str]:
 
 def _is_as_before(controller: ControllerProcess) -> bool:
     client = controller.client
-    assert client.circuits()["o1"]["map"] == MAP
+    assert client.circuits()["o1"].map == MAP
     assert client.locks() == []
-    assert not client.status()["drained"]
-    return not client.discovery()["open"]
+    assert not client.status().drained
+    return not client.discovery().open
 
 
 def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
@@ -88,7 +88,7 @@ def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
     code, said = _discover(controller, "--yes", "--ports", "o1.4,o1.9")
     assert (code, "o1.4 is locked or out of order" in said) == (1, True)
     # Of all ports, those stay out that are locked, and those that a circuit joins to one.
-    assert controller.client.preview_discovery()["ports"] == {
+    assert controller.client.preview_discovery().ports == {
         "o1": [n for n in range(1, 17) if n not in (2, 4, 5)]
     }
     controller.client.unlock("o1", [4, 5])
@@ -108,27 +108,23 @@ def test_nobody_else_gets_at_the_ports_meanwhile_and_a_search_can_be_broken_off(
 ) -> None:
     client = controller.client
     client.discover(listen_s=100)
-    wait_until(
-        lambda: not client.circuits()["o1"]["map"], "the ports to go dark"
-    )
+    wait_until(lambda: not client.circuits()["o1"].map, "the ports to go dark")
     record = client.reconfigure({"o1": ["7-8"]})
-    assert record["state"] == "refused"
-    assert "wiring discovery of root" in record["message"]
+    assert record.state == "refused"
+    assert "wiring discovery of root" in record.message
     with pytest.raises(ControllerError, match="already searching the wiring"):
         client.discover()
-    assert client.preview_discovery()["objections"]
+    assert client.preview_discovery().objections
     (job,) = client.submit([JobSpec("waits", 1, 400, {"M": 0.1}, workers=1)])
     status = client.stop_discovery()
-    assert (status["state"], status["open"], status["wiring"]) == (
+    assert (status.state, status.open, status.wiring) == (
         "stopped",
         False,
         None,
     )
     assert _is_as_before(controller)
     # The queue goes on: no agent is there, so the job ends as soon as it is begun.
-    wait_until(
-        lambda: client.job(job["id"])["finished_at"], "the job to be begun"
-    )
+    wait_until(lambda: client.job(job.id).finished_at, "the job to be begun")
 
 
 def test_a_search_is_followed_by_its_news(
@@ -144,9 +140,8 @@ def test_a_search_is_followed_by_its_news(
     )
     told = [begun.json()]
     while told[-1]["state"] in ("looking", "restoring"):
-        told.append(
-            {**controller.client.discovery(told[-1]["step"], wait_s=30)}
-        )
+        after = controller.client.discovery(told[-1]["step"], wait_s=30)
+        told.append(after.as_json)
     steps = [status["step"] for status in told]
     assert steps == sorted(set(steps)), "each answer has something new"
     assert [told[0]["state"], told[-1]["state"], told[-1]["open"]] == [
@@ -157,7 +152,7 @@ def test_a_search_is_followed_by_its_news(
     # Nothing is waited for where nobody looks any more.
     began = time.monotonic()
     assert (
-        controller.client.discovery(told[-1]["step"] + 9, wait_s=30)["state"]
+        controller.client.discovery(told[-1]["step"] + 9, wait_s=30).state
         == "failed"
     )
     assert time.monotonic() - began < 25
@@ -179,7 +174,7 @@ def test_ctrl_c_breaks_it_off_and_returns_once_the_circuits_are_back(
         [*command, "--for", "100s"], stderr=subprocess.PIPE
     ) as looking:
         wait_until(
-            lambda: not controller.client.circuits()["o1"]["map"],
+            lambda: not controller.client.circuits()["o1"].map,
             "the ports to go dark",
         )
         looking.send_signal(signal.SIGINT)
@@ -197,7 +192,7 @@ def test_what_the_stop_button_keeps_from_being_put_back_is_put_back_later(
 ) -> None:
     controller.client.discover(listen_s=100)
     wait_until(
-        lambda: not controller.client.circuits()["o1"]["map"],
+        lambda: not controller.client.circuits()["o1"].map,
         "the ports to go dark",
     )
     controller.client.press_stop("smoke")
@@ -206,10 +201,10 @@ def test_what_the_stop_button_keeps_from_being_put_back_is_put_back_later(
     ):
         controller.client.stop_discovery()
     # Nobody gets at them meanwhile.
-    assert {lock["port"] for lock in controller.client.locks()} == set(
+    assert {lock.port for lock in controller.client.locks()} == set(
         range(1, 17)
     )
-    assert controller.client.status()["drained"]
+    assert controller.client.status().drained
     controller.client.clear_stop()
     assert _discover(controller, "--restore") == (
         0,
@@ -224,8 +219,8 @@ def test_a_queue_that_was_held_before_stays_so(
     client = controller.client
     client.drain("upgrade")
     client.discover({"o1": [9, 10]}, listen_s=100)
-    assert client.stop_discovery()["state"] == "stopped"
-    assert client.status()["drained"]
+    assert client.stop_discovery().state == "stopped"
+    assert client.status().drained
     client.resume()
     assert _is_as_before(controller)
 
@@ -235,13 +230,13 @@ def test_a_controller_that_is_told_to_end_puts_the_circuits_back_first(
 ) -> None:
     controller.client.discover(listen_s=100)
     wait_until(
-        lambda: not controller.client.circuits()["o1"]["map"],
+        lambda: not controller.client.circuits()["o1"].map,
         "the ports to go dark",
     )
     assert controller.stop(signal.SIGTERM) == 0
     controller.start()
     assert _is_as_before(controller)
-    whys = [record["why"] for record in controller.client.reconfigurations()]
+    whys = [record.why for record in controller.client.reconfigurations()]
     assert whys[-1] == "as before the wiring discovery"
 
 

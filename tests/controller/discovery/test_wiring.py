@@ -61,7 +61,7 @@ async def test_a_search_that_is_stopped_before_its_first_step_has_stopped(
         await controller.discovery.start(request, ChangeOptions(by="ann"))
         await controller.discovery.stop()
         status = controller.discovery.status
-        assert (status["state"], status["open"], status["wiring"]) == (
+        assert (status.state, status.open, status.wiring) == (
             "stopped",
             False,
             None,

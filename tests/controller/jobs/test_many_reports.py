@@ -21,6 +21,7 @@ from patchlight.testbed.jobs import (
     JobState,
     JobStatus,
 )
+from patchlight.testbed.wire.rest.jobs import JobAnswer
 from tests.support.job_cluster import Cluster, job, simulated, submit_running
 
 MOST = 2000
@@ -216,9 +217,14 @@ async def test_a_job_says_how_many_of_its_reports_are_kept(
         "holds_by": [],
     }
     shown: Any = {**cluster.table[ran].as_record, **more}
-    print_job({**shown, "reports_kept": 5, "reports_made": 5})
+    print_job(JobAnswer(**shown, reports_kept=5, reports_made=5))
     assert "thinned" not in capsys.readouterr().out
-    print_job({**shown, "reports_kept": 20_000, "reports_made": 1_234_567})
+    many = JobAnswer(
+        **shown,
+        reports_kept=20_000,
+        reports_made=1_234_567,
+    )
+    print_job(many)
     assert "thinned: kept 20,000 of 1,234,567" in capsys.readouterr().out
 
 

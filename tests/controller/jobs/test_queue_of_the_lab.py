@@ -157,7 +157,7 @@ async def test_decisions_are_kept_with_all_that_was_seen(
     assert decisions[0]["saw"]["job"]["graph"] == "alexnet"
     assert (
         decisions[1]["reconfiguration"]
-        == cluster.store.reconfigurations()[-1]["id"]
+        == cluster.store.reconfigurations()[-1].id
     )
 
 

@@ -68,7 +68,7 @@ def test_events_and_changes_go_with_the_time_but_not_those_that_are_open(
     store.add_event(50.0, "test", {})
     assert store.forget(before=10.0) > 0
     assert store.forget(before=10.0) == 0
-    assert [row["id"] for row in store.reconfigurations()] == [
+    assert [row.id for row in store.reconfigurations()] == [
         numbers[1],
         numbers[3],
     ]

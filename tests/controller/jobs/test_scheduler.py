@@ -362,7 +362,7 @@ async def test_a_job_is_regrouped_before_it_has_workers(
     )
     assert len(cluster.switches_of(SPREAD)) == 1
     (change,) = cluster.store.reconfigurations()
-    assert change["why"] == f"regroup {job_id}"
+    assert change.why == f"regroup {job_id}"
 
 
 @simulated()

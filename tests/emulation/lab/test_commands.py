@@ -144,7 +144,7 @@ def test_the_controller_answers_where_the_lab_file_says(
     assert "inside the lab's network" in done.stderr
     assert "127.0.0.1:6700" in done.stderr
     with ControllerClient(f"127.0.0.1:{port}") as client:
-        assert client.status()["lab"] == name
+        assert client.status().lab == name
     lab = EmulatedLab.attach(name)
     assert (lab.lab.scale, lab.state.scale) == (1000, 1000)
 
@@ -157,7 +157,7 @@ def test_the_controller_answers_where_the_lab_file_says(
     # Where other machines reach it, over TLS, and on this machine's own socket.
     done = up(f'api: "0.0.0.0:{port}"')
     assert done.returncode == 0, done.stderr
-    assert EmulatedLab.attach(name).controller.status()["lab"] == name
+    assert EmulatedLab.attach(name).controller.status().lab == name
     with socket.create_connection(
         ("127.0.0.1", port), timeout=PATIENCE_S
     ) as plain:

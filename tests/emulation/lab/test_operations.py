@@ -240,9 +240,7 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
     ) as lab:
         ocs = lab.ocs("ocs1")
         assert ocs.map.texts == ("1-3", "2-5")
-        assert (
-            ocs.connect("server2:tor1.2", why="nearer")["state"] == "committed"
-        )
+        assert ocs.connect("server2:tor1.2", why="nearer").state == "committed"
         assert lab.maps() == {"ocs1": ocs.map}
         assert ocs.map.texts == ("1-3", "2-4")
         with pytest.raises(BadInput, match=r"no fibre joins tor1\.3 and ocs1"):
@@ -263,7 +261,7 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
             patchlight("lab", "show", name, "-o", str(picture)).returncode == 0
         )
         spec = JobSpec("two", 2, 1_000_000, {"A100": 0.01}, workers=2)
-        assert lab.wait_for(lab.submit(spec)[0]["id"])["state"] == "done"
+        assert lab.wait_for(lab.submit(spec)[0].id).state == "done"
         ocs.disconnect(2)
         links = json.loads(patchlight("lab", "show", name, "--json").stdout)
         assert "server2.nic0" in links["dark"]
@@ -308,7 +306,7 @@ def test_jobs_run_over_the_kernel_s_own_switches(
         lab.ocs("ocs1").connect("server2:tor1.2")
         assert not lab.pingall().lost
         spec = JobSpec("two", 2, 1_000_000, {"A100": 0.01}, workers=2)
-        assert lab.wait_for(lab.submit(spec)[0]["id"])["state"] == "done"
+        assert lab.wait_for(lab.submit(spec)[0].id).state == "done"
         control = lab.state.run_dir / "ovs/ovs-vswitchd.ctl"
         shown = ["ovs-appctl", "-t", str(control), "dpctl/show"]
         (lookups,) = [

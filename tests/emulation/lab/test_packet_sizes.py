@@ -55,8 +55,8 @@ def test_packets_as_large_as_the_lab_file_says_pass_and_workers_have_its_setting
         spec = JobSpec(
             "large", 1000, 4_000_000, compute_s, hosts=("gpu0", "gpu2")
         )
-        job_id = client.submit([spec])[0]["id"]
-        wait_until(lambda: client.job(job_id)["iterations_done"] >= 1)
+        job_id = client.submit([spec])[0].id
+        wait_until(lambda: client.job(job_id).iterations_done >= 1)
         space = f"pl.{jumbo.lab.name}.server2.w-{job_id}-1"
         assert "mtu 9000" in ip("-n", space, "link", "show", "nic0")
         assert ROUTE in ip("-n", space, "route")

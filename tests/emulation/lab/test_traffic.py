@@ -286,8 +286,8 @@ def test_flows_share_equal_links_and_leave_one_that_is_cut(
         )
         assert all(share > 0.3 for share in (shares()[0], shares()[2]))
         told = {
-            each["name"]: each["ports_down"]
-            for each in lab.controller.status()["switches"]
+            each.name: each.ports_down
+            for each in lab.controller.status().switches
         }
         assert told == {"tor1": [3], "tor2": [3]}
         assert pings(h1, h2)

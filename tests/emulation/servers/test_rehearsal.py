@@ -167,10 +167,8 @@ def test_packets_go_over_the_lab(lab: EmulatedLab) -> None:
 def test_the_controller_runs_and_its_agents_are_silent(
     lab: EmulatedLab,
 ) -> None:
-    agents = {
-        agent["server"]: agent for agent in lab.controller.status()["agents"]
-    }
-    assert [agent["reachable"] for agent in agents.values()] == [False, False]
+    agents = {agent.server: agent for agent in lab.controller.status().agents}
+    assert [agent.reachable for agent in agents.values()] == [False, False]
     assert not [p for p in lab.state.processes if p.name.startswith("agent")]
     for server in lab.lab.servers:
         assert server.management == f"{server.ssh.address}:8471"

@@ -196,9 +196,7 @@ def controller(lab: EmulatedLab) -> Iterator[ControllerClient]:
     with ControllerClient(lab.lab.controller_api) as client:
 
         def answer() -> bool:
-            return all(
-                agent["reachable"] for agent in client.status()["agents"]
-            )
+            return all(agent.reachable for agent in client.status().agents)
 
         wait_until(
             answer, f"both agents after {pushed.stdout.decode()}", WAIT_S
@@ -212,7 +210,7 @@ def run(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run a job to its end; ``meanwhile`` happens after its first iteration."""
-    job = controller.submit([spec], "keep")[0]["id"]
+    job = controller.submit([spec], "keep")[0].id
 
     def now() -> dict[str, Any]:
         return dict(controller.job(job))
@@ -261,13 +259,11 @@ def test_a_job_trains_over_rdma_across_an_outage(
         job = run(controller, over_rdma(8), outage)
     assert job["state"] == "done", job["message"]
     reports, _ = controller.iterations(job["id"])
-    assert [report["check"] for report in reports] == ["ok"] * 16
+    assert [report.check for report in reports] == ["ok"] * 16
     # Both ends of a queue pair that broke made it again, or none.
-    made = {
-        report["rank"]: report["queue_pairs_made"] or 0 for report in reports
-    }
+    made = {report.rank: report.queue_pairs_made or 0 for report in reports}
     assert made[0] == made[1] >= 2
-    sent = sum(report["sent_bytes"] for report in reports)
+    sent = sum(report.sent_bytes for report in reports)
     assert meter.share.roce_bytes > sent
     assert meter.share.of_bytes > 0.95
     for host in lab.hosts:  # each NIC is as it was
@@ -292,9 +288,9 @@ def test_two_workers_of_one_server_exchange_over_rdma(
         ocs.connect("1-2")
     assert job["state"] == "done", job["message"]
     reports, _ = controller.iterations(job["id"])
-    assert [report["check"] for report in reports] == ["ok"] * 4
+    assert [report.check for report in reports] == ["ok"] * 4
     assert meter.share.roce_bytes > sum(
-        report["sent_bytes"] for report in reports
+        report.sent_bytes for report in reports
     )
     assert (
         said(lab, "gpu1", "cat /proc/sys/net/ipv4/conf/nic0/accept_local")
@@ -330,10 +326,10 @@ def test_an_mpi_program_exchanges_over_rdma(
     )
     with RoceMeter([host.far_end for host in lab.hosts]) as meter:
         job = run(controller, spec)
-    assert job["state"] == "done", controller.log(job["id"])["text"]
+    assert job["state"] == "done", controller.log(job["id"]).text
     sums = "2 ranks: 3.0 to 3.0"
     wait_until(
-        lambda: sums in controller.log(job["id"])["text"], "its output", WAIT_S
+        lambda: sums in controller.log(job["id"]).text, "its output", WAIT_S
     )
     # Each rank sends its 800,000 bytes once: half to be added up, half of the sum.
     assert meter.share.roce_bytes > 1_600_000

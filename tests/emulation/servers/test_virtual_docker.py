@@ -134,19 +134,19 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
 def log_of(lab: EmulatedLab, spec: JobSpec, awaited: str) -> str:
     """What a job writes that ends well; ``awaited`` is in it."""
     with ControllerClient(lab.lab.controller_api) as client:
-        job = client.submit([spec], "keep")[0]["id"]
+        job = client.submit([spec], "keep")[0].id
         wait_until(
-            lambda: client.job(job)["state"] in ("done", "failed"),
+            lambda: client.job(job).state in ("done", "failed"),
             "its end",
             WAIT_S,
         )
         ended = client.job(job)
-        assert ended["state"] == "done", (
-            ended["message"],
-            client.log(job)["text"],
+        assert ended.state == "done", (
+            ended.message,
+            client.log(job).text,
         )
-        wait_until(lambda: awaited in client.log(job)["text"], awaited, WAIT_S)
-        return str(client.log(job)["text"])
+        wait_until(lambda: awaited in client.log(job).text, awaited, WAIT_S)
+        return str(client.log(job).text)
 
 
 def test_torchrun_trains_in_containers(lab: EmulatedLab) -> None:

@@ -293,9 +293,9 @@ def _rewire(lab: Lab, maps: Mapping[str, Sequence[str]]) -> float:
             only=True,
             why="each job has its own optical paths",
         )
-    if changed["state"] != "committed":
+    if changed.state != "committed":
         raise PatchlightError(
-            f"giving each job its own optical paths: {changed['message']}",
+            f"giving each job its own optical paths: {changed.message}",
             hint="run it again; 'patchlight doctor' says whether this machine has what it needs",
         )
     return time.monotonic() - began
