@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self, TypeVar
 
 from patchlight.controller.changes.device_maps import circuits_in
+from patchlight.controller.jobs.lives import AT_WORK
 from patchlight.controller.policies import contract
 from patchlight.controller.policies.contract import (
     ClusterView,
@@ -26,7 +27,7 @@ from patchlight.controller.prediction.network import (
 )
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.files import graph_from_json
-from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
 from patchlight.testbed.lab.wiring import trace_links, with_spectra
@@ -166,7 +167,7 @@ class WiredLab:
             len(ring),
             models,
         )
-        waits = status.state not in (JobState.RUNNING, JobState.PAUSED)
+        waits = status.state not in AT_WORK
         return RingOfJob(
             job,
             ring,

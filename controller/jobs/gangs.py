@@ -12,6 +12,7 @@ from typing import Any
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.entries import Entries, Gang
 from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.lives import AT_WORK
 from patchlight.controller.jobs.rewiring import JobRewiring
 from patchlight.controller.jobs.running_job import RunningJob, most_iterations
 from patchlight.controller.jobs.specs import (
@@ -61,7 +62,7 @@ class Gangs:
 
     def begin(self, gang: Gang, after: Sequence[Gang] = ()) -> None:
         """Start the jobs of a gang on their hosts, once those ``after`` have ended; follow them."""
-        jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
+        jobs = self._jobs_of(gang)
         self._take(
             gang,
             jobs,
@@ -75,7 +76,7 @@ class Gangs:
 
     def take_over(self, gang: Gang) -> list[RunningJob]:
         """Follow jobs that an earlier controller started, which may have paused them."""
-        jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
+        jobs = self._jobs_of(gang)
         for job in jobs:
             reports = self._table.ledger.reports_by_rank(job.id, job.attempt)
             job.assign(self._lab, self._fleet, reports)
@@ -86,7 +87,7 @@ class Gangs:
     def undo_start(self, gang: Gang) -> None:
         """Delete the workers of jobs that an earlier controller was starting, and queue the jobs
         again, together."""
-        jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
+        jobs = self._jobs_of(gang)
         for job in jobs:
             if job.hosts:
                 job.assign(self._lab, self._fleet)
@@ -98,22 +99,21 @@ class Gangs:
         """The gang in which a job has its hosts now."""
         return self._gang_of.get(job_id)
 
-    def job_of(self, status: JobStatus) -> RunningJob:
-        """A job on its hosts."""
-        hosts = tuple(self._lab.host(name) for name in status.hosts)
-        which = (
-            status.attempt,
-            status.first_iteration,
-            status.by,
-            self._lab.controller_poll_s,
-        )
-        return RunningJob(
-            status.id,
-            status.spec,
-            hosts,
-            self._reported,
-            *which,
-        )
+    def _jobs_of(self, gang: Gang) -> list[RunningJob]:
+        statuses = [self._table[job_id] for job_id in gang.ids]
+        return [
+            RunningJob(
+                status.id,
+                status.spec,
+                tuple(self._lab.host(name) for name in status.hosts),
+                self._reported,
+                status.attempt,
+                status.first_iteration,
+                status.by,
+                self._lab.controller_poll_s,
+            )
+            for status in statuses
+        ]
 
     async def _reported(
         self, job: RunningJob, reports: list[dict[str, Any]]
@@ -355,7 +355,7 @@ class Gangs:
             )
             held = False
             state = self._table[job.id].state
-            if gang.again and state in (JobState.RUNNING, JobState.PAUSED):
+            if gang.again and state in AT_WORK:
                 with contextlib.suppress(EndRequested):
                     held = await run_unless(gang.stopping, job.hold_for_good)
             # Before its workers end: a later controller resumes it here. A stop does not wait.
@@ -377,7 +377,7 @@ class Gangs:
             if gang.ending.is_set() and not gang.again:
                 self._table.end([job.id], JobState.STOPPED, gang.ends_because)
             elif gang.again and status.hosts and not status.state.is_final:
-                begun = status.state in (JobState.RUNNING, JobState.PAUSED)
+                begun = status.state in AT_WORK
                 together = {} if begun else {"gang": status.gang}
                 self._outcomes.next_attempt(
                     status,
@@ -499,16 +499,12 @@ class Outcomes:
     def held(self, job: RunningJob, why: str) -> None:
         """Raised when a job is held at one iteration of all ranks, so its workers can end there."""
         done = job.iterations_done
-        at = {
-            "first_iteration": goes_on_at(job.spec, done),
-            "iterations_done": done,
-        }
         self._table.move(
             job.id,
             JobState.PREPARING,
             why,
-            (),
-            **at,
+            first_iteration=goes_on_at(job.spec, done),
+            iterations_done=done,
         )
 
     def next_attempt(

@@ -12,7 +12,7 @@ from typing import Any
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
-from patchlight.controller.jobs.lives import JOB_MOVES, check_move
+from patchlight.controller.jobs.lives import AT_WORK, JOB_MOVES, check_move
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.prediction import completion, network
 from patchlight.controller.prediction.interleaving import set_slots_of
@@ -68,11 +68,12 @@ class JobTable:
         exact = self.find(text)
         return [exact] if exact else self.ledger.meant(text)
 
-    def hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
-        """The hosts of running jobs, including those reserved for them."""
+    @property
+    def hosts(self) -> dict[str, list[str]]:
+        """The hosts of each running job, including those reserved for it."""
         return {
-            job_id: [h.name for h in self.running[job_id].all_hosts]
-            for job_id in job_ids
+            job_id: [host.name for host in job.all_hosts]
+            for job_id, job in self.running.items()
         }
 
     def page(
@@ -227,8 +228,6 @@ class JobTable:
             self._recent.popitem(last=False)
 
 
-_AT_WORK = (JobState.RUNNING, JobState.PAUSED)
-
 _ITERATIONS = 20  # a measured time is the mean of this many
 
 _PREDICTED = "predicted_iteration_s"
@@ -262,7 +261,7 @@ class Forecasts:
         ``start_s``."""
         lit = links or self._links()
         statuses = [
-            s for s in self._table.live() if s.state in _AT_WORK and s.hosts
+            s for s in self._table.live() if s.state in AT_WORK and s.hosts
         ]
         placed = [
             completion.PredictedJob(
@@ -295,9 +294,7 @@ class Forecasts:
     ) -> Mapping[str, dict[str, Any]]:
         """The same for a list of jobs; computes nothing if none of them runs."""
         return (
-            self.running()
-            if any(s.state in _AT_WORK for s in statuses)
-            else {}
+            self.running() if any(s.state in AT_WORK for s in statuses) else {}
         )
 
 

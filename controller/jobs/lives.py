@@ -7,7 +7,12 @@ import logging
 from collections.abc import Mapping
 from enum import StrEnum
 
+from patchlight.testbed.jobs import JobState
+
 _log = logging.getLogger(__name__)
+
+AT_WORK = (JobState.RUNNING, JobState.PAUSED)
+"""The states of a job that has begun and not ended."""
 
 Moves = Mapping[str, Mapping[str, str]]
 """The states that may follow each state, and why they do."""
@@ -37,31 +42,31 @@ class GangState(StrEnum):
 
 GANG_MOVES: Moves = {
     "out": {
-        "arriving": "submitted, or queued again",
-        "placed": "ran under an earlier controller",
-        "leaving": "ended while a pass preempted it",
+        "arriving": "queued",
+        "placed": "taken over",
+        "leaving": "preempted too late",
     },
     "arriving": {
-        "in_line": "next pass",
-        "rejoining": "queued again while a pass preempted it",
+        "in_line": "pass",
+        "rejoining": "preempted too late",
         "out": "stopped",
     },
     "in_line": {
         "placed": "gets hosts",
-        "arriving": "disk full, next pass tries again",
-        "leaving": "stopped, or refused by a policy",
+        "arriving": "disk full",
+        "leaving": "stopped, refused",
     },
     "placed": {
-        "preempted": "a pass gives its hosts to others",
+        "preempted": "preempted",
         "out": "hosts released",
     },
     "preempted": {"leaving": "hosts released"},
     "leaving": {
-        "out": "next pass",
+        "out": "pass",
         "rejoining": "queued again",
     },
     "rejoining": {
-        "in_line": "next pass",
+        "in_line": "pass",
         "leaving": "stopped",
     },
 }
@@ -69,11 +74,11 @@ GANG_MOVES: Moves = {
 # From each state of a job that has not ended; special causes replace these.
 _ALWAYS = {
     "queued": "another attempt",
-    "failed": "no attempt left",
-    "stopped": "stopped by its user",
+    "failed": "attempts used up",
+    "stopped": "by user",
 }
 _STARTS = {
-    "reconfiguring": "gets hosts and circuits",
+    "reconfiguring": "needs circuits",
     "preparing": "gets hosts",
 }
 
@@ -81,36 +86,36 @@ JOB_MOVES: Moves = {
     "queued": {
         **_ALWAYS,
         **_STARTS,
-        "blocked": "needs more than time",
+        "blocked": "time cannot help",
     },
     "blocked": {
         **_ALWAYS,
         **_STARTS,
-        "queued": "time may help again",
+        "queued": "time may help",
     },
     "reconfiguring": {
         **_ALWAYS,
-        "reconfiguring": "a switch does not answer",
+        "reconfiguring": "switch silent",
         "preparing": "circuits verified",
     },
     "preparing": {
         **_ALWAYS,
-        "reconfiguring": "resized, gets circuits",
-        "running": "all workers ready",
+        "reconfiguring": "resized",
+        "running": "workers ready",
     },
     "running": {
         **_ALWAYS,
         "preparing": "resized",
         "paused": "circuits lost",
-        "done": "all workers done",
+        "done": "workers done",
     },
     "paused": {
         **_ALWAYS,
         "running": "circuits back",
-        "done": "all workers done",
+        "done": "workers done",
     },
     "done": {},
-    "failed": {"stopped": "its record was lost"},
+    "failed": {"stopped": "record lost"},
     "stopped": {},
 }
 

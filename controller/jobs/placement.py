@@ -163,7 +163,7 @@ class Placement:
         waiting = {status.id for status in recent if status.state.is_waiting}
 
         def see() -> LabSnapshot:
-            running = self._table.hosts_of(self._table.running)
+            running = self._table.hosts
             statuses = self._table.several(running)
             view = cluster.view(
                 time.time(),

@@ -17,6 +17,7 @@ from patchlight.controller.changes.record import ChangeOptions, Reconfiguration
 from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.cluster_view import Decision, plain, seen
 from patchlight.controller.jobs.job_table import IterationTimes, JobTable
+from patchlight.controller.jobs.lives import AT_WORK
 from patchlight.controller.jobs.placement import (
     LabReach,
     LabSnapshot,
@@ -52,6 +53,8 @@ _LOOK_AGAIN_S = 0.2
 _LOOKS = 50
 
 _LOOK_EVERY_S = 0.5
+# The least time that a job has to pause.
+_PATIENCE_S = 10.0
 # For a job that lost its circuits without notice: its ranks wait in an all-reduce.
 _HOLD_IN_THE_DARK_S = 2.0
 # Of the workers of a job with each other; the caller repeats it.
@@ -115,8 +118,8 @@ class JobRewiring:
     ) -> tuple[ChangePlan, list[str]]:
         """What ``regroup`` would change now, and the objections."""
         self._check_run(job_ids)
-        groups = self._table.hosts_of(job_ids)
-        running = self._table.hosts_of(self._table.running)
+        running = self._table.hosts
+        groups = {job_id: running[job_id] for job_id in job_ids}
         return await self._placement.preview("regroup", groups, running)
 
     def _check_run(self, job_ids: Sequence[str]) -> None:
@@ -137,8 +140,8 @@ class JobRewiring:
     ) -> Reconfiguration:
         """Make circuits for these jobs; the decision is stored with those in ``because_of``."""
         what = topology if topology == "regroup" else f"{topology} for"
-        groups = self._table.hosts_of(job_ids)
-        running = self._table.hosts_of(self._table.running)
+        running = self._table.hosts
+        groups = {job_id: running[job_id] for job_id in job_ids}
         before = self._gains.before(because_of)
         wish = await self._placement.wish(
             topology,
@@ -215,14 +218,14 @@ class JobRewiring:
             partial(seen, lab.view),
         )
         circuits = dict(lab.view.circuits)
-        hosts = self._hosts()
+        hosts = self._table.hosts
 
         def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
             # With other maps or jobs than planned it might gain nothing.
             same = all(
                 maps.get(ocs) == circuits.get(ocs) for ocs in proposal.maps
             )
-            return proposal.maps if same and self._hosts() == hosts else {}
+            return proposal.maps if same and self._table.hosts == hosts else {}
 
         before = self._gains.before(proposal.gains_s)
 
@@ -265,12 +268,6 @@ class JobRewiring:
         for job_id in job_ids:
             found = {**record, **gained.get(job_id, {})}
             self._table.ledger.add_decision(job_id, time.time(), found)
-
-    def _hosts(self) -> dict[str, tuple[str, ...]]:
-        return {
-            job_id: tuple(host.name for host in job.hosts)
-            for job_id, job in self._table.running.items()
-        }
 
     def ended(self, job_id: str) -> None:
         """A job or its attempt has ended; the queue now assigns its hosts."""
@@ -350,7 +347,7 @@ class JobTraffic:
     """Pauses jobs between two iterations, and resumes them.
 
     Jobs that use affected ports pause while circuits change; each has the time of three of its
-    iterations to pause, at least ``patience_s``. Jobs whose hosts do not reach each other pause
+    iterations to pause, at least 10 s. Jobs whose hosts do not reach each other pause
     until they do, or fail at their ``dark_limit_s``.
     """
 
@@ -358,11 +355,9 @@ class JobTraffic:
         self,
         table: JobTable,
         reach: LabReach,
-        patience_s: float = 10.0,
     ) -> None:
         self._table = table
         self._reach = reach
-        self._patience_s = patience_s
         self._drained: list[RunningJob] = []
 
     def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
@@ -381,9 +376,8 @@ class JobTraffic:
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         """Pause the jobs that use these ports; returns messages about those that did not."""
-        states = (JobState.RUNNING, JobState.PAUSED)
         self._drained = [
-            job for job in self._using(moved) if self._state(job) in states
+            job for job in self._using(moved) if self._state(job) in AT_WORK
         ]
         jobs = [
             job
@@ -402,9 +396,9 @@ class JobTraffic:
         status = self._table[job.id]
         if not status.iterations_done or status.started_at is None:
             # The time of an iteration is not known yet.
-            return 3 * self._patience_s
+            return 3 * _PATIENCE_S
         return max(
-            self._patience_s,
+            _PATIENCE_S,
             3 * (time.time() - status.started_at) / status.iterations_done,
         )
 
@@ -413,20 +407,19 @@ class JobTraffic:
     ) -> Unreached:
         """Announce the NICs of the jobs that use these ports (``None``: of all jobs), and let the
         workers of each job greet each other. Without a path between them, nothing is expected."""
-        states = (JobState.RUNNING, JobState.PAUSED)
         jobs = (
             self._table.running.values()
             if moved is None
             else self._using(moved)
         )
-        jobs = [job for job in jobs if self._state(job) in states]
+        jobs = [job for job in jobs if self._state(job) in AT_WORK]
         answers = await asyncio.gather(
             *(job.announce(_GREET_S) for job in jobs), return_exceptions=True
         )
         silent = list[str]()
         unknown = list[str]()
         for job, answer in zip(jobs, answers, strict=True):
-            if self._state(job) not in states:
+            if self._state(job) not in AT_WORK:
                 continue  # it has ended meanwhile
             if isinstance(answer, PatchlightError):
                 unknown.append(
@@ -475,7 +468,7 @@ class JobTraffic:
         """Pause a job during an outage, resume it after. ``hold``: pause its workers, too."""
         state = self._state(job)
         reach = self._reach.over(maps.present_links())
-        if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
+        if state not in AT_WORK or job.next_hosts:
             return  # a job that moves to other hosts is held for that
         dark = reach.apart(job.hosts)
         if dark and state is JobState.RUNNING:

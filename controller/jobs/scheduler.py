@@ -24,6 +24,7 @@ from patchlight.controller.jobs.job_table import (
     JobTable,
 )
 from patchlight.controller.jobs.lab_queue import LabQueue
+from patchlight.controller.jobs.lives import AT_WORK
 from patchlight.controller.jobs.placement import LabReach, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import (
@@ -57,13 +58,13 @@ _log = logging.getLogger(__name__)
 
 # The queue's rest after a pass, in multiples of the pass's time.
 _REST = 3.0
-LONGEST_REST_S = 0.2
+_LONGEST_REST_S = 0.2
 DEFAULT_DISCIPLINE = Discipline()
 
 
 class Scheduler:
     """Accepts jobs, and gives them hosts and circuits until they end. Jobs outlive it. After a pass
-    of ``last_pass_s`` the queue rests for at most ``longest_rest_s``."""
+    of ``last_pass_s`` the queue rests for at most 0.2 s."""
 
     def __init__(
         self,
@@ -82,7 +83,6 @@ class Scheduler:
         self._store = store
         self._table = table
         self.last_pass_s = 0.0
-        self.longest_rest_s = LONGEST_REST_S
         self.policies = PoliciesInUse(
             lab,
             store,
@@ -280,7 +280,7 @@ class Scheduler:
         about |= {"circuits": [], "objections": []}
         links = None
         if chosen != "keep":
-            others = self._table.hosts_of(self._table.running)
+            others = self._table.hosts
             plan, against = await self._placement.preview(
                 chosen, found, {**others, **found}
             )
@@ -468,7 +468,7 @@ class Scheduler:
                 max(
                     0.0,
                     ended
-                    + min(_REST * took_s, self.longest_rest_s)
+                    + min(_REST * took_s, _LONGEST_REST_S)
                     - time.monotonic(),
                 )
             )
@@ -499,7 +499,7 @@ class Scheduler:
         for gang in gangs.values():
             rest = []
             for status in gang:
-                if status.state in (JobState.RUNNING, JobState.PAUSED):
+                if status.state in AT_WORK:
                     self._followed += self._gangs.take_over(
                         Gang((status.id,), status.topology)
                     )
