@@ -208,15 +208,15 @@ class DeviceMonitor:
     async def read_maps(self) -> Maps:
         """Read the present maps from all devices in parallel; mark failures."""
         # Devices that do not answer are polled in the background, not here.
-        asked = [
+        requested = [
             n
             for n in self._drivers
             if not (self._left_to_watch and n in self._unreachable)
         ]
-        reading = (self._drivers[name].read_map() for name in asked)
+        reading = (self._drivers[name].read_map() for name in requested)
         answers = await asyncio.gather(*reading, return_exceptions=True)
         maps: dict[str, AnyMap] = {}
-        for name, answer in zip(asked, answers, strict=True):
+        for name, answer in zip(requested, answers, strict=True):
             if isinstance(answer, SwitchMap):
                 maps[name] = self._last_maps[name] = answer
                 self._mark_reachable(name)

@@ -78,7 +78,7 @@ def plan_change(
     changes = {name: change for name, change in diffs.items() if change}
     links_before = lab_links(lab, before)
     links_after = lab_links(lab, after)
-    moved = frozenset(_moved(changes, links_before, links_after))
+    moved = _moved(changes, links_before, links_after)
     # Circuit switches change in this order.
     done = [
         {name: after[name] for name in [*changes][:count]}
@@ -97,7 +97,7 @@ def plan_change(
     )
     prepared = {
         name: after[name].without(
-            e for e in change.makes if (name, e) not in early
+            set(change.makes).difference(e for ocs, e in early if ocs == name)
         )
         for name, change in changes.items()
     }
@@ -140,21 +140,16 @@ def _moved(
     changes: Changes,
     before: Links,
     after: Links,
-) -> Iterable[Endpoint]:
+) -> frozenset[Endpoint]:
     if changes and before.light is not None:
         # New signals may also disturb paths that use no changed entry.
         sources = before.paths.keys() | after.paths.keys()
-        return [
+        return frozenset(
             s for s in sources if before.paths.get(s) != after.paths.get(s)
-        ]
-    return (
-        source
-        for name, change in changes.items()
-        for links, differing in (
-            (before, change.breaks),
-            (after, change.makes),
         )
-        for source in links.sources(name, differing)
+    return frozenset().union(
+        *(before.sources(name, each.breaks) for name, each in changes.items()),
+        *(after.sources(name, each.makes) for name, each in changes.items()),
     )
 
 

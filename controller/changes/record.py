@@ -308,25 +308,25 @@ def fingerprint(maps: Mapping[str, AnyMap]) -> str:
 def wanted_maps(
     lab: Lab,
     present: Mapping[str, AnyMap],
-    asked: Mapping[str, AnyMap],
+    requested: Mapping[str, AnyMap],
     dropped: Mapping[str, Collection[int | Place]],
     *,
     only: bool,
 ) -> dict[str, Any]:
     """The maps that result from a request for cross-connects.
 
-    The ``asked`` ones are added to the present ones, or with ``only`` replace them; ``dropped``
+    The ``requested`` ones are added to the present ones, or with ``only`` replace them; ``dropped``
     places lose their entries, in and out. ``BadInput`` for an unknown optical switch.
     """
-    for name in (*asked, *dropped):
+    for name in (*requested, *dropped):
         lab.optical_switch(name)  # raises BadInput if unknown
     wanted: dict[str, AnyMap] = {}
-    for name in {**asked, **dict.fromkeys(dropped)}:
-        if only and name in asked:
-            wanted[name] = asked[name]
+    for name in {**requested, **dict.fromkeys(dropped)}:
+        if only and name in requested:
+            wanted[name] = requested[name]
             continue
         gone = dropped.get(name, ())
-        if gone and not asked and not entries_at(present[name], gone):
+        if gone and not requested and not entries_at(present[name], gone):
             ports = ", ".join(map(str, gone))
             raise BadInput(f"{name} port {ports} has no circuit to disconnect")
         kept = (
@@ -334,5 +334,7 @@ def wanted_maps(
             if gone
             else present[name]
         )
-        wanted[name] = kept.joined(asked[name]) if name in asked else kept
+        wanted[name] = (
+            kept.joined(requested[name]) if name in requested else kept
+        )
     return wanted

@@ -334,12 +334,12 @@ async def power_where_there_are_monitors(driver: Driver) -> None:
         "in": driver.capabilities.power_in,
         "out": driver.capabilities.power_out,
     }
-    for asked in (ports, ports[:1], ports[-2:]):
-        powers = await driver.power(asked)
+    for requested in (ports, ports[:1], ports[-2:]):
+        powers = await driver.power(requested)
         _expect(
             "ports",
             sorted(powers),
-            [port for port in asked if monitored[port.side]],
+            [port for port in requested if monitored[port.side]],
         )
         for port, dbm in powers.items():
             _require(

@@ -360,12 +360,14 @@ class PolatisDriver(NumberedDriver):
             "in": self.capabilities.power_in,
             "out": self.capabilities.power_out,
         }
-        if not (asked := [port for port in checked if monitored[port.side]]):
+        if not (
+            requested := [port for port in checked if monitored[port.side]]
+        ):
             return {}
-        powers = await self._powers(asked)
+        powers = await self._powers(requested)
         dark_dbm = self._dialect.dark_dbm
         return powers_dbm(
-            ((port, powers[port]) for port in asked if port in powers),
+            ((port, powers[port]) for port in requested if port in powers),
             dark_dbm,
         )
 

@@ -159,11 +159,11 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
         self, ports: Iterable[contract.DirectedPort]
     ) -> contract.Powers:
         """At circuits, from their rows; at a free input, from the port; at a free output, none."""
-        asked = self._checked_ports(ports)
-        if not asked:
+        requested = self._checked_ports(ports)
+        if not requested:
             return {}
         powers: dict[contract.DirectedPort, str] = {}
-        if any(port.side == "in" for port in asked):
+        if any(port.side == "in" for port in requested):
             key = self._dialect.port_power_key
             rows = await self._port_rows()
             powers = {
@@ -179,7 +179,7 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
             )
         return {
             port: power_dbm(powers.get(port, ""), self._dialect.dark_dbm)
-            for port in asked
+            for port in requested
         }
 
     async def _table(self) -> Mapping[CrossConnect, calient.CalientRow]:

@@ -172,8 +172,8 @@ class CalientTl1(SessionDriver[CalientRow]):
         self, ports: Iterable[contract.DirectedPort]
     ) -> contract.Powers:
         """From ``RTRV-PORT-SUM``, port by port for a few, else the whole table."""
-        asked = self._checked_ports(ports)
-        numbers = dict.fromkeys(port.number for port in asked)
+        requested = self._checked_ports(ports)
+        numbers = dict.fromkeys(port.number for port in requested)
         if len(numbers) <= _FEW:
             lines = [
                 line
@@ -197,7 +197,7 @@ class CalientTl1(SessionDriver[CalientRow]):
             ):
                 for port in _sides(number):
                     powers[port] = power_dbm(match[port.side])
-        return {port: powers[port] for port in asked if port in powers}
+        return {port: powers[port] for port in requested if port in powers}
 
     async def _table(self) -> Mapping[CrossConnect, CalientRow]:
         reply = await self.client.command(

@@ -167,10 +167,10 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         self, ports: Iterable[contract.DirectedPort]
     ) -> contract.Powers:
         """Total power at each port."""
-        asked = self._checked_ports(ports)
+        requested = self._checked_ports(ports)
         powers = {}
-        listed = await self._ports() if asked else {}
-        for port in asked:
+        listed = await self._ports() if requested else {}
+        for port in requested:
             entry = listed.get(self._fibre(port))
             text = (
                 ""

@@ -179,13 +179,13 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         )
         return self.alarms
 
-    def _command(
+    async def _command(
         self,
         command: str,
         answer: str,
         *,
         changes: bool,
-    ) -> Awaitable[str]:
+    ) -> str:
         def shown() -> str:
             return self._mask(shortened(command))
 
@@ -204,7 +204,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
 
         # The question for errors ends each answer.
         text = f"{command}{self._dialect.then}{self._dialect.errors}"
-        return self._in_step(
+        return await self._in_step(
             text,
             take,
             shown,
@@ -390,10 +390,10 @@ class PolatisScpi(PolatisDriver):
 
     async def _states(self) -> dict[contract.DirectedPort, str]:
         dialect = self._dialect
-        asked = self._all_ports()
+        requested = self._all_ports()
         template = dialect.port_states
         return await self._per_port(
-            asked,
+            requested,
             template,
             dialect.states_answer,
             "states",

@@ -74,15 +74,15 @@ class JustRead(Generic[T]):
 
 
 def outcome(
-    asked: tuple[C, ...],
+    requested: tuple[C, ...],
     refused: dict[C, str],
     elapsed_s: float,
 ) -> contract.Outcome[C]:
-    """The result for ``asked``, given the reasons for refused ones."""
+    """The result for ``requested``, given the reasons for refused ones."""
     return contract.Outcome(
-        done=tuple(c for c in asked if c not in refused),
+        done=tuple(c for c in requested if c not in refused),
         refused=tuple(
-            contract.Refusal(c, refused[c]) for c in asked if c in refused
+            contract.Refusal(c, refused[c]) for c in requested if c in refused
         ),
         elapsed_s=elapsed_s,
     )
@@ -218,14 +218,14 @@ class TableDriver(ABC, Generic[C, M, R]):
         """In lists as long as the device accepts; failures of a list are retried one by one."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        asked = self._checked(pairs)
+        requested = self._checked(pairs)
         async with self._change():
-            table = await self._beside(asked)
-            refused = self._busy(asked, table)
+            table = await self._beside(requested)
+            refused = self._busy(requested, table)
             new = []
             ours = []
             failed = []
-            for c in asked:
+            for c in requested:
                 row = table.get(c)
                 if (row and row.state == "up") or (refused and c in refused):
                     continue
@@ -233,7 +233,7 @@ class TableDriver(ABC, Generic[C, M, R]):
                 if row is None:
                     ours.append(c)
                 elif row.state == "failed" and (
-                    not row.two_way or c.reverse in asked
+                    not row.two_way or c.reverse in requested
                 ):
                     ours.append(c)
                     failed.append(c)
@@ -247,7 +247,7 @@ class TableDriver(ABC, Generic[C, M, R]):
                 words,
                 refused,
             )
-        return outcome(asked, refused, loop.time() - began)
+        return outcome(requested, refused, loop.time() - began)
 
     async def disconnect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
         """In lists as long as the device accepts; failures of a list are retried one by one.
@@ -256,17 +256,17 @@ class TableDriver(ABC, Generic[C, M, R]):
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
-        asked = self._checked(pairs)
+        requested = self._checked(pairs)
         async with self._change():
             table = self._just_read.table
             if table is None:
-                table = await self._about(asked)
+                table = await self._about(requested)
             refused: dict[C, str] = {}
             going = []
-            for c in asked:
+            for c in requested:
                 if (row := table.get(c)) is None:
                     continue
-                if row.two_way and c.reverse not in asked:
+                if row.two_way and c.reverse not in requested:
                     refused[c] = (
                         f"{row.conn} is a two-way circuit on the device: {c.reverse} would "
                         "break with it"
@@ -286,7 +286,7 @@ class TableDriver(ABC, Generic[C, M, R]):
                     refused[c] = words.get(c, kept)
                     if table[c].two_way:
                         refused[c.reverse] = refused[c]
-        return outcome(asked, refused, loop.time() - began)
+        return outcome(requested, refused, loop.time() - began)
 
     async def power(
         self, ports: Iterable[contract.DirectedPort]
@@ -415,7 +415,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         )
         pause_s = first_look_s if any(c not in words for c in ours) else 0.0
         singly = len(waiting) > 1 and self._list_limit > 1
-        asked = waiting
+        requested = waiting
         activated = set[C]()
         while waiting:
             await asyncio.sleep(pause_s)
@@ -433,7 +433,7 @@ class TableDriver(ABC, Generic[C, M, R]):
                     refused[c] = words.get(c, _NOT_HELD)
                 elif row.state == "entered":
                     if c not in activated and (
-                        not row.two_way or c.reverse in asked
+                        not row.two_way or c.reverse in requested
                     ):
                         entered.append(c)
                     else:

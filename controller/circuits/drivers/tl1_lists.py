@@ -239,8 +239,8 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
         self, ports: Iterable[contract.DirectedPort]
     ) -> contract.Powers:
         """From ``rtrv-crs-fiber``, which has the power at both ends of each circuit."""
-        asked = self._checked_ports(ports)
-        if not asked:
+        requested = self._checked_ports(ports)
+        if not requested:
             return {}
         numbering = await self._numbering()
         powers: dict[contract.DirectedPort, float | None] = {}
@@ -254,7 +254,7 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
                         power, self._dialect.dark_dbm
                     )
         # An output without a line is not connected and has no signal.
-        return {port: powers.get(port) for port in asked}
+        return {port: powers.get(port) for port in requested}
 
     def _row(self, line: re.Match[str]) -> Row:
         state = f"{line['state']},{line['cause']}"
@@ -345,7 +345,7 @@ class PolatisTl1(Tl1ListDriver[PolatisTl1Dialect], base.PolatisDriver):
         if not ports:
             return {}
         numbering = await self._numbering()
-        asked = set(ports)
+        requested = set(ports)
         numbers = sorted(numbering.to_numbers(ports))
         if len(numbers) <= _FEW:
             listed = self._joined(numbers)
@@ -361,4 +361,6 @@ class PolatisTl1(Tl1ListDriver[PolatisTl1Dialect], base.PolatisDriver):
             for line in matching(pattern, reply)
             if (port := numbering.to_port(int(line["port"])))
         }
-        return {port: value for port, value in values.items() if port in asked}
+        return {
+            port: value for port, value in values.items() if port in requested
+        }

@@ -398,7 +398,7 @@ class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
         """Bytes of a message that is not complete yet."""
         return 0 if self._connection is None else self._connection.buffered
 
-    def _in_step(
+    async def _in_step(
         self,
         text: str,
         take: tcp.Take[M, R],
@@ -406,7 +406,7 @@ class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
         timeout_s: float | None = None,
         *,
         changes: bool,
-    ) -> Awaitable[R]:
+    ) -> R:
         """Send a command without a tag; what its answer says. For the rest see ``_run``."""
 
         def exchange(
@@ -416,7 +416,7 @@ class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
                 self._sends(shown())
             return connection.exchange(text, take, timeout_s)
 
-        return self._run(
+        return await self._run(
             exchange,
             shown,
             timeout_s,
