@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job_audit import wrong_with
-from benchmarks.lab_faults import random_faults, small_disks
+from benchmarks.lab_faults import ocs_fault, random_faults, small_disks
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.lab_processes import (
-    ocs_fault,
     until_agent_answers,
     until_controller_answers,
 )

@@ -20,10 +20,10 @@ from tests.support.lab_processes import (
     LabProcess,
     agent_of,
     controller_of,
-    ocs_fault,
     until_agent_answers,
     until_controller_answers,
 )
+from tests.support.waiting import ask
 
 SERVER_WITH_SMALL_DISK = "server4"
 
@@ -128,6 +128,12 @@ def no_carrier(lab: EmulatedLab, host: str) -> Iterator[None]:
         yield
     finally:
         lab.wires.set_up(fibre, up=True)
+
+
+def ocs_fault(lab: EmulatedLab, **faults: Any) -> None:
+    """Tell the emulated switch what is to go wrong."""
+    answer = ask(lab.run_dir / "optical" / "ocs1.control", faults)
+    assert answer["ok"], answer
 
 
 def light_of(lab: EmulatedLab, host: str) -> str:

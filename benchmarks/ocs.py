@@ -4,7 +4,7 @@ An emulated 320-port OCS (25 ms) as a process of its own on this machine, every 
 and plugged; a pair that is moved is one circuit broken and one made. The whole transaction is
 timed, journalling, read-back and power included; medians of the rounds, with their minimum and
 the machine's load beside them. That is the machine's, too, so a bare client that says the same to
-the same device (``tests.support.bare_client``) has its turn after each change, and the multiple
+the same device (``benchmarks.bare_client``) has its turn after each change, and the multiple
 is the median of those of the pairs. On a busy machine both wait for a processor, so it is given
 for processor time, too; what the device takes of that is in both, and given apart. Then the
 campaign of ``benchmarks.ocs_faults``.
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
+from benchmarks.bare_client import BareClient, RecordingLoop
 from benchmarks.ocs_faults import campaign
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
@@ -48,7 +49,6 @@ from patchlight.testbed.lab.model import (
 )
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.writer import write_lab
-from tests.support.bare_client import BareClient, RecordingLoop
 from tests.support.emulated_devices import Running, running
 
 PORTS = 320

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
@@ -21,7 +20,7 @@ from patchlight.testbed.linux.processes import (
     process_ids,
 )
 from patchlight.testbed.linux.sockets import unix_socket_answers
-from tests.support.waiting import ask, wait_until
+from tests.support.waiting import wait_until
 
 
 @dataclass
@@ -131,9 +130,3 @@ def until_agent_answers(lab: EmulatedLab, server: str) -> None:
     """Wait until the agent of a server listens."""
     socket = lab.run_dir / "agents" / f"{server}.sock"
     wait_until(lambda: unix_socket_answers(socket), f"the agent of {server}")
-
-
-def ocs_fault(lab: EmulatedLab, **faults: Any) -> None:
-    """Tell the emulated switch what is to go wrong."""
-    answer = ask(lab.run_dir / "optical" / "ocs1.control", faults)
-    assert answer["ok"], answer
