@@ -152,23 +152,20 @@ def plain(
 
 def put(tree: Tree, keys: Sequence[str], value: Any) -> None:
     """Merge a value into the tree there. ``ValueError`` if a leaf is in the way."""
-    if isinstance(value, dict):
-        if not value:
-            _inner(tree, keys)
-        for name, inner in value.items():
-            put(tree, (*keys, name), inner)
-    elif keys:
-        _inner(tree, keys[:-1])[keys[-1]] = value
-    else:
-        raise ValueError(f"the whole tree cannot be {value!r}")
-
-
-def _inner(tree: Tree, keys: Sequence[str]) -> Tree:
-    for key in keys:
+    if not keys:
+        for name, part in value.items():
+            put(tree, (name,), part)
+        return
+    *way, last = keys
+    for key in way:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
             raise ValueError(f"{key} is a leaf, {tree!r}")
-    return tree
+    there = tree.get(last)
+    if isinstance(value, dict) and isinstance(there, dict):
+        put(there, (), value)
+    else:
+        tree[last] = value
 
 
 def at(tree: Any, *keys: str) -> Tree:
@@ -194,17 +191,10 @@ def value_of(typed: Any) -> Any:
     kind = typed.WhichOneof("value")
     if kind in ("json_ietf_val", "json_val"):
         return plain(json.loads(getattr(typed, kind)))
-    if kind not in (
-        "string_val",
-        "ascii_val",
-        "int_val",
-        "uint_val",
-        "bool_val",
-        "double_val",
-        "float_val",
-    ):
+    value = getattr(typed, kind) if kind else None
+    if not isinstance(value, (str, bool, int, float)):
         raise ValueError(f"a value of the kind {kind}")
-    return getattr(typed, kind)
+    return value
 
 
 @dataclass(frozen=True)
@@ -228,18 +218,16 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-_REFUSALS = frozenset(
-    {
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.ALREADY_EXISTS,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
+_REFUSALS = (
+    "ABORTED",
+    "ALREADY_EXISTS",
+    "FAILED_PRECONDITION",
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "OUT_OF_RANGE",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "UNIMPLEMENTED",
 )
 
 
@@ -422,7 +410,7 @@ class GnmiClient:
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return self._session.login_refused(words)
-        if code not in _REFUSALS:
+        if code.name not in _REFUSALS:
             return None
         return contract.DeviceRefused(
             f"{self._session.name} refused {shown}: {words}",
