@@ -14,6 +14,7 @@ from patchlight.controller.changes import parts
 from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.circuits.contract import DeviceUnreachable, Outcome
 from patchlight.controller.circuits.drivers.table import Row
+from patchlight.controller.circuits.protocols.http import PINS_VARIABLE
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.portmap import PortMap
@@ -35,8 +36,9 @@ ENDS = {OLD: "rolled-back", NEW: "committed", HALF: "unknown"}
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(parts, "_PAUSES_S", (0.01,))
+    monkeypatch.setenv(PINS_VARIABLE, str(tmp_path / "tls-pins"))
 
 
 def dying(
