@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 
@@ -63,7 +63,7 @@ class RecordingClient(gnmi.GnmiClient):
 
 
 class RecordingDriver(OcpGnmi):
-    client_class = RecordingClient
+    client_class: ClassVar[type[gnmi.GnmiClient]] = RecordingClient
     client: RecordingClient
 
 

@@ -194,8 +194,8 @@ class OcpGnmi(NumberedDriver):
                 _SEVERITIES.get(
                     str(row.get("severity")).rpartition(":")[2], "notice"
                 ),
-                str(row.get("resource", "")),
-                str(row.get("text", "")),
+                self.client.shown(str(row.get("resource", ""))),
+                self.client.shown(str(row.get("text", ""))),
             )
             for row in rows
         )
@@ -332,6 +332,7 @@ class OcpGnmi(NumberedDriver):
             status = str(state.get("status", "its status is not told"))
             told = state.get("status-reason")
             words = f"{status}: {told}" if told else status
+            words = self.client.shown(words)
             if status == "INVALID" and name not in self._fresh:
                 # It holds no port. What is ours goes with the next Set.
                 self._invalid += [name] * self._is_ours(name)
@@ -444,4 +445,5 @@ class OcpGnmi(NumberedDriver):
                 if power == _POWER[self._ports[name].side]:
                     self._has_monitor(self._ports[name].side)
         if words:
-            self.client.alarms.note("major", name, words[:500])
+            shown = self.client.shown
+            self.client.alarms.note("major", shown(name), shown(words))

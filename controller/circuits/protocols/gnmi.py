@@ -40,7 +40,7 @@ from patchlight.controller.circuits.protocols.session import AlarmLog
 from patchlight.testbed.errors import BadInput, PackageMissing
 
 try:
-    import grpc
+    import grpc as grpc  # the emulated device has it from here, with this hint
     from google.protobuf import (
         descriptor_pb2,
         descriptor_pool,
@@ -212,6 +212,7 @@ class GnmiDialect(Dialect):
 
 
 _UPDATES_A_S = 1000
+_WORDS_KEPT = 300
 _AGAIN_S = 10.0
 _OPTIONS = (
     # Another channel to the same device may be waiting to try again.
@@ -328,9 +329,13 @@ class GnmiClient:
             changes=True,
         )
 
+    def shown(self, text: str) -> str:
+        """A text of the device for people: no password, nothing that controls a terminal."""
+        return self._session.masked(text)[:_WORDS_KEPT]
+
     def nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         """The error for an invalid answer."""
-        words = self._session.masked(answer)[:300]
+        words = self.shown(answer)
         return contract.DeviceRefused(
             f"{self._session.name} answered {command} with an invalid value: {words}",
             words=words,
@@ -400,7 +405,7 @@ class GnmiClient:
         if code == "UNAVAILABLE":
             return "the connection closed"
         details = " ".join((error.details() or "").split())
-        return self._session.masked(f"{code}: {details}"[:300])
+        return self.shown(f"{code}: {details}")
 
     def _refusal(
         self, error: grpc.aio.AioRpcError, shown: str
@@ -464,7 +469,7 @@ class GnmiClient:
         if lacks := set(self._dialect.models.split()) - models:
             raise contract.DeviceRefused(
                 f"{self._session.name} has no model {', '.join(sorted(lacks))}: it offers "
-                f"{self._session.masked(', '.join(sorted(models)))[:300] or 'none'}",
+                f"{self.shown(', '.join(sorted(models))) or 'none'}",
                 words="UNIMPLEMENTED: no such model",
                 hint="if it has the same under another name, correct 'models' in the dialect",
             )
@@ -515,7 +520,7 @@ class GnmiClient:
             else str(error)
         )
         words = (
-            self._session.masked(words or "")[:300]
+            self.shown(words or "")
             or f"no answer in {self._session.timeouts.connect_s:g} s"
         )
         return contract.DeviceUnreachable(
@@ -546,7 +551,9 @@ class GnmiClient:
         )
         loop = asyncio.get_running_loop()
         while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):
+            with contextlib.suppress(
+                grpc.aio.AioRpcError, asyncio.InvalidStateError
+            ):
                 call = self._calls["Subscribe"](metadata=self._login)
                 await call.write(request)
                 begun = loop.time()
@@ -568,7 +575,7 @@ class GnmiClient:
                 keys = keys_of(steps_of(answer.update.prefix, update.path))
                 for leaf, value in leaves(value_of(update.val), tuple(keys)):
                     self.heard(leaf, value)
-            except (ValueError, RecursionError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 log.debug("%s told nonsense: %s", self._session.name, error)
         return len(updates)
 

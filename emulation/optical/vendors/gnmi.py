@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from patchlight.controller.circuits.contract import SIDES, Side
 from patchlight.controller.circuits.protocols import gnmi
+from patchlight.controller.circuits.protocols.gnmi import grpc
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.emulated_switch import HungUp
 from patchlight.emulation.optical.matrices import Phase, SwitchedCircuit
@@ -121,7 +121,7 @@ class OcpGnmiServer(ProtocolServer):
     port = 9339
     by_hand = (
         'pygnmicli -t {host}:{port} -u "{user}" -p "{password}" --skip-verify -o get '
-        "-x /connections"
+        "-e json_ietf -o get -x /connections"
     )
 
     _device: EmulatedOcs
