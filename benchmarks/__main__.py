@@ -35,6 +35,7 @@ MODULES = (
     "benchmarks.places_and_light",
     "benchmarks.openflow",
     "benchmarks.ocs",
+    "benchmarks.ocs_gnmi",
     "benchmarks.ocssessions",
     "benchmarks.simulator",
     "benchmarks.scale",

@@ -68,10 +68,8 @@ KEPT_APART = {
     ("docker",): ("agents/workers/docker.py",),
     ("pysnmp",): ("controller/packet_switches/snmp.py",),
     ("pyroute2",): ("agents/nics/",),
-    ("grpc",): (
-        "controller/circuits/protocols/gnmi.py",
-        "emulation/optical/vendors/gnmi.py",
-    ),
+    # The emulated device has it from there.
+    ("grpc",): ("controller/circuits/protocols/gnmi.py",),
 }
 
 

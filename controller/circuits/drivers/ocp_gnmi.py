@@ -9,7 +9,7 @@ device only; ``docs/ocs-drivers.md`` has the gaps of the model, and what this dr
 import asyncio
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from patchlight.controller.circuits import contract
@@ -111,6 +111,7 @@ class OcpGnmi(NumberedDriver):
         self._fresh: set[str] = set()
         self._invalid: list[str] = []
         self._errors: dict[str, int] = {}
+        self._monitored: set[contract.Side] = set()
         self.client.on_change = (
             (*_ENTRY, "status"),
             (*_ENTRY, "status-reason"),
@@ -174,9 +175,10 @@ class OcpGnmi(NumberedDriver):
             )
         )
         powers = self._powers_in(tree)
-        monitored = self._monitored()
         return {
-            port: powers.get(port) for port in asked if port.side in monitored
+            port: powers.get(port)
+            for port in asked
+            if port.side in self._monitored
         }
 
     async def alarms(self) -> tuple[contract.Alarm, ...]:
@@ -192,8 +194,8 @@ class OcpGnmi(NumberedDriver):
                 _SEVERITIES.get(
                     str(row.get("severity")).rpartition(":")[2], "notice"
                 ),
-                str(row.get("resource", "")),
-                str(row.get("text", "")),
+                self.client.shown(str(row.get("resource", ""))),
+                self.client.shown(str(row.get("text", ""))),
             )
             for row in rows
         )
@@ -243,7 +245,11 @@ class OcpGnmi(NumberedDriver):
             for number, name in enumerate(names, 1)
         }
         self._ports = {name: port for port, name in self._names.items()}
+        self._monitored = set()
         self.capabilities = contract.Capabilities()
+        for side in contract.SIDES:
+            if side in self._dialect.monitors.split(","):
+                self._has_monitor(side)
         self._powers_in(tree)
         return Numbering.polatis(len(sides["in"]), len(sides["out"]))
 
@@ -303,23 +309,11 @@ class OcpGnmi(NumberedDriver):
         return powers
 
     def _has_monitor(self, side: contract.Side) -> None:
-        if side == "in":
-            self.capabilities = replace(self.capabilities, power_in=True)
-        else:
-            self.capabilities = replace(self.capabilities, power_out=True)
-
-    def _monitored(self) -> set[contract.Side]:
-        for side in contract.SIDES:
-            if side in self._dialect.monitors.split(","):
-                self._has_monitor(side)
-        able = self.capabilities
-        return {
-            side
-            for side, has in zip(
-                contract.SIDES, (able.power_in, able.power_out), strict=True
-            )
-            if has
-        }
+        self._monitored.add(side)
+        self.capabilities = contract.Capabilities(
+            power_in="in" in self._monitored,
+            power_out="out" in self._monitored,
+        )
 
     async def _rows(self, numbering: Numbering) -> Mapping[CrossConnect, Row]:
         entries = gnmi.at(
@@ -338,6 +332,7 @@ class OcpGnmi(NumberedDriver):
             status = str(state.get("status", "its status is not told"))
             told = state.get("status-reason")
             words = f"{status}: {told}" if told else status
+            words = self.client.shown(words)
             if status == "INVALID" and name not in self._fresh:
                 # It holds no port. What is ours goes with the next Set.
                 self._invalid += [name] * self._is_ours(name)
@@ -450,4 +445,5 @@ class OcpGnmi(NumberedDriver):
                 if power == _POWER[self._ports[name].side]:
                     self._has_monitor(self._ports[name].side)
         if words:
-            self.client.alarms.note("major", name, words[:500])
+            shown = self.client.shown
+            self.client.alarms.note("major", shown(name), shown(words))

@@ -40,7 +40,7 @@ from patchlight.controller.circuits.protocols.session import AlarmLog
 from patchlight.testbed.errors import BadInput, PackageMissing
 
 try:
-    import grpc
+    import grpc as grpc  # the emulated device has it from here, with this hint
     from google.protobuf import (
         descriptor_pb2,
         descriptor_pool,
@@ -152,23 +152,20 @@ def plain(
 
 def put(tree: Tree, keys: Sequence[str], value: Any) -> None:
     """Merge a value into the tree there. ``ValueError`` if a leaf is in the way."""
-    if isinstance(value, dict):
-        if not value:
-            _inner(tree, keys)
-        for name, inner in value.items():
-            put(tree, (*keys, name), inner)
-    elif keys:
-        _inner(tree, keys[:-1])[keys[-1]] = value
-    else:
-        raise ValueError(f"the whole tree cannot be {value!r}")
-
-
-def _inner(tree: Tree, keys: Sequence[str]) -> Tree:
-    for key in keys:
+    if not keys:
+        for name, part in value.items():
+            put(tree, (name,), part)
+        return
+    *way, last = keys
+    for key in way:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
             raise ValueError(f"{key} is a leaf, {tree!r}")
-    return tree
+    there = tree.get(last)
+    if isinstance(value, dict) and isinstance(there, dict):
+        put(there, (), value)
+    else:
+        tree[last] = value
 
 
 def at(tree: Any, *keys: str) -> Tree:
@@ -194,17 +191,10 @@ def value_of(typed: Any) -> Any:
     kind = typed.WhichOneof("value")
     if kind in ("json_ietf_val", "json_val"):
         return plain(json.loads(getattr(typed, kind)))
-    if kind not in (
-        "string_val",
-        "ascii_val",
-        "int_val",
-        "uint_val",
-        "bool_val",
-        "double_val",
-        "float_val",
-    ):
+    value = getattr(typed, kind) if kind else None
+    if not isinstance(value, (str, bool, int, float)):
         raise ValueError(f"a value of the kind {kind}")
-    return getattr(typed, kind)
+    return value
 
 
 @dataclass(frozen=True)
@@ -222,24 +212,23 @@ class GnmiDialect(Dialect):
 
 
 _UPDATES_A_S = 1000
+_WORDS_KEPT = 300
 _AGAIN_S = 10.0
 _OPTIONS = (
     # Another channel to the same device may be waiting to try again.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-_REFUSALS = frozenset(
-    {
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.ALREADY_EXISTS,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
+_REFUSALS = (
+    "ABORTED",
+    "ALREADY_EXISTS",
+    "FAILED_PRECONDITION",
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "OUT_OF_RANGE",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "UNIMPLEMENTED",
 )
 
 
@@ -340,9 +329,13 @@ class GnmiClient:
             changes=True,
         )
 
+    def shown(self, text: str) -> str:
+        """A text of the device for people: no password, nothing that controls a terminal."""
+        return self._session.masked(text)[:_WORDS_KEPT]
+
     def nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         """The error for an invalid answer."""
-        words = self._session.masked(answer)[:300]
+        words = self.shown(answer)
         return contract.DeviceRefused(
             f"{self._session.name} answered {command} with an invalid value: {words}",
             words=words,
@@ -412,7 +405,7 @@ class GnmiClient:
         if code == "UNAVAILABLE":
             return "the connection closed"
         details = " ".join((error.details() or "").split())
-        return self._session.masked(f"{code}: {details}"[:300])
+        return self.shown(f"{code}: {details}")
 
     def _refusal(
         self, error: grpc.aio.AioRpcError, shown: str
@@ -422,7 +415,7 @@ class GnmiClient:
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return self._session.login_refused(words)
-        if code not in _REFUSALS:
+        if code.name not in _REFUSALS:
             return None
         return contract.DeviceRefused(
             f"{self._session.name} refused {shown}: {words}",
@@ -476,7 +469,7 @@ class GnmiClient:
         if lacks := set(self._dialect.models.split()) - models:
             raise contract.DeviceRefused(
                 f"{self._session.name} has no model {', '.join(sorted(lacks))}: it offers "
-                f"{self._session.masked(', '.join(sorted(models)))[:300] or 'none'}",
+                f"{self.shown(', '.join(sorted(models))) or 'none'}",
                 words="UNIMPLEMENTED: no such model",
                 hint="if it has the same under another name, correct 'models' in the dialect",
             )
@@ -527,7 +520,7 @@ class GnmiClient:
             else str(error)
         )
         words = (
-            self._session.masked(words or "")[:300]
+            self.shown(words or "")
             or f"no answer in {self._session.timeouts.connect_s:g} s"
         )
         return contract.DeviceUnreachable(
@@ -558,7 +551,9 @@ class GnmiClient:
         )
         loop = asyncio.get_running_loop()
         while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):
+            with contextlib.suppress(
+                grpc.aio.AioRpcError, asyncio.InvalidStateError
+            ):
                 call = self._calls["Subscribe"](metadata=self._login)
                 await call.write(request)
                 begun = loop.time()
@@ -580,7 +575,7 @@ class GnmiClient:
                 keys = keys_of(steps_of(answer.update.prefix, update.path))
                 for leaf, value in leaves(value_of(update.val), tuple(keys)):
                     self.heard(leaf, value)
-            except (ValueError, RecursionError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 log.debug("%s told nonsense: %s", self._session.name, error)
         return len(updates)
 

@@ -16,17 +16,19 @@ import hashlib
 import json
 import ssl
 import tempfile
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from patchlight.controller.circuits.contract import SIDES, Side
 from patchlight.controller.circuits.protocols import gnmi
+from patchlight.controller.circuits.protocols.gnmi import grpc
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.emulated_switch import HungUp
 from patchlight.emulation.optical.matrices import Phase, SwitchedCircuit
@@ -97,6 +99,12 @@ _FABRICS = 4
 _LOOK_S = 0.02
 _FASTEST_S = 0.1
 _LEAVES = 500
+# As the proto numbers them: operations of a Set, modes of a list of subscriptions.
+_DELETE = 1
+_REPLACE = 2
+_UPDATE = 3
+_STREAM = 0
+_ONCE = 1
 
 Code = grpc.StatusCode
 
@@ -113,7 +121,7 @@ class OcpGnmiServer(ProtocolServer):
     port = 9339
     by_hand = (
         'pygnmicli -t {host}:{port} -u "{user}" -p "{password}" --skip-verify -o get '
-        "-x /connections"
+        "-e json_ietf -o get -x /connections"
     )
 
     _device: EmulatedOcs
@@ -154,10 +162,9 @@ class OcpGnmiServer(ProtocolServer):
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        # gRPC listens only where it accepts itself: each connection has a server of its own.
-        session = _Session(self, writer)
+        # gRPC serves no connection that others accepted: each has a server of its own here.
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((session.handlers(),))
+        server.add_generic_rpc_handlers((self._handlers(writer),))
         with tempfile.TemporaryDirectory(prefix="patchlight-gnmi-") as folder:
             path = Path(folder) / "socket"
             server.add_insecure_port(f"unix:{path}")
@@ -178,50 +185,87 @@ class OcpGnmiServer(ProtocolServer):
             finally:
                 await server.stop(None)
 
-    # --- what is called by a session ----------------------------------------------------------
+    # --- the methods of gNMI ------------------------------------------------------------------
 
-    def user(self, metadata: Mapping[str, Any]) -> str:
-        """Who calls; ``_Refused``."""
-        name = str(metadata.get("username", ""))
-        if not self._device.lets_in(name, str(metadata.get("password", ""))):
-            raise _Refused(Code.UNAUTHENTICATED, "invalid user or password")
-        return name
+    def _handlers(self, writer: asyncio.StreamWriter) -> Any:
+        async def change(request: Any, context: Any) -> Any:
+            async with self._refusing(context) as user:
+                # Who no longer waits does not stop it.
+                changing = asyncio.create_task(self._change(request, user))
+                try:
+                    return await asyncio.shield(changing)
+                except HungUp:
+                    writer.transport.abort()
+                    raise
 
-    def capabilities(self) -> Any:
-        """What the device has."""
-        return gnmi.message("CapabilityResponse")(
-            supported_models=[
-                {"name": name, "organization": "TBD", "version": "0.8.0"}
-                for name in _BEGIN.values()
-            ],
-            supported_encodings=[gnmi.JSON_IETF],
-            gNMI_version="0.10.0",
+        unary = grpc.unary_unary_rpc_method_handler
+        stream = grpc.stream_stream_rpc_method_handler
+        calls: Mapping[str, tuple[Any, Any]] = {
+            "Capabilities": (unary, self._capabilities),
+            "Get": (unary, self._get),
+            "Set": (unary, change),
+            "Subscribe": (stream, self._subscribe),
+        }
+        handlers = {}
+        for name, (make, call) in calls.items():
+            asks, answers = map(gnmi.message, gnmi.METHODS[name])
+            handlers[name] = make(
+                call, asks.FromString, answers.SerializeToString
+            )
+        return grpc.method_handlers_generic_handler(gnmi.SERVICE, handlers)
+
+    @contextlib.asynccontextmanager
+    async def _refusing(
+        self, context: Any, encoding: int = gnmi.JSON_IETF
+    ) -> AsyncIterator[str]:
+        """Log the caller in, and answer refusals in the block."""
+        login = dict(context.invocation_metadata())
+        user, password = (
+            str(login.get(key, "")) for key in ("username", "password")
         )
+        try:
+            if not self._device.lets_in(user, password):
+                raise _Refused(
+                    Code.UNAUTHENTICATED, "invalid user or password"
+                )
+            if encoding != gnmi.JSON_IETF:
+                raise _Refused(Code.UNIMPLEMENTED, "only JSON_IETF is spoken")
+            yield user
+        except _Refused as refusal:
+            await context.abort(refusal.code, str(refusal))
 
-    async def get(self, request: Any) -> Any:
-        """Answer a ``Get``; ``_Refused``."""
+    async def _capabilities(self, request: Any, context: Any) -> Any:
+        async with self._refusing(context):
+            return gnmi.message("CapabilityResponse")(
+                supported_models=[
+                    {"name": name, "organization": "TBD", "version": "0.8.0"}
+                    for name in _BEGIN.values()
+                ],
+                supported_encodings=[gnmi.JSON_IETF],
+                gNMI_version="0.10.0",
+            )
+
+    async def _get(self, request: Any, context: Any) -> Any:
         for number in range(self._device.faults.take_flood()):
             self.report(f"Alarm {number}")
         without = {1: "state", 2: "config", 3: "config"}.get(request.type, "")
         told = []
-        for path in request.path:
-            steps = _steps(request.prefix, path)
-            found = list(await self._selected(steps))
-            if not found and not any("*" in step for step in steps):
-                raise _Refused(Code.NOT_FOUND, f"{_shown(steps)} is not there")
-            told.append(
-                {
-                    "timestamp": _nanoseconds(),
-                    "update": [
-                        _update(at, _without(value, without))
-                        for at, value in found
-                    ],
-                }
-            )
+        async with self._refusing(context, request.encoding):
+            for path in request.path:
+                steps = _steps(request.prefix, path)
+                found = list(await self._selected(steps))
+                if not found and not any("*" in step for step in steps):
+                    shown = "/".join(gnmi.keys_of(steps))
+                    raise _Refused(Code.NOT_FOUND, f"/{shown} is not there")
+                updates = [
+                    _update(at, _without(value, without))
+                    for at, value in found
+                ]
+                told.append({"timestamp": time.time_ns(), "update": updates})
         return gnmi.message("GetResponse")(notification=told)
 
-    async def change(self, request: Any, user: str) -> Any:
-        """Answer a ``Set``: all of it is done, or nothing and ``_Refused``."""
+    async def _change(self, request: Any, user: str) -> Any:
+        """All of a ``Set`` is done, or nothing and ``_Refused``."""
         async with self._device.faults.around_command(changes=True) as refusal:
             if not self._device.may_change(user):
                 raise _Refused(
@@ -233,9 +277,9 @@ class OcpGnmiServer(ProtocolServer):
             wanted = copy.deepcopy(self._writable())
             done = []
             try:
-                for kind, operation, path, value in _operations(request):
+                for operation, path, value in _operations(request):
                     steps = _steps(request.prefix, path)
-                    if kind != "update":
+                    if operation != _UPDATE:
                         for found, _ in list(_select(wanted, steps)):
                             *way, last = gnmi.keys_of(found)
                             gnmi.at(wanted, *way).pop(last)
@@ -244,16 +288,81 @@ class OcpGnmiServer(ProtocolServer):
                         gnmi.put(wanted, keys, gnmi.value_of(value))
                     done.append({"path": path, "op": operation})
                 _check(wanted, _WRITABLE)
-            except (ValueError, RecursionError) as error:
+            except (ValueError, AttributeError, RecursionError) as error:
                 raise _Refused(Code.INVALID_ARGUMENT, str(error)) from error
             self._load(wanted)
             await self._device.settle()
         return gnmi.message("SetResponse")(
-            response=done,
-            timestamp=_nanoseconds(),
+            response=done, timestamp=time.time_ns()
         )
 
-    async def leaves(self, steps: Steps) -> dict[Steps, Any]:
+    async def _subscribe(
+        self, requests: AsyncIterator[Any], context: Any
+    ) -> AsyncIterator[Any]:
+        wanted = (await anext(requests)).subscribe
+        async with self._refusing(context, wanted.encoding):
+            if wanted.mode == _STREAM:
+                async for each in self._stream(wanted):
+                    yield each
+            # Once, or at each request from now on.
+            while wanted.mode != _STREAM:
+                for each in wanted.subscription:
+                    steps = _steps(wanted.prefix, each.path)
+                    for told in _told(await self._leaves(steps), ()):
+                        yield told
+                yield _synced()
+                if wanted.mode == _ONCE or await anext(requests, None) is None:
+                    return
+
+    async def _stream(self, wanted: Any) -> AsyncIterator[Any]:
+        loop = asyncio.get_running_loop()
+        watched = []
+        for each in wanted.subscription:
+            samples = each.mode == gnmi.SAMPLE
+            interval_s = each.sample_interval / 1e9 or _FASTEST_S
+            if samples and interval_s < _LOOK_S:
+                raise _Refused(
+                    Code.INVALID_ARGUMENT,
+                    f"sample_interval is {_LOOK_S:g} s at least",
+                )
+            watched.append(
+                _Watched(
+                    _steps(wanted.prefix, each.path),
+                    interval_s if samples else None,
+                    samples and not each.suppress_redundant,
+                )
+            )
+        mark: object = None
+        is_first = True
+        while True:
+            now = loop.time()
+            before, mark = mark, self._mark()
+            for one in watched:
+                if one.interval_s is None:
+                    if before == mark and not is_first:
+                        continue
+                elif now < one.due:
+                    continue
+                else:
+                    one.due = now + one.interval_s
+                leaves = await self._leaves(one.steps)
+                old, one.last = one.last, leaves
+                new = {
+                    at: value
+                    for at, value in leaves.items()
+                    if one.every or old.get(at) != value
+                }
+                if not (is_first and wanted.updates_only):
+                    for told in _told(
+                        new, [at for at in old if at not in leaves]
+                    ):
+                        yield told
+            if is_first:
+                yield _synced()
+            is_first = False
+            await asyncio.sleep(_LOOK_S)
+
+    async def _leaves(self, steps: Steps) -> dict[Steps, Any]:
         """Each leaf there, with its path."""
         return {
             (*at, *inner): value
@@ -261,7 +370,7 @@ class OcpGnmiServer(ProtocolServer):
             for inner, value in _leaves(whole)
         }
 
-    def mark(self) -> object:
+    def _mark(self) -> object:
         """Something that differs whenever a status may have changed."""
         matrix = self._device.matrix
         return (
@@ -624,144 +733,18 @@ def _groups(shape: str) -> Mapping[str, Group]:
     }
 
 
-class _Session:
-    """What one client may call."""
+@dataclass
+class _Watched:
+    """A subscription: its path, how often it is sampled, whether whole, and what was told last."""
 
-    def __init__(
-        self, server: OcpGnmiServer, writer: asyncio.StreamWriter
-    ) -> None:
-        self._server = server
-        self._writer = writer
-
-    def handlers(self) -> Any:
-        """The methods of gNMI."""
-        calls: Mapping[str, Any] = {
-            "Capabilities": self.capabilities,
-            "Get": self.get,
-            "Set": self.change,
-            "Subscribe": self.subscribe,
-        }
-        found = {}
-        for name, (asks, answers) in gnmi.METHODS.items():
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if name == "Subscribe"
-                else grpc.unary_unary_rpc_method_handler
-            )
-            found[name] = make(
-                calls[name],
-                gnmi.message(asks).FromString,
-                gnmi.message(answers).SerializeToString,
-            )
-        return grpc.method_handlers_generic_handler(gnmi.SERVICE, found)
-
-    async def capabilities(self, request: Any, context: Any) -> Any:
-        """gNMI's ``Capabilities``."""
-        async with self._refusing(context):
-            return self._server.capabilities()
-
-    async def get(self, request: Any, context: Any) -> Any:
-        """gNMI's ``Get``."""
-        async with self._refusing(context, request.encoding):
-            return await self._server.get(request)
-
-    async def change(self, request: Any, context: Any) -> Any:
-        """gNMI's ``Set``. Whoever waits no longer does not stop it."""
-        async with self._refusing(context) as user:
-            setting = asyncio.create_task(self._server.change(request, user))
-            try:
-                return await asyncio.shield(setting)
-            except HungUp:
-                self._writer.transport.abort()
-                raise
-
-    async def subscribe(
-        self, requests: AsyncIterator[Any], context: Any
-    ) -> AsyncIterator[Any]:
-        """gNMI's ``Subscribe``."""
-        wanted = (await anext(requests)).subscribe
-        async with self._refusing(context, wanted.encoding):
-            paths = [
-                _steps(wanted.prefix, each.path)
-                for each in wanted.subscription
-            ]
-            if wanted.mode != 0:
-                # Once, or at each request from now on.
-                while True:
-                    for steps in paths:
-                        leaves = await self._server.leaves(steps)
-                        for each in _told(leaves, ()):
-                            yield each
-                    yield _SYNCED()
-                    if wanted.mode == 1 or await anext(requests, None) is None:
-                        return
-            async for each in self._stream(wanted, paths):
-                yield each
-
-    async def _stream(
-        self, wanted: Any, paths: Sequence[Steps]
-    ) -> AsyncIterator[Any]:
-        loop = asyncio.get_running_loop()
-        intervals = []
-        for each in wanted.subscription:
-            interval_s = each.sample_interval / 1e9 or _FASTEST_S
-            if each.mode == gnmi.SAMPLE and interval_s < _LOOK_S:
-                raise _Refused(
-                    Code.INVALID_ARGUMENT,
-                    f"sample_interval is {_LOOK_S:g} s at least",
-                )
-            intervals.append(interval_s if each.mode == gnmi.SAMPLE else None)
-        last: list[dict[Steps, Any]] = [{} for _ in paths]
-        due = [0.0] * len(paths)
-        mark: object = None
-        is_first = True
-        while True:
-            now = loop.time()
-            before, mark = mark, self._server.mark()
-            for number, (steps, interval_s) in enumerate(
-                zip(paths, intervals, strict=True)
-            ):
-                if interval_s is None and before == mark and not is_first:
-                    continue
-                if interval_s is not None and now < due[number]:
-                    continue
-                due[number] = now + (interval_s or 0.0)
-                leaves = await self._server.leaves(steps)
-                old = last[number]
-                last[number] = leaves
-                if is_first and wanted.updates_only:
-                    continue
-                every = interval_s is not None and not (
-                    wanted.subscription[number].suppress_redundant
-                )
-                new = {
-                    at: value
-                    for at, value in leaves.items()
-                    if every or old.get(at) != value
-                }
-                gone = [at for at in old if at not in leaves]
-                for each in _told(new, gone):
-                    yield each
-            if is_first:
-                yield _SYNCED()
-            is_first = False
-            await asyncio.sleep(_LOOK_S)
-
-    @contextlib.asynccontextmanager
-    async def _refusing(
-        self, context: Any, encoding: int = gnmi.JSON_IETF
-    ) -> AsyncIterator[str]:
-        """Log the caller in, and answer refusals in the block."""
-        try:
-            user = self._server.user(dict(context.invocation_metadata()))
-            if encoding != gnmi.JSON_IETF:
-                raise _Refused(Code.UNIMPLEMENTED, "only JSON_IETF is spoken")
-            yield user
-        except _Refused as refusal:
-            await context.abort(refusal.code, str(refusal))
+    steps: Steps
+    interval_s: float | None
+    every: bool
+    due: float = 0.0
+    last: dict[Steps, Any] = field(default_factory=dict)
 
 
-def _SYNCED() -> Any:
+def _synced() -> Any:
     return gnmi.message("SubscribeResponse")(sync_response=True)
 
 
@@ -774,20 +757,23 @@ def _told(
     for start in range(0, max(len(rows), bool(gone)), _LEAVES):
         yield gnmi.message("SubscribeResponse")(
             update={
-                "timestamp": _nanoseconds(),
+                "timestamp": time.time_ns(),
                 "update": rows[start : start + _LEAVES],
                 "delete": [] if start else [_path(at) for at in gone],
             }
         )
 
 
-def _operations(request: Any) -> Iterator[tuple[str, int, Any, Any]]:
-    """Kind, its number, path and value, in the order in which they are done."""
+def _operations(request: Any) -> Iterator[tuple[int, Any, Any]]:
+    """Number, path and value of each, in the order in which they are done."""
     for path in request.delete:
-        yield "delete", 1, path, None
-    for number, kind in ((2, "replace"), (3, "update")):
-        for each in getattr(request, kind):
-            yield kind, number, each.path, each.val
+        yield _DELETE, path, None
+    for operation, updates in (
+        (_REPLACE, request.replace),
+        (_UPDATE, request.update),
+    ):
+        for each in updates:
+            yield operation, each.path, each.val
 
 
 def _steps(prefix: Any, path: Any) -> Steps:
@@ -798,10 +784,6 @@ def _steps(prefix: Any, path: Any) -> Steps:
         return gnmi.steps_of(prefix, path)
     except ValueError as error:
         raise _Refused(Code.INVALID_ARGUMENT, str(error)) from error
-
-
-def _shown(steps: Steps) -> str:
-    return "/" + "/".join(gnmi.keys_of(steps))
 
 
 def _path(steps: Steps) -> Any:
@@ -913,10 +895,6 @@ async def _copy(
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat()
-
-
-def _nanoseconds() -> int:
-    return int(datetime.datetime.now(datetime.UTC).timestamp() * 1e9)
 
 
 # gRPC takes no Ed25519, and only that can be signed alike at each start: see ``http_server``.

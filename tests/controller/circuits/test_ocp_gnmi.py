@@ -215,6 +215,29 @@ async def test_another_certificate_gets_no_password(
         pins.write_text(f"{address} {pin}\n")
 
 
+@pytest.mark.parametrize("kind", ["driver", "device"])
+def test_without_grpc_it_is_said_what_to_install(kind: str) -> None:
+    load = {
+        "driver": "from patchlight.controller.circuits.registry import open_driver\n"
+        "from patchlight.testbed.lab.model import CircuitSwitch\n"
+        "open_driver(CircuitSwitch('ocs1', 'ocp-gnmi', 'x:1', 8))",
+        "device": "from patchlight.emulation.optical.protocols.server import server_class\n"
+        "server_class('ocp-gnmi')",
+    }[kind]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys\nsys.modules['grpc'] = None\n{load}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert "gNMI needs the Python package grpcio" in done.stderr
+    assert "-m pip install" in done.stderr
+
+
 # --- the emulated device ------------------------------------------------------------------------
 
 
