@@ -400,7 +400,7 @@ def play(
 
         with world.entered():
             world.run(begin())
-        bury()
+        bury(world)
     logging.getLogger().setLevel(level)
 
 
