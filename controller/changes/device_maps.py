@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ log = logging.getLogger("patchlight.circuits")
 
 M = TypeVar("M", bound=AnyMap)
 
+_JUST_READ_S = 1.0
 _FIRST_PAUSE_S = 0.5
 _PAUSE_GROWTH = 2.0
 _LONGEST_PAUSE_S = 30.0
@@ -330,13 +332,20 @@ class MapCache:
         self._lab = lab
         self._devices = devices
         self.last: Maps | None = None
+        self._read_at_s = -math.inf
         self._present: tuple[Mapping[str, AnyMap], Links] | None = None
         self._planned: ChangePlan | None = None
 
     async def read(self) -> Maps:
         """Read the present map of every optical switch that answers."""
         self.last = await self._devices.read_maps()
+        self._read_at_s = time.monotonic()
         return self.last
+
+    async def just_read(self) -> Maps:
+        """Those read within the last second, or now."""
+        is_new = time.monotonic() - self._read_at_s < _JUST_READ_S
+        return self.last if self.last and is_new else await self.read()
 
     def present_links(self) -> Links | None:
         """The links of the last known maps; ``None`` while none are known."""

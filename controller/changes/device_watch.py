@@ -186,7 +186,7 @@ async def power_report(
     if words:
         verdict = PowerVerdict("unverified", words)
         readings = [replace(reading, verdict=verdict) for reading in readings]
-    states = await parts.port_states.read(name)
+    states = await parts.port_states.of(name, age_s=1.0)
     closed = {
         port: state
         for port, state in states.items()

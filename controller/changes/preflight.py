@@ -501,11 +501,13 @@ class PortStates:
             str, tuple[float, Mapping[DirectedPort, PortState]]
         ] = {}
 
-    async def of(self, ocs: str) -> Mapping[DirectedPort, PortState]:
-        """The states, at most a minute old; empty if the device does not report them."""
+    async def of(
+        self, ocs: str, age_s: float = _STATES_KEPT_S
+    ) -> Mapping[DirectedPort, PortState]:
+        """The states, at most so old; empty if the device does not report them."""
         now = asyncio.get_running_loop().time()
         read_at, states = self._states.get(ocs, (0.0, {}))
-        if ocs not in self._states or now - read_at > _STATES_KEPT_S:
+        if ocs not in self._states or now - read_at > age_s:
             states = await self.read(ocs)
         return states
 

@@ -138,7 +138,7 @@ def open_driver(
         other = _DRIVERS
         kind = "circuit"
     hint = ""
-    if name in other.names():
+    if name not in drivers.ours and name in other.names():
         hint = (
             f"it is for {kind} switches; known: {', '.join(drivers.names())}"
         )

@@ -710,7 +710,7 @@ class OpticalPower:
             name for name, can in able.items() if can.power_in or can.power_out
         ]
         if measuring:
-            maps = await self._service.parts.maps.read()
+            maps = await self._service.parts.maps.just_read()
         for name in measuring:
             try:
                 report = await power_report(self._service.parts, name, maps)

@@ -6,19 +6,28 @@ the steps that do not matter, and the shortest failing history is written as a p
 
 import argparse
 import logging
+import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TimeRemainingColumn,
+)
 
 from tests.simulation.draw_lab import DRIVERS
-from tests.simulation.history import History, Step
+from tests.simulation.history import History, Step, play
+from tests.simulation.mutants import die_with_parent
+
+_HISTORIES_EACH = 50
+"""A process ends after so many, as its memory grows to that of the largest."""
 
 
 def main() -> int:
@@ -69,37 +78,26 @@ def main() -> int:
     return _play_all(seeds, drivers, options.processes, end)
 
 
-@dataclass(frozen=True)
-class _Played:
-    seed: int
-    wrong: Sequence[str]
-    lasted_s: float
-    cpu_s: float
-    kinds: Counter[str]
-    drivers: Counter[str]
-
-
-def _play(seed: int, drivers: Sequence[str], end: float) -> _Played | None:
-    if time.monotonic() > end:
-        return None
-    began = time.process_time()
-    history = History(seed, drivers=drivers)
-    wrong = history.run()
-    cpu_s = time.process_time() - began
-    kinds = Counter(step.kind for step in history.steps)
-    return _Played(
-        seed, wrong, history.lasted_s, cpu_s, kinds, Counter(history.drivers)
-    )
-
-
 def _play_all(
     seeds: Sequence[int], drivers: Sequence[str], processes: int, end: float
 ) -> int:
     played = []
-    with ProcessPoolExecutor(processes) as pool, Progress() as progress:
+    # Its processes have all modules when they begin.
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["tests.simulation.history"])
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        ProcessPoolExecutor(
+            processes,
+            server,
+            initializer=die_with_parent,
+            max_tasks_per_child=_HISTORIES_EACH,
+        ) as pool,
+        Progress("histories", *columns) as progress,
+    ):
         bar = progress.add_task("histories", total=len(seeds))
         for done in as_completed(
-            [pool.submit(_play, seed, drivers, end) for seed in seeds]
+            [pool.submit(play, seed, drivers, end) for seed in seeds]
         ):
             progress.advance(bar)
             if (each := done.result()) is None:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import random
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,10 +112,11 @@ class History:
         with tempfile.TemporaryDirectory(
             dir="/dev/shm", prefix="pl"
         ) as folder:
-            self._live(World(self.seed, Path(folder)))
+            world = World(self.seed, Path(folder))
+            self._live(world)
             # What is left of the dead goes now, and not in the middle of the next history.
             del self.lab, self.judge, self.users, self.faults
-            bury()
+            bury(world)
         return self.wrong
 
     def _live(self, world: World) -> None:
@@ -253,3 +256,32 @@ class History:
             self.judge.wrong("the controller does not answer at rest")
             return
         self.judge.at_rest(jobs, circuits, status)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of one history."""
+
+    seed: int
+    wrong: Sequence[str]
+    lasted_s: float
+    cpu_s: float
+    kinds: Counter[str]
+    drivers: Counter[str]
+
+
+def play(seed: int, drivers: Sequence[str], end: float) -> Played | None:
+    """Play one, unless it is later than ``end`` by the monotonic clock."""
+    if time.monotonic() > end:
+        return None
+    began = time.process_time()
+    history = History(seed, drivers=drivers)
+    wrong = history.run()
+    return Played(
+        seed,
+        wrong,
+        history.lasted_s,
+        time.process_time() - began,
+        Counter(step.kind for step in history.steps),
+        Counter(history.drivers),
+    )

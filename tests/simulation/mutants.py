@@ -7,10 +7,13 @@ judge finds something. ``make mutants`` does so for all of them.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.abc
 import importlib.machinery
 import logging
 import os
+import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -35,12 +38,22 @@ class Mutant:
     now: str
 
     def applied(self, source: str | None) -> str:
-        """The module's source with the fault; ``ValueError`` unless it fits in one place."""
-        if source is None or source.count(self.was) != 1:
+        """The module's source with the fault; ``ValueError`` unless it fits in one place. Where
+        the source breaks its lines, and ends lists with commas, does not matter."""
+        words = (
+            (r",?\s*" if word in ")]}" else "") + re.escape(word)
+            for word in re.findall(r"\w+|[^\w\s]", self.was)
+        )
+        made, count = re.subn(
+            r"(?<!\w)" + r"\s*".join(words),
+            lambda _: self.now.strip(),
+            source or "",
+        )
+        if count != 1:
             raise ValueError(
                 f"{self.name} does not fit in one place of {self.module}"
             )
-        return source.replace(self.was, self.now)
+        return made
 
 
 def mutants() -> dict[str, Mutant]:
@@ -87,6 +100,12 @@ def find(mutant: Mutant, seeds: Sequence[int]) -> str:
     return ""
 
 
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies, even by SIGKILL."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
 def _find_elsewhere(name: str, seeds: str) -> str:
     """The same in a process of its own."""
     command = [
@@ -123,6 +142,7 @@ def main() -> int:
     options = parser.parse_args()
     known = mutants()
     if options.plant:
+        die_with_parent()
         logging.basicConfig(level=logging.CRITICAL)
         first, _, last = options.seeds.partition("-")
         found = find(

@@ -15,11 +15,11 @@ import contextvars
 import fcntl
 import gc
 import hashlib
+import heapq
 import itertools
 import os
 import random
 import secrets
-import selectors
 import shutil
 import socket
 import subprocess
@@ -67,7 +67,7 @@ class Process:
         """The ``disk.Disk`` of its machine, if that is simulated."""
         self.writes = 0
         self.dies_at_write: int | None = None
-        self.stalled: list[tuple[Any, ...]] | None = None
+        self.stalled: list[_Step] | None = None
         """The steps that wait while it is stalled."""
         self.at_end: list[Callable[[], object]] = []
         self.at_call: list[Callable[[], object]] = []
@@ -101,8 +101,8 @@ class Process:
         await asyncio.sleep(seconds)
         waiting = self.stalled
         self.stalled = None
-        for context, callback, *args in waiting:
-            self.world.loop.call_soon(callback, *args, context=context)
+        for step in waiting:
+            self.world.loop.again(step)
 
     def _over(self) -> None:
         for hear in self.at_end:
@@ -113,14 +113,11 @@ class Process:
 class _Numbered:
     """Hashed by number, so that sets of tasks have the same order in each replay."""
 
-    number: int
-
-    def __new__(cls, *args: Any, loop: Loop, **more: Any) -> Any:
-        made = super().__new__(cls)
-        made.number = next(loop.numbers)
-        return made
+    number: int | None = None
 
     def __hash__(self) -> int:
+        if self.number is None:
+            self.number = next(self.get_loop().numbers)  # type: ignore[attr-defined]
         return self.number
 
 
@@ -132,41 +129,131 @@ class _Future(_Numbered, asyncio.Future[T]):
     pass
 
 
-class _JumpingSelector(selectors.SelectSelector):
-    """Waits for no file: it moves the clock to the next timer."""
+class _Step(asyncio.TimerHandle):
+    """What the loop will call."""
+
+    __slots__ = ("args", "at_s", "callback", "context")
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+    ) -> None:
+        # Without that of ``asyncio``, which writes down where it was made.
+        self.at_s = when
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.context = context
+
+    def cancel(self) -> None:
+        """Never call it."""
+        self.callback = None
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        """Whether it will never be called."""
+        return self.callback is None
+
+    def when(self) -> float:
+        """When it is due, by the loop's clock."""
+        return self.at_s
+
+
+class Loop(asyncio.BaseEventLoop):
+    """The event loop of a world, whose clock jumps to the next timer. Its network is simulated."""
 
     MOST_TURNS = 10_000
     """Turns of the loop in which time may stand still: then a millisecond passes, as turns do take
     time. Code that waits for the rest of a period, less than a clock can show, goes on."""
 
-    world: World
-    turns = 0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        """Jump."""
-        if timeout is None:
-            raise Deadlock
-        self.turns = 0 if timeout > 0 else self.turns + 1
-        if self.turns > self.MOST_TURNS:
-            self.turns = 0
-            timeout = 0.001
-        self.world.now += max(timeout, 0.0)
-        return []
-
-
-class Loop(asyncio.SelectorEventLoop):
-    """The event loop of a world, whose clock and network are simulated."""
+    SAME_S = 1e-9
+    """Timers so close together are due at once."""
 
     def __init__(self, world: World) -> None:
-        selector = _JumpingSelector()
-        selector.world = world
+        super().__init__()
         self._world = world
         self.numbers = itertools.count()
         self._most_pending = 1000
-        super().__init__(selector)
-        self.set_task_factory(self._new_task)
+        self._soon: deque[_Step] = deque()
+        self._timers: list[tuple[float, int, _Step]] = []
+        self._timer_numbers = itertools.count()
+        self._ends = False
 
-    def _new_task(self, _: Any, work: Any, **more: Any) -> asyncio.Task[Any]:
+    def run_forever(self) -> None:
+        """Until ``stop``; ``Deadlock`` if nothing will ever happen again."""
+        hooks_before = sys.get_asyncgen_hooks()
+        asyncio._set_running_loop(self)
+        sys.set_asyncgen_hooks(finalizer=self._end_generator)
+        self._ends = False
+        turns = 0
+        try:
+            while not self._ends:
+                before = self._world.now
+                self._pass_time(turns)
+                turns = 0 if self._world.now > before else turns + 1
+                for _ in range(len(self._soon)):
+                    self._take(self._soon.popleft())
+        finally:
+            sys.set_asyncgen_hooks(*hooks_before)
+            asyncio._set_running_loop(None)
+
+    def stop(self) -> None:
+        """End ``run_forever`` after this turn."""
+        self._ends = True
+
+    def _end_generator(self, generator: Any) -> None:
+        self.call_soon(self.create_task, generator.aclose())
+
+    def _pass_time(self, turns: int) -> None:
+        """Jump to the next timer unless something is to do now, and take what is due."""
+        timers = self._timers
+        while timers and timers[0][2].callback is None:
+            heapq.heappop(timers)
+        if turns > self.MOST_TURNS:
+            self._world.now += 0.001
+        elif not self._soon:
+            if not timers:
+                raise Deadlock
+            self._world.now = max(self._world.now, timers[0][0])
+        due = self._world.now + self.SAME_S
+        while timers and timers[0][0] < due:
+            self._soon.append(heapq.heappop(timers)[2])
+
+    def _take(self, step: _Step) -> None:
+        """One step, unless its process has died by now."""
+        callback = step.callback
+        if callback is None:
+            return
+        context = step.context
+        process = context.get(_PROCESS)
+        if process is not None:
+            if not process.alive:
+                return
+            if process.stalled is not None:
+                process.stalled.append(step)
+                return
+            process.steps += 1
+            if process.dies_at is not None and (
+                process.steps >= process.dies_at
+            ):
+                callback = process.kill
+                step.args = ()
+        try:
+            context.run(callback, *step.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            message = f"exception in {callback}"
+            self.call_exception_handler(
+                {"message": message, "exception": error}
+            )
+
+    def create_task(  # type: ignore[override]
+        self, work: Any, **more: Any
+    ) -> asyncio.Task[Any]:
+        """As in ``asyncio``; its place in sets is the same in each replay."""
         task: asyncio.Task[Any] = _Task(work, loop=self, **more)
         pending = self._world.pending
         pending.append(task)
@@ -186,58 +273,45 @@ class Loop(asyncio.SelectorEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future whose place in sets is the same in each replay."""
-        made: asyncio.Future[Any] = _Future(loop=self)
-        return made
+        return _Future(loop=self)
 
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.Handle:
         """As in ``asyncio``, unless the process has died by then."""
-        context = context or contextvars.copy_context()
-        process = context.get(_PROCESS)
-        if process is None:
-            return super().call_soon(callback, *args, context=context)
-        return super().call_soon(
-            self._step, process, context, callback, *args, context=context
+        step = _Step(
+            0.0, callback, args, context or contextvars.copy_context()
         )
+        self.again(step)
+        return step
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def again(self, step: _Step) -> None:
+        """Take this step in the next turn."""
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+        self._soon.append(step)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> Any:
         """As in ``asyncio``, unless the process has died by then."""
-        context = context or contextvars.copy_context()
-        process = context.get(_PROCESS)
-        if process is None:
-            return super().call_at(when, callback, *args, context=context)
-        return super().call_at(
-            when,
-            self._step,
-            process,
-            context,
-            callback,
-            *args,
-            context=context,
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+        step = _Step(
+            when, callback, args, context or contextvars.copy_context()
         )
+        heapq.heappush(self._timers, (when, next(self._timer_numbers), step))
+        return step
 
-    @staticmethod
-    def _step(
-        process: Process,
-        context: contextvars.Context,
-        callback: Any,
-        *args: Any,
-    ) -> None:
-        if not process.alive:
-            return
-        if process.stalled is not None:
-            process.stalled.append((context, callback, *args))
-            return
-        process.steps += 1
-        if process.dies_at is not None and process.steps >= process.dies_at:
-            process.kill()
-            return
-        callback(*args)
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        """As in ``asyncio``, unless the process has died by then."""
+        return self.call_at(
+            self._world.now + delay, callback, *args, context=context
+        )
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
@@ -711,13 +785,14 @@ class World:
         self._locks[key] = own
 
 
-def bury() -> None:
-    """Collect a world that nobody refers to: the ``finally`` blocks of what was under way run now,
-    and fail, as no loop is left."""
+def bury(world: World) -> None:
+    """Collect a world that nobody else refers to: the ``finally`` blocks of what was under way run
+    now, and fail, as no loop is left."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:
         with warnings.catch_warnings(action="ignore"):
+            vars(world).clear()
             while gc.collect():
                 pass  # errors keep others alive for a while
     finally:

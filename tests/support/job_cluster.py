@@ -413,7 +413,7 @@ def play(
 
         with world.entered():
             world.run(begin())
-        bury()
+        bury(world)
     logging.getLogger().setLevel(level)
 
 
