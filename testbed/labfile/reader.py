@@ -19,7 +19,8 @@ from patchlight.testbed.errors import (
     nearest,
     short,
 )
-from patchlight.testbed.io.fields import Fields, locate, plain
+from patchlight.testbed.io.keys import read_node
+from patchlight.testbed.io.nodes import locate
 from patchlight.testbed.io.reader import (
     FileIssues,
     Located,
@@ -31,7 +32,7 @@ from patchlight.testbed.lab.optical_links import Light, Meeting
 from patchlight.testbed.lab.packet_sizes import too_small
 from patchlight.testbed.lab.rules import NOTHING_SAID
 from patchlight.testbed.labfile.check import check_lab
-from patchlight.testbed.labfile.schema import COMMON, LAB
+from patchlight.testbed.labfile.schema import COMMON, LabKeys
 
 # Keys that accept ranges; free text (a GPU's model) does not.
 RANGED = {
@@ -63,6 +64,9 @@ _PART = re.compile("([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _FIBRE = re.compile(r"(\S.*?)\s+-\s+(\S.*?)\s*")
 _SIDE = rf"([0-9]+|{RANGE_PATTERN})"
 _CIRCUITS = re.compile(rf"\s*{_SIDE}\s*([->])\s*{_SIDE}\s*")
+_EXPECTED = (
+    "a lab with keys name; 'patchlight lab init' writes one to start from"
+)
 _MOST = 100_000
 _MOST_VALUES = 400_000
 
@@ -554,7 +558,7 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
     """The lab in this YAML text; ``name`` is the file's name in messages."""
     fields = checked_fields(text, name)
     issues = FileIssues(name, LabFileError)
-    lab: Lab = plain(fields)
+    lab: Lab = fields.made()
     if lab.coloured:
         _check_meetings(lab, fields, issues)
     for end, words in (
@@ -566,7 +570,7 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
     return lab
 
 
-def checked_fields(text: str, name: str) -> Fields:
+def checked_fields(text: str, name: str) -> LabKeys:
     """The keys of a valid lab file, with their positions."""
     try:
         return _checked(text, name)
@@ -587,31 +591,27 @@ def checked_fields(text: str, name: str) -> Fields:
         raise
 
 
-def _checked(text: str, name: str) -> Fields:
+def _checked(text: str, name: str) -> LabKeys:
     issues = FileIssues(name, LabFileError)
-    expected = (
-        f"{LAB.expected()}; 'patchlight lab init' writes one to start from"
-    )
     root = compose(
         text,
         issues,
-        LAB.what,
-        expected,
+        "a lab",
+        _EXPECTED,
     )
-    located = (
-        None if root is None else LAB.read(_write_out(root, issues), issues)
-    )
-    if located is not None:
-        check_lab(located.value, issues)
+    lab: LabKeys | None = None
+    if root is not None:
+        lab = read_node(LabKeys, _write_out(root, issues), issues)
+    if lab is not None:
+        check_lab(lab, issues)
     issues.raise_if_any()
-    assert located is not None
-    fields: Fields = located.value
-    return fields
+    assert lab is not None
+    return lab
 
 
 def _check_meetings(
     lab: Lab,
-    fields: Fields,
+    fields: LabKeys,
     issues: FileIssues,
 ) -> None:
     """Note where two signals of one channel collide with the initial maps, at that fibre."""
@@ -632,13 +632,12 @@ def _check_meetings(
 
 def fibre_at(
     lab: Lab,
-    fields: Fields,
+    fields: LabKeys,
     end: Endpoint,
 ) -> Located[object]:
     """The position of the fibre at that end in the file."""
     fibre = lab.fibre_ends[end][1]
-    located: Located[object] = fields["fibres"].value[lab.fibres.index(fibre)]
-    return located
+    return fields.fibres[lab.fibres.index(fibre)].place
 
 
 def labs_dir() -> Path:
