@@ -1,5 +1,6 @@
 """Files whose keys are pydantic models: read with all their mistakes, by line and column."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -27,24 +28,11 @@ from patchlight.testbed.io.nodes import (
     Items,
     data_of,
     describe,
+    is_bare_text,
     locate,
 )
 from patchlight.testbed.io.reader import FileIssues, Located, compose
 
-_NOWHERE = yaml.Mark(
-    "",
-    0,
-    0,
-    0,
-    None,
-    0,
-)
-_NO_NODE = yaml.MappingNode(
-    "",
-    [],
-    _NOWHERE,
-    _NOWHERE,
-)
 _UNIT = re.compile("_(bps|s|db|dbm|bytes)$")
 
 
@@ -101,7 +89,7 @@ class Keys(BaseModel):
     """Whether the group is written with a line for each key."""
     field_of: ClassVar[Mapping[str, str]]
     """The field of each key."""
-    given: ClassVar[Given] = Given(_NO_NODE)
+    given: ClassVar[Given] = Given(yaml.MappingNode("", []))
     """The data of the group; each object that was read has its own."""
 
     @classmethod
@@ -375,10 +363,10 @@ def _prune(
     while rest and isinstance(data, Given | Items):
         if isinstance(data, Given) and rest[0] not in data:
             break
-        around = schema
+        around = _of_whole(schema)
         owner = data
         step = rest.pop(0)
-        schema = _inner(schema, step)
+        schema = _inner(around, step)
         data = owner[step]
         if isinstance(owner, Given):
             named = (owner, step)
@@ -386,7 +374,7 @@ def _prune(
         else:
             node = owner.nodes[step]
     if mistake["type"] == "missing":
-        _note_missing(data, rest[0], schema, issues)
+        _note_missing(data, rest[0], _of_whole(schema), issues)
         return True
     if mistake["type"] == "extra_forbidden":
         issues.at(
@@ -396,7 +384,7 @@ def _prune(
     elif rest == ["[key]"]:
         key_node = owner.nodes[step][0]
         issues.at(locate(key_node), _words(mistake, key_node, schema))
-    elif named is None or named[1] not in named[0].broken:
+    elif not (mistake["type"] == "too_short" and named[1] in named[0].broken):
         issues.at(locate(node), _words(mistake, node, schema))
     if owner is None:
         return False
@@ -422,17 +410,25 @@ def _note_missing(
     given[name] = BROKEN
 
 
+def _of_whole(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a group or list, without its brief form."""
+    match schema:
+        case {"anyOf": [_, {"type": "array" | "object"} as whole]}:
+            return whole
+    return schema
+
+
 def _inner(schema: Mapping[str, Any], step: str | int) -> Mapping[str, Any]:
     """The schema of a value in a group or list."""
+    schema = _of_whole(schema)
+    found: Mapping[str, Any]
     if "properties" in schema:
         found = schema["properties"].get(step, {})
     elif "patternProperties" in schema:
         (found,) = schema["patternProperties"].values()
-    elif "items" in schema:
-        found = schema["items"]
     else:
-        found = _inner(schema["anyOf"][-1], step)
-    return found  # type: ignore[no-any-return]
+        found = schema["items"]
+    return found
 
 
 def _unknown(name: str, schema: Mapping[str, Any]) -> str:
@@ -452,10 +448,8 @@ def _words(
         return str(mistake["ctx"]["words"])
     if kind == "value_error":
         return str(mistake["ctx"]["error"])
-    is_group = not isinstance(node, yaml.ScalarNode)
-    match schema:
-        case {"anyOf": [brief, {"type": "array" | "object"}]} if not is_group:
-            schema = brief
+    if isinstance(node, yaml.ScalarNode) and _of_whole(schema) is not schema:
+        schema = schema["anyOf"][0]
     found = describe(node)
     if kind in ("too_short", "too_long"):
         what = schema["title"].removeprefix("a list of ")
@@ -476,61 +470,33 @@ def value_of(
 
     One text of a list has commas between its items.
     """
-    schema = described(group)["properties"][key]
-    pair = (_scalar(key, {"type": "string"}), _node(given, schema))
     issues = FileIssues("")
-    read = read_node(
-        group,
-        yaml.MappingNode(
-            "",
-            [pair],
-            _NOWHERE,
-            _NOWHERE,
-        ),
-        issues,
-    )
+    schema = described(group)["properties"][key]
+    found = read(group, f"{key}: {_in_flow(given, schema)}", issues)
     if issues:
         raise BadInput("; ".join(issue.message for issue in issues.found))
-    return plain(read[key].value)
+    return plain(found[key].value)
 
 
-def _node(
+def _in_flow(
     given: str | Sequence[str] | Mapping[str, str],
     schema: Mapping[str, Any],
-) -> yaml.Node:
+) -> str:
+    """A value in YAML's flow style."""
     if isinstance(given, Mapping):
         inner = _inner(schema, "")
-        pairs = [
-            (_scalar(name, {"type": "string"}), _node(text, inner))
+        pairs = (
+            f"{json.dumps(name, ensure_ascii=False)}: {_in_flow(text, inner)}"
             for name, text in given.items()
-        ]
-        return yaml.MappingNode(
-            "",
-            pairs,
-            _NOWHERE,
-            _NOWHERE,
         )
-    *_, whole = schema.get("anyOf", [schema])
-    if isinstance(given, str) and whole.get("type") == "array":
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(given, str) and _of_whole(schema).get("type") == "array":
         given = [text.strip() for text in given.split(",")]
-    if isinstance(given, str):
-        return _scalar(given, whole)
-    items = [_node(text, _inner(schema, 0)) for text in given]
-    return yaml.SequenceNode(
-        "",
-        items,
-        _NOWHERE,
-        _NOWHERE,
-    )
-
-
-def _scalar(text: str, schema: Mapping[str, Any]) -> yaml.ScalarNode:
+    if not isinstance(given, str):
+        inner = _inner(schema, 0)
+        return f"[{', '.join(_in_flow(text, inner) for text in given)}]"
     # The shell has removed the quotes that would mark a number as text.
     is_number = schema.get("type") in ("integer", "number", "boolean")
-    return yaml.ScalarNode(
-        "",
-        text,
-        _NOWHERE,
-        _NOWHERE,
-        style=None if is_number else '"',
-    )
+    if is_number and not is_bare_text(given):
+        return given
+    return json.dumps(given, ensure_ascii=False)

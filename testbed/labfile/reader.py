@@ -94,12 +94,7 @@ def _write_out(root: yaml.Node, issues: FileIssues) -> yaml.Node:
     pairs = [
         (key, spread.items(text_of(key), value)) for key, value in root.value
     ]
-    return yaml.MappingNode(
-        root.tag,
-        pairs,
-        root.start_mark,
-        root.end_mark,
-    )
+    return _mapping(root, pairs)
 
 
 class _Spread:
@@ -194,12 +189,7 @@ class _Spread:
                 )
                 for key, value in own
             ]
-            yield yaml.MappingNode(
-                item.tag,
-                whole,
-                item.start_mark,
-                item.end_mark,
-            )
+            yield _mapping(item, whole)
             if self._left < 0:
                 return
 
@@ -234,12 +224,7 @@ class _Spread:
             # The default key belongs to another host.
             there.add("jump_host_key")
         missing = [pair for pair in defaults if text_of(pair[0]) not in there]
-        full = yaml.MappingNode(
-            own.tag,
-            [*own.value, *missing],
-            own.start_mark,
-            own.end_mark,
-        )
+        full = _mapping(own, [*own.value, *missing])
         return [(key, full if value is own else value) for key, value in pairs]
 
     def _spread(self, key: str, node: yaml.Node) -> list[yaml.Node]:
@@ -291,15 +276,7 @@ class _Spread:
             [(key, values[n % len(values)]) for key, values in spread]
             for n in range(count)
         )
-        return [
-            yaml.MappingNode(
-                node.tag,
-                row,
-                node.start_mark,
-                node.end_mark,
-            )
-            for row in rows
-        ]
+        return [_mapping(node, row) for row in rows]
 
     def _texts(self, node: yaml.Node) -> list[yaml.Node]:
         text = text_of(node)
@@ -379,12 +356,7 @@ class _Spread:
                 )
                 for key, value in node.value
             ]
-            return yaml.MappingNode(
-                node.tag,
-                pairs,
-                node.start_mark,
-                node.end_mark,
-            )
+            return _mapping(node, pairs)
         return node
 
     def _two_ends(self, node: yaml.Node) -> yaml.Node:
@@ -500,6 +472,15 @@ def _nth(
     if len(values) > before + number and before:
         number += before
     return values[number] if len(values) > 1 else values[0]
+
+
+def _mapping(node: yaml.MappingNode, pairs: list[_Pair]) -> yaml.MappingNode:
+    return yaml.MappingNode(
+        node.tag,
+        pairs,
+        node.start_mark,
+        node.end_mark,
+    )
 
 
 def _list(
