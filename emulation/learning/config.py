@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
@@ -17,16 +19,19 @@ from patchlight.emulation.simulator.ramp.scenario import (
 )
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
 from patchlight.testbed.errors import BadInput, FileError, nearest
-from patchlight.testbed.io.fields import (
-    FieldType,
-    ListOf,
-    Text,
-    Whole,
-    choice,
-    matching,
-)
-from patchlight.testbed.io.forms import MapOf, Number, Record, setting
+from patchlight.testbed.io.keys import plain, read
 from patchlight.testbed.io.reader import FileIssues, read_text
+from patchlight.testbed.io.records import record, setting
+from patchlight.testbed.io.types import (
+    Text,
+    choice,
+    grouped,
+    listing,
+    mapping,
+    matching,
+    number,
+    whole,
+)
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = {
@@ -67,59 +72,45 @@ def _algorithm(text: str) -> str:
     )
 
 
-_LAW = Text("a requirement law", _law)
-_STEPS = Whole(
-    "a number of steps",
-    1,
-    10**12,
-    grouped=True,
-)
-_FRACTION = Number(
-    "a fraction",
-    lowest=0,
-    highest=1,
-)
-_SMALL = Number(
-    "a rate",
-    above=0,
-    highest=1,
-)
-_GAMMA = Number(
-    "a discount factor",
-    above=0,
-    highest=1,
-)
-_RATE = Number("a learning rate", above=0)
-_N_STEPS = Whole("a number of steps", 1, 4096)
-_BATCH = Whole("a number of samples", 1, 10**9)
-_START = Text("a folder", str)
-_TAUGHT = Text("a degree or 'sufficient'", _degree, numbers=True)
-_TEACHER = MapOf(
-    _LAW,
-    _TAUGHT,
-    "a degree for each law",
-    "{A: 8, B: sufficient}",
-)
-_CONDITION = Text("when jobs come, and of which models", _condition)
-_LAYER = Whole("a layer's size", 1, 4096)
-_SEED = Whole("a seed", 0, 2**31)
-_RULE = choice("a placement rule", *PlacementRule)
-_TIMES = ListOf(
-    Number(
-        "a time in 1,000 s",
-        lowest=0,
-        highest=100,
-    ),
-    "times in 1,000 s",
-)
+_LAW = Annotated[Any, Text("a requirement law", _law)]
+_STEPS = Annotated[
+    int, whole("a number of steps", 1, 10**12), BeforeValidator(grouped)
+]
+_FRACTION = Annotated[float, number("a fraction", ge=0, le=1)]
+_SMALL = Annotated[float, number("a rate", gt=0, le=1)]
+_GAMMA = Annotated[float, number("a discount factor", gt=0, le=1)]
+_RATE = Annotated[float, number("a learning rate", gt=0)]
+_N_STEPS = Annotated[int, whole("a number of steps", 1, 4096)]
+_BATCH = Annotated[int, whole("a number of samples", 1, 10**9)]
+_START = Annotated[Any, Text("a folder", str)]
+_TAUGHT = Annotated[
+    Any, Text("a degree or 'sufficient'", _degree, numbers=True)
+]
+_TEACHER = Annotated[
+    dict[_LAW, _TAUGHT],
+    mapping("a degree for each law", "{A: 8, B: sufficient}"),
+]
+_CONDITION = Annotated[
+    Any, Text("when jobs come, and of which models", _condition)
+]
+_LAYER = Annotated[int, whole("a layer's size", 1, 4096)]
+_SEED = Annotated[int, whole("a seed", 0, 2**31)]
+_RULE = Annotated[str, choice("a placement rule", *PlacementRule)]
+_TIMES = Annotated[
+    tuple[Annotated[float, number("a time in 1,000 s", ge=0, le=100)], ...],
+    listing("times in 1,000 s"),
+]
 _BUSY_AFTER_KS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 28)
-NAME = matching(
-    r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*",
-    "a name",
-    "letters, digits, -, _",
-    "small",
-    64,
-)
+NAME = Annotated[
+    str,
+    matching(
+        "[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*",
+        "a name",
+        "letters, digits, -, _",
+        "small",
+        64,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -176,16 +167,24 @@ class PolicyIteration:
 
     gamma: float = setting(_GAMMA, "the discount factor", 0.99)
     near: float = setting(
-        Number("a difference", above=0), "of scores, in accepted jobs", 0.2
+        Annotated[float, number("a difference", gt=0)],
+        "of scores, in accepted jobs",
+        0.2,
     )
     options: int = setting(
-        Whole("a number", 2, 64), "of actions that are compared", 4
+        Annotated[int, whole("a number", 2, 64)],
+        "of actions that are compared",
+        4,
     )
     futures: int = setting(
-        Whole("a number", 1, 4096), "in which each is played out", 8
+        Annotated[int, whole("a number", 1, 4096)],
+        "in which each is played out",
+        8,
     )
     jobs: int = setting(
-        Whole("a number", 1, 1000), "to come in each of them", 16
+        Annotated[int, whole("a number", 1, 1000)],
+        "to come in each of them",
+        16,
     )
     epsilon: float = setting(
         _FRACTION, "part of decisions made at random, at first", 0.03
@@ -195,17 +194,21 @@ class PolicyIteration:
         _FRACTION, "when the learning rate begins to fall", 0.5
     )
     buffer_size: int = setting(
-        Whole("a number", 1000, 10**8), "decisions that are kept", 100_000
+        Annotated[int, whole("a number", 1000, 10**8)],
+        "decisions that are kept",
+        100_000,
     )
     learning_starts: int = setting(
-        Whole("a number", 0, 10**9), "decisions before it", 5_000
+        Annotated[int, whole("a number", 0, 10**9)],
+        "decisions before it",
+        5_000,
     )
     batch_size: int = setting(_BATCH, "decisions of a gradient step", 256)
     n_steps: int = setting(
         _N_STEPS, "decisions of each environment in a round", 4
     )
     gradient_steps: int = setting(
-        Whole("a number", 1, 10_000), "of a round", 8
+        Annotated[int, whole("a number", 1, 10_000)], "of a round", 8
     )
     ema_rate: float = setting(
         _SMALL, "of the average of weights, for each gradient step", 0.005
@@ -222,14 +225,18 @@ class Dqn:
 
     gamma: float = setting(_GAMMA, "the discount factor", 0.999)
     multi_step: int = setting(
-        Whole("a number", 1, 1000), "of rewards in a return", 3
+        Annotated[int, whole("a number", 1, 1000)], "of rewards in a return", 3
     )
     learning_rate: float = setting(_RATE, "Adam's", 4.121e-7)
     buffer_size: int = setting(
-        Whole("a number", 1000, 10**8), "decisions that are kept", 100_000
+        Annotated[int, whole("a number", 1000, 10**8)],
+        "decisions that are kept",
+        100_000,
     )
     learning_starts: int = setting(
-        Whole("a number", 0, 10**9), "decisions before it", 50_000
+        Annotated[int, whole("a number", 0, 10**9)],
+        "decisions before it",
+        50_000,
     )
     batch_size: int = setting(_BATCH, "samples of a gradient step", 512)
     target_update_interval: int = setting(
@@ -259,35 +266,41 @@ class Environment:
         _RULE, "how operations are placed", PlacementRule.RAMP_FIRST_FIT.value
     )
     laws: tuple[str, ...] = setting(
-        ListOf(_LAW, "requirement laws"), "those of jobs", LAW_NAMES
+        Annotated[tuple[_LAW, ...], listing("requirement laws")],
+        "those of jobs",
+        LAW_NAMES,
     )
     horizon_s: float = setting(
-        Number("seconds", above=0), "an episode's length in seconds", 1e6
+        Annotated[float, number("seconds", gt=0)],
+        "an episode's length in seconds",
+        1e6,
     )
     training_horizon_s: float | None = setting(
-        Number("seconds", above=0), "the same while training, if other", None
+        Annotated[float, number("seconds", gt=0)],
+        "the same while training, if other",
+        None,
     )
     num_envs: int = setting(
-        Whole("a number", 1, 65536), "episodes that are played at once", 512
+        Annotated[int, whole("a number", 1, 65536)],
+        "episodes that are played at once",
+        512,
     )
     first_seed: int = setting(_SEED, "that of the first episode", 1000)
     law_instance: int | None = setting(
         _SEED, "fixes laws B, C and D, else new ones for each", None
     )
     remaining_error: float = setting(
-        Number(
-            "a share",
-            lowest=0,
-            highest=MAX_ERROR,
-        ),
+        Annotated[float, number("a share", ge=0, le=MAX_ERROR)],
         "how far off told remaining times are",
         0.0,
     )
     blocks: int = setting(
-        Whole("a number", 1, 64), "to choose from for each degree", 1
+        Annotated[int, whole("a number", 1, 64)],
+        "to choose from for each degree",
+        1,
     )
     conditions: tuple[str, ...] = setting(
-        ListOf(_CONDITION, "conditions"),
+        Annotated[tuple[_CONDITION, ...], listing("conditions")],
         "when jobs come, and of which models",
         ("fixed:1000",),
     )
@@ -354,23 +367,25 @@ class Network:
         _TIMES, "the network sees which servers are busy then", _BUSY_AFTER_KS
     )
     observation: str = setting(
-        choice("an observation", "patchlight", "pac-ml"),
+        Annotated[str, choice("an observation", "patchlight", "pac-ml")],
         "what is seen: ours, or PAC-ML's",
         "patchlight",
     )
     cluster: str = setting(
-        choice("what a network is told of", "servers"),
+        Annotated[str, choice("what a network is told of", "servers")],
         "which servers are busy",
         "servers",
     )
     hidden: tuple[int, ...] = setting(
-        ListOf(_LAYER, "layers' sizes"), "hidden layers", (256, 64)
+        Annotated[tuple[_LAYER, ...], listing("layers' sizes")],
+        "hidden layers",
+        (256, 64),
     )
     graph_width: int = setting(
-        Whole("a width", 0, 256), "of the message passing", 0
+        Annotated[int, whole("a width", 0, 256)], "of the message passing", 0
     )
     graph_rounds: int = setting(
-        Whole("a number", 1, 8), "of message passing", 2
+        Annotated[int, whole("a number", 1, 8)], "of message passing", 2
     )
 
     def __post_init__(self) -> None:
@@ -394,12 +409,14 @@ class Evaluation:
     """On which seeds, never trained on, progress is measured, and how often."""
 
     first_seed: int = setting(_SEED, "that of the first episode", 500)
-    seeds: int = setting(Whole("a number", 1, 1000), "of episodes", 10)
+    seeds: int = setting(
+        Annotated[int, whole("a number", 1, 1000)], "of episodes", 10
+    )
     every_steps: int = setting(_STEPS, "how often, in decisions", 1_000_000)
 
 
-def _record(cls: type[Any]) -> Record:
-    return Record(cls, repr(cls.__name__.lower()))
+def _record(cls: type[Any]) -> Any:
+    return record(cls, repr(cls.__name__.lower()))
 
 
 @dataclass(frozen=True)
@@ -408,7 +425,9 @@ class Config:
 
     name: str = setting(NAME, "the model's name")
     algorithm: str = setting(
-        Text("an algorithm", _algorithm), "how it learns", "afterstates"
+        Annotated[Any, Text("an algorithm", _algorithm)],
+        "how it learns",
+        "afterstates",
     )
     steps: int = setting(_STEPS, "decisions to learn from", 2_000_000)
     seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
@@ -470,7 +489,7 @@ class Config:
         return data
 
 
-_CONFIG: FieldType = Record(Config, "the configuration")
+_CONFIG = record(Config, "the configuration")
 
 
 def find_config(path: Path) -> Path:
@@ -489,8 +508,9 @@ def read_config(path: Path) -> Config:
 def parse_config(text: str, name: str = "config") -> Config:
     """The configuration in this YAML text; ``name`` is what mistakes call the file."""
     issues = FileIssues(name, ConfigError)
-    config = _CONFIG.parse(text, issues)
+    found = read(_CONFIG, text, issues)
     issues.raise_if_any()
+    config = plain(found)
     assert isinstance(config, Config)
     return config
 

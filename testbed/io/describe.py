@@ -22,6 +22,13 @@ class _Schema(GenerateJsonSchema):
         made.pop("description", None)  # for readers of the code
         return made
 
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        made = super().dict_schema(schema)
+        pattern, *_ = made.pop("patternProperties", {".*": None})
+        # With its title, which pydantic removes.
+        values = self.generate_inner(schema["values_schema"])
+        return {**made, "patternProperties": {pattern: values}}
+
     def default_schema(self, schema: Any) -> dict[str, Any]:
         return self.generate_inner(schema["schema"])
 
@@ -200,6 +207,10 @@ def _kind(schema: Mapping[str, Any]) -> str:
             return f"number{bounds(schema)}"
         case {"type": "boolean"}:
             return "`true` or `false`"
+        case {"anyOf": [{"type": "integer"} as span, _], "title": _} if (
+            "type" not in schema
+        ):
+            return _kind(span)
         case {"units": (_, *_) as units}:
             return f"{schema['title']}: {', '.join(units)}"
         case {"anyOf": [brief, {"type": "array" | "object"}]}:

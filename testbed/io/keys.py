@@ -1,31 +1,34 @@
 """Files whose keys are pydantic models: read with all their mistakes, by line and column."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PrivateAttr,
     TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from patchlight.testbed.errors import BadInput, nearest, short
 from patchlight.testbed.io.describe import described, expected
 from patchlight.testbed.io.nodes import (
-    OPAQUE,
+    BROKEN,
     Given,
     Items,
     data_of,
     describe,
+    is_bare_text,
     locate,
 )
 from patchlight.testbed.io.reader import FileIssues, Located, compose
@@ -48,11 +51,16 @@ def key(
     )
 
 
-def needed(about: str, example: str = "") -> Any:
+def needed(
+    about: str,
+    example: str = "",
+    **more: Any,
+) -> Any:
     """A key that a group must have."""
     return Field(
         description=about,
         json_schema_extra=_for_people(example=example),
+        **more,
     )
 
 
@@ -73,75 +81,219 @@ class Keys(BaseModel):
         protected_namespaces=(),
         alias_generator=lambda name: _UNIT.sub("", name),
     )
-    makes: ClassVar[Callable[..., Any] | None] = None
-    _given: Given = PrivateAttr()
+    makes: ClassVar[Callable[..., Any]] = dict
+    """Makes the value of the group from its fields."""
+    like: ClassVar[Callable[..., Any] | None] = None
+    """The dataclass with the defaults of the fields; by default what the group makes."""
+    block: ClassVar[bool] = False
+    """Whether the group is written with a line for each key."""
+    field_of: ClassVar[Mapping[str, str]]
+    """The field of each key."""
+    given: ClassVar[Given] = Given(yaml.MappingNode("", []))
+    """The data of the group; each object that was read has its own."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls.field_of = {
+            info.alias or name: name for name, info in cls.model_fields.items()
+        }
 
     @field_validator("*", mode="wrap")
     @classmethod
     def _as_far_as_readable(
         cls, value: object, read: ValidatorFunctionWrapHandler
     ) -> Any:
-        return OPAQUE if value is OPAQUE else read(value)
+        return BROKEN if value is BROKEN else read(value)
 
     @model_validator(mode="wrap")
     @classmethod
     def _with_place(cls, given: Any, read: Callable[[Any], Self]) -> Self:
         made = read(given)
         if isinstance(given, Given):
-            made._given = given
+            made.__dict__["given"] = given
         return made
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: Any, handler: Any
+    ) -> dict[str, Any]:
+        schema: dict[str, Any] = handler.resolve_ref_schema(
+            handler(core_schema)
+        )
+        for key, value in usual(cls).items():
+            # Text for people, if nothing else describes what holds without the key.
+            if isinstance(value, str | int | float) and value != "":
+                text = str(value)
+                shown = text.lower() if isinstance(value, bool) else text
+                schema["properties"][key].setdefault("shown", shown)
+        return schema
+
+    @staticmethod
+    def said(value: Any) -> Mapping[str, Any]:
+        """What keys say of a value whose fields differ from them; ``None``: nothing."""
+        return {}
+
+    @classmethod
+    def written(cls, value: Any) -> dict[str, Any]:
+        """The keys of a value as plain YAML data, without those that have their default."""
+        said = cls.said(value)
+        document: dict[str, Any] = {} if cls.block else OneLine()
+        for key, name in cls.field_of.items():
+            info = cls.model_fields[name]
+            item = said[key] if key in said else getattr(value, name, None)
+            data = _written(info, item)
+            is_usual = key not in said and data == usual(cls).get(key, BROKEN)
+            if data not in (None, {}) and (info.is_required() or not is_usual):
+                document[key] = data
+        return document
+
     @property
-    def broken(self) -> set[str]:
+    def broken(self) -> frozenset[str]:
         """The keys with mistakes."""
-        return self._given.broken
+        return self.given.broken
+
+    @property
+    def written_keys(self) -> set[str]:
+        """All keys that are there."""
+        return set(self.given.nodes)
+
+    @property
+    def place(self) -> Located[None]:
+        """Where the group is."""
+        return locate(self.given.node)
 
     def __contains__(self, key: str) -> bool:
-        return self._given.get(key, OPAQUE) is not OPAQUE
+        return self.given.get(key, BROKEN) is not BROKEN
 
     def __getitem__(self, key: str) -> Located[Any]:
-        name = field_names(type(self))[key]
-        return self.located(key, getattr(self, name))
+        value = getattr(self, self.field_of[key])
+        return locate(self.given.nodes[key][1], value)
 
-    def located(self, key: str, value: Any = None) -> Located[Any]:
-        """``value`` at the place of a key's value; at the group's without the key."""
-        _, node = self._given.nodes.get(key, (None, self._given.node))
-        return locate(node, value)
+    def value_of(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default."""
+        return self[key].value if key in self else default
+
+    def list_of(self, key: str) -> list[Any]:
+        """The items of a list; empty without the key."""
+        return list(self.value_of(key, ()))
+
+    def items_of(self, key: str) -> list[Located[Any]]:
+        """The items of a list, with their places; empty without the key."""
+        if key not in self:
+            return []
+        nodes = self.given[key].nodes
+        return [
+            locate(node, value)
+            for node, value in zip(nodes, self[key].value, strict=True)
+        ]
+
+    def pairs_of(self, key: str) -> list[tuple[Any, Located[Any]]]:
+        """The keys of a mapping and their values, with the places of the keys."""
+        if key not in self:
+            return []
+        given = self.given[key]
+        return [
+            (name, locate(given.nodes[text][0], value))
+            for text, (name, value) in zip(
+                given, self[key].value.items(), strict=True
+            )
+        ]
 
     @property
     def there(self) -> dict[str, Located[Any]]:
         """The keys that could be read, with their values and places."""
-        return {key: self[key] for key in self._given if key in self}
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Plain values by field: lists are tuples, groups as ``made`` makes them."""
-        return {
-            name: plain(getattr(self, name))
-            for name in self.model_fields_set
-            if getattr(self, name) is not OPAQUE
-        }
+        return {key: self[key] for key in self.given if key in self}
 
     def made(self) -> Any:
-        """What ``makes`` makes of its values, or the values."""
-        return self.makes(**self.values) if self.makes else self.values
+        """What the group ``makes`` of its values."""
+        names = self.field_of
+        there = [names[key] for key in self.given] or self.model_fields_set
+        values = {name: plain(getattr(self, name)) for name in there}
+        return type(self).makes(**values)
+
+
+@cache
+def usual(group: type[Keys]) -> dict[str, Any]:
+    """What keys have in a file if they have their default."""
+    model: Any = group.like or group.makes
+    if not is_dataclass(model):
+        return {}
+    found = {}
+    for each in fields(model):
+        if each.default_factory is not MISSING:
+            found[each.name] = each.default_factory()
+        elif each.default is not MISSING:
+            found[each.name] = each.default
+    return {
+        key: _written(group.model_fields[name], found[name])
+        for key, name in group.field_of.items()
+        if name in found
+    }
+
+
+class OneLine(dict[Any, Any]):
+    """A mapping written as ``{a: 1, b: 2}``."""
+
+
+class Listed(list[Any]):
+    """A list written as ``[a, b]``."""
+
+
+def _written(info: FieldInfo, value: Any) -> Any:
+    return _data(info.annotation, info.metadata, value)
+
+
+def _data(kind: Any, metadata: Sequence[Any], value: Any) -> Any:
+    """A value of a type as plain YAML data."""
+    if value is None:
+        return None
+    if get_origin(kind) is Annotated:
+        inner, *more = get_args(kind)
+        return _data(inner, more, value)
+    form = next((each for each in metadata if hasattr(each, "write")), None)
+    if form is not None:
+        return form.write(value)
+    if get_origin(kind) is tuple:
+        of_item, *_ = get_args(kind)
+        items = [_data(of_item, (), item) for item in value]
+        return items if _is_group(of_item) else Listed(items)
+    if get_origin(kind) is dict:
+        of_key, of_value = get_args(kind)
+        return OneLine(
+            {
+                _data(of_key, (), key): _data(of_value, (), each)
+                for key, each in dict(value).items()
+            }
+        )
+    if _is_group(kind):
+        return kind.written(value)
+    is_whole = isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole else value
+
+
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Keys)
+
+
+def optional(info: FieldInfo) -> tuple[Any, Any]:
+    """The declaration of a field for another group, where its key may be absent."""
+    declared = Field(
+        None,
+        description=info.description,
+        json_schema_extra=info.json_schema_extra,
+    )
+    titled = Field(title=info.title)
+    return Annotated[info.annotation, titled, *info.metadata], declared
 
 
 def plain(value: Any) -> Any:
     """A value of a model without its places."""
-    if isinstance(value, Keys):
-        return value.made()
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # named ones are values
         return tuple(map(plain, value))
-    return value
-
-
-@cache
-def field_names(group: type[Keys]) -> dict[str, str]:
-    """The field of each key."""
-    return {
-        info.alias or name: name for name, info in group.model_fields.items()
-    }
+    if type(value) is dict:
+        return {key: plain(each) for key, each in value.items()}
+    make = getattr(value, "made", None)
+    return make() if make else value
 
 
 def read(group: Any, text: str, issues: FileIssues) -> Any:
@@ -177,7 +329,8 @@ def read_data(
             return validate(data)
         except ValidationError as error:
             mistakes = error.errors(include_url=False)
-        # From behind: an item that is removed changes the indices of those after it.
+        # Inner ones first, and from behind: an item that is removed changes the indices after it.
+        mistakes.sort(key=lambda mistake: len(mistake["loc"]))
         for mistake in reversed(mistakes):
             if not _prune(
                 mistake,
@@ -210,10 +363,10 @@ def _prune(
     while rest and isinstance(data, Given | Items):
         if isinstance(data, Given) and rest[0] not in data:
             break
-        around = schema
+        around = _of_whole(schema)
         owner = data
         step = rest.pop(0)
-        schema = _inner(schema, step)
+        schema = _inner(around, step)
         data = owner[step]
         if isinstance(owner, Given):
             named = (owner, step)
@@ -221,7 +374,7 @@ def _prune(
         else:
             node = owner.nodes[step]
     if mistake["type"] == "missing":
-        _note_missing(data, rest[0], schema, issues)
+        _note_missing(data, rest[0], _of_whole(schema), issues)
         return True
     if mistake["type"] == "extra_forbidden":
         issues.at(
@@ -231,14 +384,14 @@ def _prune(
     elif rest == ["[key]"]:
         key_node = owner.nodes[step][0]
         issues.at(locate(key_node), _words(mistake, key_node, schema))
-    else:
+    elif not (mistake["type"] == "too_short" and named[1] in named[0].broken):
         issues.at(locate(node), _words(mistake, node, schema))
     if owner is None:
         return False
-    named[0].broken.add(named[1])
+    named[0].broken |= {named[1]}
     del owner[step]
     if isinstance(owner, Items):
-        del owner.nodes[step]
+        owner.nodes = [*owner.nodes[:step], *owner.nodes[step + 1 :]]
     return True
 
 
@@ -254,20 +407,28 @@ def _note_missing(
             locate(given.node),
             f"{schema['title']} lacks {name!r}: expected {about}",
         )
-    given[name] = OPAQUE
+    given[name] = BROKEN
+
+
+def _of_whole(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a group or list, without its brief form."""
+    match schema:
+        case {"anyOf": [_, {"type": "array" | "object"} as whole]}:
+            return whole
+    return schema
 
 
 def _inner(schema: Mapping[str, Any], step: str | int) -> Mapping[str, Any]:
     """The schema of a value in a group or list."""
+    schema = _of_whole(schema)
+    found: Mapping[str, Any]
     if "properties" in schema:
         found = schema["properties"].get(step, {})
     elif "patternProperties" in schema:
         (found,) = schema["patternProperties"].values()
-    elif "items" in schema:
-        found = schema["items"]
     else:
-        found = _inner(schema["anyOf"][-1], step)
-    return found  # type: ignore[no-any-return]
+        found = schema["items"]
+    return found
 
 
 def _unknown(name: str, schema: Mapping[str, Any]) -> str:
@@ -287,29 +448,17 @@ def _words(
         return str(mistake["ctx"]["words"])
     if kind == "value_error":
         return str(mistake["ctx"]["error"])
-    is_group = not isinstance(node, yaml.ScalarNode)
-    match schema:
-        case {"anyOf": [brief, {"type": "array" | "object"}]} if not is_group:
-            schema = brief
+    if isinstance(node, yaml.ScalarNode) and _of_whole(schema) is not schema:
+        schema = schema["anyOf"][0]
     found = describe(node)
     if kind in ("too_short", "too_long"):
-        count = schema["minItems"]
-        return f"expected {count} {schema['title']}, found {len(node.value)}"
+        what = schema["title"].removeprefix("a list of ")
+        return f"expected {schema['minItems']} {what}, found {len(node.value)}"
     is_bare = found.startswith("the number ") or found in ("true", "false")
     of_texts = schema.get("type") in ("string", ["string", "number"])
     quote = is_bare and of_texts and not schema.get("units")
     hint = ": put it in quotes" if quote else ""
     return f"expected {expected(schema)}, found {found}{hint}"
-
-
-_NOWHERE = yaml.Mark(
-    "",
-    0,
-    0,
-    0,
-    None,
-    0,
-)
 
 
 def value_of(
@@ -321,61 +470,33 @@ def value_of(
 
     One text of a list has commas between its items.
     """
-    schema = described(group)["properties"][key]
-    pair = (_scalar(key, {"type": "string"}), _node(given, schema))
     issues = FileIssues("")
-    read = read_node(
-        group,
-        yaml.MappingNode(
-            "",
-            [pair],
-            _NOWHERE,
-            _NOWHERE,
-        ),
-        issues,
-    )
+    schema = described(group)["properties"][key]
+    found = read(group, f"{key}: {_in_flow(given, schema)}", issues)
     if issues:
         raise BadInput("; ".join(issue.message for issue in issues.found))
-    return plain(read[key].value)
+    return plain(found[key].value)
 
 
-def _node(
+def _in_flow(
     given: str | Sequence[str] | Mapping[str, str],
     schema: Mapping[str, Any],
-) -> yaml.Node:
+) -> str:
+    """A value in YAML's flow style."""
     if isinstance(given, Mapping):
         inner = _inner(schema, "")
-        pairs = [
-            (_scalar(name, {"type": "string"}), _node(text, inner))
+        pairs = (
+            f"{json.dumps(name, ensure_ascii=False)}: {_in_flow(text, inner)}"
             for name, text in given.items()
-        ]
-        return yaml.MappingNode(
-            "",
-            pairs,
-            _NOWHERE,
-            _NOWHERE,
         )
-    *_, whole = schema.get("anyOf", [schema])
-    if isinstance(given, str) and whole.get("type") == "array":
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(given, str) and _of_whole(schema).get("type") == "array":
         given = [text.strip() for text in given.split(",")]
-    if isinstance(given, str):
-        return _scalar(given, whole)
-    items = [_node(text, _inner(schema, 0)) for text in given]
-    return yaml.SequenceNode(
-        "",
-        items,
-        _NOWHERE,
-        _NOWHERE,
-    )
-
-
-def _scalar(text: str, schema: Mapping[str, Any]) -> yaml.ScalarNode:
+    if not isinstance(given, str):
+        inner = _inner(schema, 0)
+        return f"[{', '.join(_in_flow(text, inner) for text in given)}]"
     # The shell has removed the quotes that would mark a number as text.
     is_number = schema.get("type") in ("integer", "number", "boolean")
-    return yaml.ScalarNode(
-        "",
-        text,
-        _NOWHERE,
-        _NOWHERE,
-        style=None if is_number else '"',
-    )
+    if is_number and not is_bare_text(given):
+        return given
+    return json.dumps(given, ensure_ascii=False)

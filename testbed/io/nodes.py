@@ -22,7 +22,9 @@ _PLAIN_TAGS = frozenset(
     {"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))}
 )
 OPAQUE: Any = object()
-"""What no type takes: the value of a foreign tag, of a recursive alias, or of a mistake."""
+"""What no type takes: the value of a foreign tag, or of a recursive alias."""
+BROKEN: Any = object()
+"""The value of a key with a mistake, once that is noted."""
 
 
 class Number:
@@ -42,18 +44,22 @@ class RealNumber(float, Number):
 class Given(dict[str, Any]):
     """A mapping, with the nodes of each key and its value; ``broken`` keys have mistakes."""
 
+    __slots__ = ("broken", "node", "nodes")
+
     def __init__(self, node: yaml.Node) -> None:
         self.node = node
         self.nodes: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        self.broken: set[str] = set()
+        self.broken: frozenset[str] = frozenset()
 
 
 class Items(list[Any]):
     """A list; ``nodes`` has the node of each item."""
 
+    __slots__ = ("node", "nodes")
+
     def __init__(self, node: yaml.SequenceNode) -> None:
         self.node = node
-        self.nodes: list[yaml.Node] = list(node.value)
+        self.nodes: list[yaml.Node] = node.value
 
 
 def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
@@ -104,7 +110,8 @@ def data_of(
         items += [data_of(each, issues, inside) for each in node.value]
         return items
     given = Given(node)
-    for key, value in node.value:
+    for pair in node.value:
+        key, value = pair
         name = (
             key.value
             if isinstance(key, yaml.ScalarNode)
@@ -115,7 +122,7 @@ def data_of(
             issues.at(locate(key), stands_twice(name, line))
         else:
             given[name] = data_of(value, issues, inside)
-            given.nodes[name] = (key, value)
+            given.nodes[name] = pair
     return given
 
 

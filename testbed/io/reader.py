@@ -167,16 +167,7 @@ def read_text(
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or reason(error)
         message = f"cannot be read ({why}): expected {expected}"
-        raise error_class(
-            [
-                FileIssue(
-                    str(path),
-                    1,
-                    1,
-                    message,
-                )
-            ]
-        ) from None
+        raise error_class([FileIssue(str(path), 1, 1, message)]) from None
     start = content[:4096]
     binary = next(
         (what for mark, what in _BINARY.items() if start.startswith(mark)),
@@ -184,16 +175,7 @@ def read_text(
     )
     if binary or b"\0" in start:
         message = f"it is {binary or 'binary'}, not a text file in UTF-8: expected {expected}"
-        raise error_class(
-            [
-                FileIssue(
-                    str(path),
-                    1,
-                    1,
-                    message,
-                )
-            ]
-        )
+        raise error_class([FileIssue(str(path), 1, 1, message)])
     return _decoded(content, str(path), error_class)
 
 
@@ -204,16 +186,7 @@ def read_standard_input(expected: str = "a text file") -> str:
         content = _bytes_of(sys.stdin.buffer)
     except ValueError as error:
         message = f"cannot be read ({error}): expected {expected}"
-        raise FileError(
-            [
-                FileIssue(
-                    name,
-                    1,
-                    1,
-                    message,
-                )
-            ]
-        ) from None
+        raise FileError([FileIssue(name, 1, 1, message)]) from None
     return _decoded(content, name, FileError)
 
 

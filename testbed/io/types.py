@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
 from patchlight.testbed.errors import BadInput, nearest, short
-from patchlight.testbed.io.nodes import Given, Items, Number
+from patchlight.testbed.io.nodes import Given, Items, Number, WholeNumber
 from patchlight.testbed.units import WRITTEN, Units, pattern
 
 
@@ -171,6 +171,48 @@ def mapping(what: str, example: str) -> FieldInfo:
 
 
 YesNo = Annotated[bool, Field(strict=True)]
+
+
+_HEXADECIMAL = re.compile(
+    r"0x[0-9a-fA-F]{1,16}|(?:[0-9a-fA-F]{2}:){7}[0-9a-fA-F]{2}"
+    r"|0[0-9a-fA-F]{15}|(?=[0-9]*[a-fA-F])[0-9a-fA-F]{16}"
+)
+
+
+class HexadecimalNumber(int):
+    """A whole number written as ``0x…``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hexadecimal:
+    """A whole number, also as switches print a datapath id: "0x2", ``00:00:00:00:00:00:00:02``, or
+    ``0000000000000002``."""
+
+    what: str
+    least: int
+    most: int
+    write = HexadecimalNumber
+
+    def read(self, value: object) -> int:
+        """The number, decimal or hexadecimal."""
+        text = value.text if isinstance(value, Number) else value
+        found = value if isinstance(value, WholeNumber) else -1
+        if isinstance(text, str) and _HEXADECIMAL.fullmatch(text):
+            found = int(text.replace(":", ""), 16)
+        if self.least <= found <= self.most:
+            return int(found)
+        raise PydanticCustomError("whole", "expected a whole number")
+
+    def __get_pydantic_core_schema__(self, _: Any, __: Any) -> Any:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, _: Any, __: Any) -> dict[str, Any]:
+        bounds = {"minimum": self.least, "maximum": self.most}
+        text = {"type": "string", "pattern": f"^({_HEXADECIMAL.pattern})$"}
+        return {
+            "title": self.what,
+            "anyOf": [{"type": "integer", **bounds}, text],
+        }
 
 
 @dataclass(frozen=True, eq=False)

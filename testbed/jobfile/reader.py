@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.testbed.errors import BadInput, FileError
-from patchlight.testbed.io.keys import field_names, plain, read
+from patchlight.testbed.io.keys import plain, read
 from patchlight.testbed.io.reader import (
     FileIssues,
     Located,
@@ -34,9 +34,9 @@ from patchlight.testbed.jobs import (
 EXPECTED = "a job file: 'patchlight lab check --schema job' prints its keys"
 # Exclusive keys: an option for one of a pair replaces the other.
 _INSTEAD = ({"workers", "hosts"}, {"deadline", "requirement"})
-_FIELDS = field_names(Job)
+_FIELDS = Job.field_of
 _KEYS = {field_name: key for key, field_name in _FIELDS.items()}
-_OF_FILES = set(field_names(SeveralJobs))
+_OF_FILES = set(SeveralJobs.field_of)
 _Located = Mapping[str, Located[Any]]
 
 JobGiven = JobSpec | Mapping[str, Any] | str | os.PathLike[str]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, WrapValidator, create_model
@@ -25,7 +26,7 @@ from patchlight.testbed.io.types import (
     quantity,
     whole,
 )
-from patchlight.testbed.labfile import values
+from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME, GpuModel
 
 LONGEST_NAME = 41
 
@@ -117,7 +118,7 @@ def _workers(text: str) -> int:
 
 
 def _variable(text: str) -> str:
-    values.VARIABLE_NAME.take(text)
+    VARIABLE_NAME.take(text)
     if jobs.is_reserved(text):
         raise BadInput(
             f"{text} cannot be set: Patchlight sets it for each rank"
@@ -141,12 +142,6 @@ def _mount(text: str) -> dict[str, Any]:
     )
 
 
-_MODEL = Text(
-    values.MODEL.what,
-    values.MODEL.take,
-    values.MODEL.json,
-    example=values.MODEL.example,
-)
 _NAME = matching(
     jobs.JOB_NAME.strip("^$"),
     "a job's name",
@@ -180,7 +175,6 @@ _SHORT_MOUNT = Text(
 )
 
 Folder = Annotated[str, _FOLDER]
-GpuModel = Annotated[str, _MODEL]
 Host = Annotated[str, _HOST]
 Word = Annotated[str, _line("a word", "train.py", numbers=True)]
 WorkerCount = Annotated[int, whole("how many workers", 1, jobs.MOST_WORKERS)]
@@ -256,15 +250,7 @@ ComputeTimes = Annotated[
 ]
 Environment = Annotated[
     dict[
-        Annotated[
-            str,
-            Text(
-                values.VARIABLE_NAME.what,
-                _variable,
-                values.VARIABLE_NAME.json,
-                example=values.VARIABLE_NAME.example,
-            ),
-        ],
+        Annotated[str, replace(VARIABLE_NAME, take=_variable)],
         Annotated[
             str,
             Text(
@@ -358,7 +344,7 @@ class Defaults(Keys, title="a job"):
         "its GPUs, in ring order, instead of a number"
     )
     gpu_models: Annotated[
-        tuple[GpuModel, ...], one_or_more(_MODEL), listing("GPU models")
+        tuple[GpuModel, ...], one_or_more(MODEL), listing("GPU models")
     ] = key("the only GPU models it may get", "any")
     iterations: Iterations = key("how many iterations it runs", example="100")
     gradient_bytes: Gradient = key(

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from patchlight.testbed.errors import BadInput, nearest
-from patchlight.testbed.io.fields import Fields, plain
+from patchlight.testbed.io.keys import Keys
 from patchlight.testbed.io.reader import FileIssues, Located
 from patchlight.testbed.lab.model import Endpoint, default_mac
 from patchlight.testbed.lab.ocs_drivers import (
@@ -31,7 +31,12 @@ from patchlight.testbed.lab.spectrum import (
     clashes,
 )
 from patchlight.testbed.lab.wavelengths import Transceiver, WavelengthSwitch
-from patchlight.testbed.labfile.optical_schema import part_channels
+from patchlight.testbed.labfile.optical_schema import (
+    TRIGGERS,
+    FaultKeys,
+    part_channels,
+)
+from patchlight.testbed.labfile.schema import LabKeys
 
 SWITCHES = (
     "packet_switches",
@@ -40,7 +45,7 @@ SWITCHES = (
     "passive_parts",
 )
 """The lists of devices with fibres, except servers."""
-_NO_FIELDS = Fields()
+_NO_KEYS = Keys()
 # Keys with a default may stand in the lab's defaults for switches of any driver.
 _KEYS_OF_OTHERS = frozenset({"datapath_id", "address", "vlan"})
 
@@ -61,13 +66,13 @@ MOST_RELOCK_S = 20.0
 
 
 def _check_emulated(
-    switch: Fields,
+    switch: Keys,
     drivers: Mapping[str, OcsDriver],
     issues: FileIssues,
     mark: str = "",
 ) -> None:
     # ``mark`` is in every map entry of a switch of its kind, and in no other.
-    emulated: Fields = switch.value_of("emulated", _NO_FIELDS)
+    emulated: Keys = switch.value_of("emulated", _NO_KEYS)
     driver = switch.value_of("driver")
     known = drivers.get(driver or "")
     if "users" in emulated:
@@ -77,14 +82,18 @@ def _check_emulated(
                 users, f"a {known.name} has no logins: expected no users"
             )
         names = (
-            user["name"] for user in emulated.listed("users") if "name" in user
+            user["name"]
+            for user in emulated.list_of("users")
+            if "name" in user
         )
         for name, before in repeated(names):
             message = (
                 f"duplicate user {name.value}, first on line {before.line}"
             )
             issues.at(name, f"{message}: expected each once")
-    faults: list[Fields] = emulated.listed("faults")
+    faults: list[Keys] = emulated.list_of("faults")
+    for fault in faults:
+        _check_fault(fault, issues)
     for entry in (
         fault[key]
         for fault in faults
@@ -118,21 +127,27 @@ def _check_emulated(
             issues.at(position, message)
 
 
-def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
+def _check_fault(fault: Keys, issues: FileIssues) -> None:
+    if not fault.written_keys - set(TRIGGERS):
+        kinds = [kind for kind in FaultKeys.field_of if kind not in TRIGGERS]
+        issues.at(fault.place, f"a fault needs a kind: {nearest('', kinds)}")
+    if all(key in fault for key in TRIGGERS):
+        message = "expected 'after' or 'after_changes', not both"
+        issues.at(fault["after_changes"], message)
+
+
+def _ports(fault: Keys) -> Iterator[tuple[int, Located[Any]]]:
     for key in ("refuse_ports", "fail_ports", "dark_ports"):
-        yield from ((item.value, item) for item in fault.value_of(key, []))
-    yield from (
-        (int(port), item)
-        for port, item in fault.value_of("drift_db", {}).items()
-    )
+        yield from ((item.value, item) for item in fault.items_of(key))
+    yield from ((int(port), item) for port, item in fault.pairs_of("drift_db"))
     if "lose" in fault:
         lost = parse_cross_connects(fault["lose"].value.partition("@")[0])[0]
         yield from ((port, fault["lose"]) for port in (lost.inp, lost.out))
 
 
-def check_lab(lab: Fields, issues: FileIssues) -> None:
+def check_lab(lab: LabKeys, issues: FileIssues) -> None:
     """Note every mistake that only appears when parts of the file are combined."""
-    servers, *switches = (lab.listed(key) for key in ("servers", *SWITCHES))
+    servers, *switches = (lab.list_of(key) for key in ("servers", *SWITCHES))
     packet_switches, circuit_switches, wavelength_switches, parts = switches
     devices = list(chain(servers, *switches))
     _once(
@@ -160,12 +175,12 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         servers,
         issues,
     )
-    nics = list[Fields]()
-    gpus = list[Fields]()
+    nics = list[Keys]()
+    gpus = list[Keys]()
     ports: dict[str, float | list[str] | None] = {}
     for server in servers:
-        its_nics = server.listed("nics")
-        its_gpus = server.listed("gpus")
+        its_nics = server.list_of("nics")
+        its_gpus = server.list_of("gpus")
         nics += its_nics
         gpus += its_gpus
         _check_server(
@@ -205,7 +220,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         ways,
         issues,
     )
-    if nics and "network" not in lab.keys() | lab.broken:
+    if nics and "network" not in {*lab.there, *lab.broken}:
         issues.at(
             lab["servers"],
             "a lab with servers needs 'network': expected the IPv4 network of their NICs, like "
@@ -243,7 +258,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         "name" in each for each in devices
     )
     _check_fibres(
-        lab.listed("fibres"),
+        lab.list_of("fibres"),
         ports,
         issues,
         every_device_named=named,
@@ -252,10 +267,10 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         _once(
             "user",
             "name",
-            lab["queue"].value.listed("users"),
+            lab["queue"].value.list_of("users"),
             issues,
         )
-    controller: Fields = lab.value_of("controller", _NO_FIELDS)
+    controller: Keys = lab.value_of("controller", _NO_KEYS)
     addresses = [
         controller[key] for key in ("api", "openflow") if key in controller
     ]
@@ -265,7 +280,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
 def _once(
     what: str,
     key: str,
-    owners: Iterable[Fields],
+    owners: Iterable[Keys],
     issues: FileIssues,
 ) -> None:
     _each_once(what, (owner[key] for owner in owners if key in owner), issues)
@@ -285,12 +300,12 @@ def _each_once(
 
 
 def _check_server(
-    server: Fields,
-    nics: list[Fields],
-    gpus: list[Fields],
+    server: Keys,
+    nics: list[Keys],
+    gpus: list[Keys],
     issues: FileIssues,
 ) -> None:
-    ssh: Fields = server.value_of("ssh", _NO_FIELDS)
+    ssh: Keys = server.value_of("ssh", _NO_KEYS)
     if (
         "jump_host_key" in ssh
         and "jump" not in ssh.broken
@@ -307,13 +322,17 @@ def _check_server(
         [*gpus, *nics],
         issues,
     )
-    interfaces = (nic.get("interface", nic.get("name")) for nic in nics)
+    interfaces = [
+        nic["interface" if "interface" in nic else "name"]
+        for nic in nics
+        if "interface" in nic or "name" in nic
+    ]
     # Duplicate names of NICs have been noted already.
     given = {nic["name"].value: nic for nic in nics if "name" in nic}.values()
     if len(given) == sum("name" in nic for nic in nics):
         _each_once(
             f"in {owner}, the interface",
-            (i for i in interfaces if i is not None),
+            interfaces,
             issues,
         )
     names = [gpu["name"].value for gpu in gpus if "name" in gpu]
@@ -340,7 +359,7 @@ def _check_server(
             issues.at(name, f"{message} with 'gpu: {name.value}'")
 
 
-def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
+def _macs(nics: list[Keys]) -> Iterator[Located[str]]:
     # Duplicate addresses cause duplicate default MACs: note them once.
     addresses: set[IPv4Address] = set()
     for nic in nics:
@@ -352,7 +371,7 @@ def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
             yield replace(address, value=default_mac(address.value))
 
 
-def _check_way(nic: Fields, issues: FileIssues) -> None:
+def _check_way(nic: Keys, issues: FileIssues) -> None:
     mode = nic.value_of("mode", "auto")
     mac = nic.value_of("mac")
     if mode == "macvlan" and mac == "hardware":
@@ -376,7 +395,7 @@ def _check_way(nic: Fields, issues: FileIssues) -> None:
             "expected less, because jobs wait for it"
         )
         issues.at(nic["relock"], message)
-    way: Fields = nic.value_of("rendezvous", _NO_FIELDS)
+    way: Keys = nic.value_of("rendezvous", _NO_KEYS)
     if (
         "interface" in nic
         and way.value_of("interface") == nic["interface"].value
@@ -388,7 +407,7 @@ def _check_way(nic: Fields, issues: FileIssues) -> None:
 
 
 def _check_address(
-    nic: Fields,
+    nic: Keys,
     network: IPv4Network,
     issues: FileIssues,
 ) -> None:
@@ -407,7 +426,7 @@ def _check_address(
     issues.at(position, message)
 
 
-def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
+def _check_datapath_id(switch: Keys, issues: FileIssues) -> None:
     driver = OCS_DRIVERS.get(switch.value_of("driver", ""))
     if driver is None or "datapath_id" in switch.broken:
         return
@@ -423,19 +442,19 @@ def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
         issues.at(switch["datapath_id"], message)
 
 
-def _check_packet_switch(switch: Fields, issues: FileIssues) -> None:
+def _check_packet_switch(switch: Keys, issues: FileIssues) -> None:
     name = switch.value_of("driver", DEFAULT_DRIVER)
     driver = PACKET_DRIVERS.get(name)
     if driver is not None and "driver" not in switch.broken:
         for key in driver.needs:
-            if "name" in switch and key not in switch.keys() | switch.broken:
+            if "name" in switch and key not in {*switch.there, *switch.broken}:
                 message = f"a packet switch with driver {name} needs {key!r}"
                 issues.at(
                     switch["name"],
                     f"{message}: expected it, or another driver",
                 )
         taken = {*driver.needs, *driver.takes}
-        for key in sorted(_KEYS_OF_OTHERS & switch.keys() - taken):
+        for key in sorted(_KEYS_OF_OTHERS & switch.there.keys() - taken):
             message = f"driver {name} has no {key!r}: expected it with another driver only"
             issues.at(switch[key], message)
     if "interfaces" in switch and "ports" in switch:
@@ -444,12 +463,13 @@ def _check_packet_switch(switch: Fields, issues: FileIssues) -> None:
         if len(names) != ports:
             message = f"{len(names)} interfaces of {ports} ports: expected the name of each port"
             issues.at(switch["interfaces"], message)
+        names = switch.items_of("interfaces")
         _each_once("interface of the switch", names, issues)
 
 
-def _check_snmp(switch: Fields, issues: FileIssues) -> None:
-    snmp: Fields = switch.value_of("telemetry", _NO_FIELDS).value_of(
-        "snmp", _NO_FIELDS
+def _check_snmp(switch: Keys, issues: FileIssues) -> None:
+    snmp: Keys = switch.value_of("telemetry", _NO_KEYS).value_of(
+        "snmp", _NO_KEYS
     )
     if "community_env" in snmp and "user" in snmp:
         issues.at(
@@ -468,9 +488,9 @@ def _check_snmp(switch: Fields, issues: FileIssues) -> None:
             )
 
 
-def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:
+def _check_cross_connects(switch: Keys, issues: FileIssues) -> None:
     taken: dict[tuple[str, int], tuple[CrossConnect, int]] = {}
-    for item in switch.value_of("cross_connects", []):
+    for item in switch.items_of("cross_connects"):
         ways: tuple[CrossConnect, ...] = item.value
         count = switch.value_of("ports")
         outside = [
@@ -502,15 +522,15 @@ def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:
             taken.update({side: (way, item.line) for side, way in sides})
 
 
-def _check_transceivers(switch: Fields, issues: FileIssues) -> None:
-    for port, transceiver in switch.value_of("transceivers", {}).items():
+def _check_transceivers(switch: Keys, issues: FileIssues) -> None:
+    for port, transceiver in switch.pairs_of("transceivers"):
         if "ports" in switch and port > switch["ports"].value:
             message = f"port {port} is outside the switch: expected 1 to {switch['ports'].value}"
             issues.at(transceiver, message)
         _check_transceiver(transceiver, issues)
 
 
-def _names_of(server: Fields, nics: list[Fields]) -> list[str] | None:
+def _names_of(server: Keys, nics: list[Keys]) -> list[str] | None:
     """The names of its NICs; ``None`` if one is unknown."""
     whole = (
         "nics" in server
@@ -520,7 +540,7 @@ def _names_of(server: Fields, nics: list[Fields]) -> list[str] | None:
     return [nic["name"].value for nic in nics] if whole else None
 
 
-def _port_count(switch: Fields) -> float:
+def _port_count(switch: Keys) -> float:
     """How many ports a switch has; ``inf`` if that is not known."""
     count: float = switch.value_of("ports", math.inf)
     if "inputs" in switch and "outputs" not in switch.broken:
@@ -532,7 +552,7 @@ def _port_count(switch: Fields) -> float:
 
 
 def _check_fibres(
-    fibres: Iterable[Fields],
+    fibres: Iterable[Keys],
     ports: Mapping[str, float | list[str] | None],
     issues: FileIssues,
     *,
@@ -545,7 +565,7 @@ def _check_fibres(
         ):
             message = "jitter is more than the delay: expected at most as much"
             issues.at(fibre["jitter"], message)
-        ends: list[Located[Endpoint]] = fibre.value_of("ends", [])
+        ends: list[Located[Endpoint]] = fibre.items_of("ends")
         if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
             message = f"fibre from {ends[0].value.device} to itself: expected two devices"
             issues.at(ends[1], message)
@@ -585,7 +605,7 @@ def _wrong_end(
 
 
 def _check_transceiver(located: Located[Any], issues: FileIssues) -> None:
-    fields: Fields = located.value
+    fields: Keys = located.value
     if fields.broken:
         return
     if "channel" not in fields and "tunable" not in fields:
@@ -594,7 +614,7 @@ def _check_transceiver(located: Located[Any], issues: FileIssues) -> None:
         return
     place = fields["channel"] if "channel" in fields else fields["tunable"]
     try:
-        transceiver: Transceiver = plain(fields)
+        transceiver: Transceiver = fields.made()
         transceiver.check(transceiver.channel)
         transceiver.grid.check(transceiver.channel)
     except BadInput as error:
@@ -606,13 +626,13 @@ def _check_transceiver(located: Located[Any], issues: FileIssues) -> None:
         issues.at(fields["tuning_time"], message)
 
 
-def _check_wavelength_switch(switch: Fields, issues: FileIssues) -> None:
+def _check_wavelength_switch(switch: Keys, issues: FileIssues) -> None:
     whole = "inputs" in switch and not switch.broken & {"outputs", "grid"}
     inputs = switch.value_of("inputs", 0)
     outputs = switch.value_of("outputs", inputs)
     grid = switch.value_of("grid", Grid())
     before: list[tuple[ChannelConnect, int]] = []
-    for item in switch.value_of("cross_connects", []):
+    for item in switch.items_of("cross_connects"):
         ways: tuple[ChannelConnect, ...] = item.value
         try:
             if whole:
@@ -658,7 +678,7 @@ def _check_wavelength_switch(switch: Fields, issues: FileIssues) -> None:
             issues.at(switch[key], message)
 
 
-def _check_passive_part(part: Fields, issues: FileIssues) -> None:
+def _check_passive_part(part: Keys, issues: FileIssues) -> None:
     if "kind" not in part or part.broken & {"ports", "channels", "grid"}:
         return
     kind = part["kind"]

@@ -2,24 +2,19 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
-
-from patchlight.testbed.errors import BadInput, nearest, short
-from patchlight.testbed.io.fields import (
-    Fields,
-    Group,
-    Key,
-    ListOf,
-    OneLine,
+from patchlight.testbed.errors import BadInput, short
+from patchlight.testbed.io.keys import Keys, OneLine, key, needed
+from patchlight.testbed.io.types import (
     Text,
-    Whole,
+    YesNo,
     choice,
-    required,
+    listing,
+    mapping,
+    number,
+    whole,
 )
-from patchlight.testbed.io.forms import MapOf, Number, YesNo
-from patchlight.testbed.io.reader import FileIssues, Located
 from patchlight.testbed.lab import spectrum, wavelengths
 from patchlight.testbed.lab.portmap import parse_cross_connects
 from patchlight.testbed.labfile import values as v
@@ -28,34 +23,6 @@ MOST_PORTS = 4096
 _MOST = 100_000
 
 TRIGGERS = ("after", "after_changes")
-
-
-class _Fault(Group):
-    """A group of at least one fault; the keys of ``TRIGGERS`` say when it happens."""
-
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        located = super()._read(node, issues)
-        fields: Fields = located.value
-        written = {
-            str(key.value)
-            for key, _ in node.value
-            if isinstance(key, yaml.ScalarNode)
-        }
-        if not written - set(TRIGGERS):
-            kinds = [key.name for key in self.keys if key.name not in TRIGGERS]
-            issues.at(located, f"a fault needs a kind: {nearest('', kinds)}")
-        if all(key in fields for key in TRIGGERS):
-            message = "expected 'after' or 'after_changes', not both"
-            issues.at(fields["after_changes"], message)
-        return located
-
-    def written(self, value: wavelengths.OcsFault) -> Any:
-        written = super().written(value)
-        order = (*value.control, *TRIGGERS)
-        return OneLine({key: written[key] for key in order if key in written})
-
-    def schema(self) -> dict[str, Any]:
-        return {**super().schema(), "minProperties": 1}
 
 
 def _words(text: str) -> str:
@@ -93,7 +60,6 @@ def _port(text: str) -> str:
     raise BadInput(f"expected a port number, found the text {short(text)!r}")
 
 
-# Keys of JSON objects are texts, also on the control socket.
 _PORT_KEY = Text(
     "a port number",
     _port,
@@ -101,212 +67,182 @@ _PORT_KEY = Text(
     numbers=True,
     write=int,
 )
-_PORT = Whole("a port number", 1, _MOST)
-_COUNT = Whole("how many", 1, _MOST)
-_WORDS = Text("the device's message", _words)
+_Ports = Annotated[
+    tuple[Annotated[int, whole("a port number", 1, _MOST)], ...],
+    listing("port numbers"),
+]
+_Count = Annotated[int, whole("how many", 1, _MOST)]
+_Words = Annotated[str, Text("the device's message", _words)]
 
-FAULT = _Fault(
-    "a fault",
-    Key(
-        "refuse_ports", ListOf(_PORT, "port numbers"), "ports that are locked"
-    ),
-    Key(
-        "fail_ports", ListOf(_PORT, "port numbers"), "ports with stuck mirrors"
-    ),
-    Key(
-        "dark_ports",
-        ListOf(_PORT, "port numbers"),
-        "ports that report circuits and pass nothing",
-    ),
-    Key(
-        "drift_db",
-        MapOf(
-            _PORT_KEY,
-            Number("dB"),
-            "dB by port",
-            "{3: 1.5}",
-        ),
-        "additional loss",
-    ),
-    Key("read_only", YesNo(), "all users are read-only"),
-    Key(
-        "repeat_pages",
-        YesNo(),
-        "long replies are sent as several whole replies",
-    ),
-    Key(
-        "monitors",
+
+def _fault(
+    after_s: float = 0.0, after_changes: int = 0, **said: Any
+) -> wavelengths.OcsFault:
+    return wavelengths.OcsFault.of(
+        said,
+        after_s=after_s,
+        after_changes=after_changes,
+    )
+
+
+class FaultKeys(
+    Keys,
+    title="a fault",
+    json_schema_extra={"minProperties": 1},
+):
+    """At least one fault; the keys of ``TRIGGERS`` say when it happens."""
+
+    makes = _fault
+
+    refuse_ports: _Ports = key("ports that are locked")
+    fail_ports: _Ports = key("ports with stuck mirrors")
+    dark_ports: _Ports = key("ports that report circuits and pass nothing")
+    drift_db: Annotated[
+        dict[
+            # Keys of JSON objects are texts, also on the control socket.
+            Annotated[str, _PORT_KEY],
+            Annotated[float, number("dB")],
+        ],
+        mapping("dB by port", "{3: 1.5}"),
+    ] = key("additional loss", alias="drift_db")
+    read_only: YesNo = key("all users are read-only")
+    repeat_pages: YesNo = key("long replies are sent as several whole replies")
+    monitors: Annotated[
+        str,
         choice(
             "where the power monitors are",
             "both",
             "out",
             "none",
         ),
-        "where it has power monitors",
-        default="both",
-    ),
-    Key(
-        "groups",
+    ] = key("where it has power monitors", "both")
+    groups: Annotated[
+        str,
         choice(
             "groups of ports",
             "any",
             "three",
             "fabrics",
         ),
-        "which ports may be joined (OCP)",
-    ),
-    Key(
-        "acknowledge",
-        YesNo(),
-        "keep reporting that a stalled command is in progress",
-    ),
-    Key(
-        "names",
-        Text("a name", _name, example="x;DLT-CRS-ALL:::7"),
-        "the name of every circuit",
-    ),
-    Key(
-        "refuse_next",
-        _WORDS,
-        "refuse the next change with this message",
-        example="busy",
-    ),
-    Key(
-        "cut",
-        choice("when the connection is cut", "before", "after"),
-        "drop the connection before or after the next change",
-    ),
-    Key(
-        "stall_s",
-        Number("seconds", lowest=0),
-        "delay the next change by this time",
-    ),
-    Key(
-        "meddle",
-        Text("cross-connects", _circuits, example="1>7,3>9"),
+    ] = key("which ports may be joined (OCP)")
+    acknowledge: YesNo = key(
+        "keep reporting that a stalled command is in progress"
+    )
+    names: Annotated[
+        str, Text("a name", _name, example="x;DLT-CRS-ALL:::7")
+    ] = key("the name of every circuit")
+    refuse_next: _Words = key(
+        "refuse the next change with this message", example="busy"
+    )
+    cut: Annotated[
+        str, choice("when the connection is cut", "before", "after")
+    ] = key("drop the connection before or after the next change")
+    stall_s: Annotated[float, number("seconds", ge=0)] = key(
+        "delay the next change by this time", alias="stall_s"
+    )
+    meddle: Annotated[
+        str, Text("cross-connects", _circuits, example="1>7,3>9")
+    ] = key(
         "cross-connects that another client breaks, or makes if missing, just before the next "
-        "change",
-    ),
-    Key("garble", _COUNT, "how many of the next answers are corrupted"),
-    Key("answer_twice", _COUNT, "how many of the next answers are sent twice"),
-    Key("truncate", _COUNT, "how many of the next answers end half-way"),
-    Key(
-        "strays",
-        _COUNT,
-        "how many of the next answers follow an unsolicited one (TL1)",
-    ),
-    Key("flood", _COUNT, "how many alarms are sent before the next answer"),
-    Key(
-        "report",
-        _WORDS,
-        "say this unasked, as an alarm",
-        example="power supply 2 failed",
-    ),
-    Key(
-        "lose",
-        Text("a cross-connect", _circuit, example="3>9"),
-        "it disappears without an event",
-    ),
-    Key(
-        "reboot",
-        choice("what happens to the map", "keep", "forget"),
-        "restart the device",
-    ),
-    Key(
-        "after",
-        replace(v.TIME, example="30s"),
-        "how long after its start",
-        "immediately",
-    ),
-    Key(
-        "after_changes",
-        _COUNT,
-        "after how many commands that change something",
-    ),
-    make=lambda after_s=0.0, after_changes=0, **said: wavelengths.OcsFault.of(
-        said,
-        after_s=after_s,
-        after_changes=after_changes,
-    ),
-    said=lambda fault: {
-        **fault.control,
-        "after": fault.after_s or None,
-        "after_changes": fault.after_changes or None,
-    },
-)
-_EMULATED_USER = Group(
-    "a user",
-    required("name", v.USER_NAME, "the login"),
-    Key(
-        "password_env",
-        v.VARIABLE_NAME,
-        "the environment variable that holds the password",
-        default="any password is accepted",
-    ),
-    Key("read_only", YesNo(), "may make changes"),
-    model=wavelengths.OcsUser,
-)
-EMULATED = Key(
-    "emulated",
-    Group(
-        "an emulated optical switch",
-        Key(
-            "faults",
-            ListOf(FAULT, "faults"),
-            "faults, and when they happen",
-            example="[{fail_ports: [3], after: 30s}]",
-        ),
-        Key(
-            "users",
-            ListOf(_EMULATED_USER, "users"),
-            "users in addition to 'user'",
-        ),
-        Key(
-            "conflict_time",
-            replace(v.TIME, example="500ms"),
-            "lets an emulated Calient disconnect busy ports for a new circuit, which then takes "
-            "this long",
-            default="such a circuit is refused",
-        ),
-        model=wavelengths.Emulation,
-        block=True,
-    ),
-    "settings of its emulation only: faults, more users",
-    example="{users: [{name: viewer, read_only: true}]}",
-)
-LOGIN = (
-    Key("user", v.USER_NAME, "the login"),
-    Key(
-        "password_env",
-        v.VARIABLE_NAME,
-        "the variable with the password",
-        "any is accepted",
-    ),
-    Key("legacy_ssh", YesNo(), "it may use old SSH algorithms"),
-)
+        "change"
+    )
+    garble: _Count = key("how many of the next answers are corrupted")
+    answer_twice: _Count = key("how many of the next answers are sent twice")
+    truncate: _Count = key("how many of the next answers end half-way")
+    strays: _Count = key(
+        "how many of the next answers follow an unsolicited one (TL1)"
+    )
+    flood: _Count = key("how many alarms are sent before the next answer")
+    report: _Words = key(
+        "say this unasked, as an alarm", example="power supply 2 failed"
+    )
+    lose: Annotated[str, Text("a cross-connect", _circuit, example="3>9")] = (
+        key("it disappears without an event")
+    )
+    reboot: Annotated[
+        str, choice("what happens to the map", "keep", "forget")
+    ] = key("restart the device")
+    after_s: Annotated[float, replace(v.TIME, example="30s")] = key(
+        "how long after its start", "immediately"
+    )
+    after_changes: _Count = key(
+        "after how many commands that change something"
+    )
 
-_CHANNEL = Text(
-    "a channel",
-    spectrum.Channel.parse,
-    numbers=True,
-    example="193.100",
-)
-_BAND = Text("a band", spectrum.Band.parse, example="191.350-196.100")
-_GRID = Text(
-    "a grid",
-    spectrum.Grid.parse,
-    {"enum": list(spectrum.GRIDS)},
-    example="50GHz",
-)
-_TIME = replace(v.TIME, example="50ms")
-_LOSS = replace(v.LOSS, example="6dB")
-_PORTS = Whole("how many it has", 1, MOST_PORTS)
-_PART_PORTS = Whole("how many ports it has", 2, MOST_PORTS)
-_CROSS_CONNECT = Text(
-    "the way of a channel",
-    spectrum.parse_channel_connects,
-    example="1>3@193.100",
-)
+    @staticmethod
+    def said(value: wavelengths.OcsFault) -> dict[str, Any]:
+        """Its settings, and when it happens."""
+        return {
+            **value.control,
+            "after": value.after_s or None,
+            "after_changes": value.after_changes or None,
+        }
+
+    @classmethod
+    def written(cls, value: wavelengths.OcsFault) -> dict[str, Any]:
+        """Its keys in the order of its settings."""
+        made = super().written(value)
+        order = (*value.control, *TRIGGERS)
+        return OneLine({key: made[key] for key in order if key in made})
+
+
+class EmulatedUserKeys(Keys, title="a user"):
+    """A user of an emulated switch."""
+
+    makes = wavelengths.OcsUser
+
+    name: v.UserName = needed("the login")
+    password_env: v.VariableName = key(
+        "the environment variable that holds the password",
+        "any password is accepted",
+    )
+    read_only: YesNo = key("may make changes")
+
+
+class EmulatedKeys(Keys, title="an emulated optical switch"):
+    """What only the emulation of a switch has."""
+
+    makes = wavelengths.Emulation
+    block = True
+
+    faults: Annotated[tuple[FaultKeys, ...], listing("faults")] = key(
+        "faults, and when they happen",
+        example="[{fail_ports: [3], after: 30s}]",
+    )
+    users: Annotated[tuple[EmulatedUserKeys, ...], listing("users")] = key(
+        "users in addition to 'user'"
+    )
+    conflict_time_s: Annotated[float, replace(v.TIME, example="500ms")] = key(
+        "lets an emulated Calient disconnect busy ports for a new circuit, which then takes "
+        "this long",
+        "such a circuit is refused",
+    )
+
+
+def emulated() -> Any:
+    """The key of a switch for its emulation."""
+    return key(
+        "settings of its emulation only: faults, more users",
+        example="{users: [{name: viewer, read_only: true}]}",
+    )
+
+
+_Band = Annotated[
+    spectrum.Band,
+    Text("a band", spectrum.Band.parse, example="191.350-196.100"),
+]
+_Grid = Annotated[
+    spectrum.Grid,
+    Text(
+        "a grid",
+        spectrum.Grid.parse,
+        {"enum": list(spectrum.GRIDS)},
+        example="50GHz",
+    ),
+]
+_Time = Annotated[float, replace(v.TIME, example="50ms")]
+_Loss = Annotated[float, replace(v.LOSS, example="6dB")]
+_PortCount = Annotated[int, whole("how many it has", 1, MOST_PORTS)]
 
 
 def _transceiver(**said: Any) -> wavelengths.Transceiver:
@@ -322,52 +258,52 @@ def _transceiver(**said: Any) -> wavelengths.Transceiver:
     return wavelengths.Transceiver(**said)
 
 
-TRANSCEIVER = Group(
-    "a transceiver",
-    Key(
-        "channel",
-        _CHANNEL,
+class TransceiverKeys(Keys, title="a transceiver"):
+    """The transceiver of a port."""
+
+    makes = _transceiver
+    like = wavelengths.Transceiver
+
+    channel: Annotated[
+        spectrum.Channel,
+        Text(
+            "a channel",
+            spectrum.Channel.parse,
+            numbers=True,
+            example="193.100",
+        ),
+    ] = key(
         "the channel that it sends, in THz; of a tunable one the initial one",
-        default="of a tunable one, the first of its band",
-        example="193.100",
-    ),
-    Key(
-        "tunable",
-        _BAND,
-        "its tuning band",
-        default="none",
-    ),
-    Key("grid", _GRID, "its channels; flexible takes any"),
-    Key("tuning_time", _TIME, "how long it is off while it is tuned"),
-    Key(
-        "launch_power",
-        v.POWER,
-        "optical power it sends with",
-        default="as its NIC or switch",
-    ),
-    Key(
-        "sensitivity",
-        v.POWER,
-        "the least power that it can receive",
-        default="not known",
-    ),
-    model=wavelengths.Transceiver,
-    make=_transceiver,
-)
+        "of a tunable one, the first of its band",
+        "193.100",
+    )
+    tunable: _Band = key("its tuning band", "none")
+    grid: _Grid = key("its channels; flexible takes any")
+    tuning_time_s: _Time = key("how long it is off while it is tuned")
+    launch_power_dbm: v.Power = key(
+        "optical power it sends with", "as its NIC or switch"
+    )
+    sensitivity_dbm: v.Power = key(
+        "the least power that it can receive", "not known"
+    )
 
 
-TRANSCEIVERS = MapOf(
-    Text(
-        "a port number",
-        lambda text: int(_port(text)),
-        {"pattern": "^[1-9][0-9]{0,7}$"},
-        numbers=True,
-        write=int,
-    ),
-    TRANSCEIVER,
-    "transceivers by port",
-    "{1: {channel: 193.100}}",
-)
+Transceivers = Annotated[
+    dict[
+        Annotated[
+            int,
+            Text(
+                "a port number",
+                lambda text: int(_port(text)),
+                {"pattern": "^[1-9][0-9]{0,7}$"},
+                numbers=True,
+                write=int,
+            ),
+        ],
+        TransceiverKeys,
+    ],
+    mapping("transceivers by port", "{1: {channel: 193.100}}"),
+]
 
 
 def _wavelength_switch(
@@ -383,64 +319,64 @@ def _wavelength_switch(
     )
 
 
-WAVELENGTH_SWITCH = Group(
-    "a wavelength switch",
-    required(
-        "name",
-        v.DEVICE_NAME,
-        "its name, like 'wss1'",
-        example="wss1",
-    ),
-    required(
-        "inputs",
-        _PORTS,
-        "how many inputs it has: of ports 1, 2, …",
-        example="4",
-    ),
-    Key(
-        "outputs",
-        _PORTS,
-        "how many outputs it has",
-        default="as many as inputs",
-        example="4",
-    ),
-    Key("grid", _GRID, "its channels; flexible takes any"),
-    Key(
-        "switching_time",
-        _TIME,
-        "how long the outage of a channel that moves lasts",
-    ),
-    Key("insertion_loss", _LOSS, "its insertion loss"),
-    Key(
-        "cross_connects",
-        ListOf(_CROSS_CONNECT, "ways of channels"),
+class WavelengthSwitchKeys(Keys, title="a wavelength switch"):
+    """A wavelength-selective switch."""
+
+    makes = _wavelength_switch
+    like = wavelengths.WavelengthSwitch
+    block = True
+
+    name: v.DeviceName = needed("its name, like 'wss1'", "wss1")
+    inputs: _PortCount = needed(
+        "how many inputs it has: of ports 1, 2, …", "4"
+    )
+    outputs: _PortCount = key(
+        "how many outputs it has", "as many as inputs", "4"
+    )
+    grid: _Grid = key("its channels; flexible takes any")
+    switching_time_s: _Time = key(
+        "how long the outage of a channel that moves lasts"
+    )
+    insertion_loss_db: _Loss = key("its insertion loss")
+    cross_connects: Annotated[
+        tuple[
+            Annotated[
+                tuple[spectrum.ChannelConnect, ...],
+                Text(
+                    "the way of a channel",
+                    spectrum.parse_channel_connects,
+                    example="1>3@193.100",
+                ),
+            ],
+            ...,
+        ],
+        listing("ways of channels"),
+    ] = key(
         "the initial cross-connects of channels: a-b@THz both ways, a>b@THz-2dB one way with 2 "
         "dB of attenuation",
-        default="none",
-        example='["1-3@193.100", "1>2@193.150-2dB"]',
-    ),
-    Key(
-        "driver",
-        v.WSS_DRIVER,
-        "its driver",
-        default="none: its map cannot change",
-    ),
-    Key(
-        "address", v.HOST_PORT, "its address, host:port; needed with a driver"
-    ),
-    *LOGIN,
-    EMULATED,
-    model=wavelengths.WavelengthSwitch,
-    make=_wavelength_switch,
-    said=lambda switch: {
-        "outputs": switch.outputs if switch.outputs != switch.inputs else None,
-        "cross_connects": switch.initial.texts or None,
-    },
-    block=True,
-)
+        "none",
+        '["1-3@193.100", "1>2@193.150-2dB"]',
+    )
+    driver: v.WssDriver = key("its driver", "none: its map cannot change")
+    address: v.HostPort = key("its address, host:port; needed with a driver")
+    user: v.UserName = key("the login")
+    password_env: v.VariableName = key(
+        "the variable with the password", "any is accepted"
+    )
+    legacy_ssh: YesNo = key("it may use old SSH algorithms")
+    emulated: EmulatedKeys = emulated()
+
+    @staticmethod
+    def said(value: wavelengths.WavelengthSwitch) -> dict[str, Any]:
+        """How many outputs it has, and its initial map."""
+        outputs = value.outputs if value.outputs != value.inputs else None
+        return {
+            "outputs": outputs,
+            "cross_connects": value.initial.texts or None,
+        }
 
 
-def part_channels(part: Fields) -> tuple[spectrum.Channel, ...]:
+def part_channels(part: Keys) -> tuple[spectrum.Channel, ...]:
     """The channels of a passive part's group; ``BadInput`` if its band is not on its grid."""
     band = part.value_of("channels")
     return (
@@ -489,48 +425,30 @@ def _said_of_part(part: wavelengths.PassivePart) -> dict[str, Any]:
 PASSIVE_PART_LOSS = (
     "of a coupler its splitting loss and 0.5dB; 4dB (awg), 3dB (multiplexer)"
 )
-PASSIVE_PART = Group(
-    "a passive part",
-    required(
-        "name",
-        v.DEVICE_NAME,
-        "its name, like 'mux1'",
-        example="mux1",
-    ),
-    required(
-        "kind",
-        choice("a kind of passive part", *wavelengths.PART_KINDS),
+
+
+class PassivePartKeys(Keys, title="a passive part"):
+    """A coupler, AWG router or multiplexer."""
+
+    makes = _passive_part
+    like = wavelengths.PassivePart
+
+    name: v.DeviceName = needed("its name, like 'mux1'", "mux1")
+    kind: Annotated[
+        str, choice("a kind of passive part", *wavelengths.PART_KINDS)
+    ] = needed(
         "coupler (signals of a port leave at all others), awg (the k-th channel, from 0, leaves "
         "k ports further on) or multiplexer (port 1 has all channels, port k + 2 the k-th)",
-        example="multiplexer",
-    ),
-    Key(
-        "ports",
-        _PART_PORTS,
-        "how many ports it has",
-        "of a multiplexer one more than channels",
-    ),
-    Key(
-        "channels",
-        _BAND,
-        "the band that it sorts",
-        default="none",
-        example="193.100-193.250",
-    ),
-    Key(
-        "grid",
-        _GRID,
-        "its channel spacing",
-        default="50GHz",
-    ),
-    Key(
-        "loss",
-        _LOSS,
-        "its insertion loss",
-        default=PASSIVE_PART_LOSS,
-        example="3dB",
-    ),
-    model=wavelengths.PassivePart,
-    make=_passive_part,
-    said=_said_of_part,
-)
+        "multiplexer",
+    )
+    ports: Annotated[int, whole("how many ports it has", 2, MOST_PORTS)] = key(
+        "how many ports it has", "of a multiplexer one more than channels"
+    )
+    channels: _Band = key("the band that it sorts", "none", "193.100-193.250")
+    grid: _Grid = key("its channel spacing", "50GHz")
+    loss_db: _Loss = key("its insertion loss", PASSIVE_PART_LOSS, "3dB")
+
+    @staticmethod
+    def said(value: Any) -> dict[str, Any]:
+        """Its ports, its band and its own loss."""
+        return _said_of_part(value)

@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from patchlight.testbed.errors import BadInput, FileIssue
-from patchlight.testbed.io.fields import Fields, plain
+from patchlight.testbed.io.keys import Keys
 from patchlight.testbed.io.reader import FileIssues, Located, read_text
 from patchlight.testbed.lab.loops import harmful_loops, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab
@@ -19,6 +19,7 @@ from patchlight.testbed.labfile.reader import (
     checked_fields,
     fibre_at,
 )
+from patchlight.testbed.labfile.schema import LabKeys
 
 
 def oversights(path: str | Path) -> tuple[FileIssue, ...]:
@@ -26,8 +27,8 @@ def oversights(path: str | Path) -> tuple[FileIssue, ...]:
     issues = FileIssues(str(path), LabFileError)
     fields = checked_fields(read_text(path, LabFileError), str(path))
     _note_oversights(fields, issues)
-    _note_weak_signals(plain(fields), fields, issues)
-    _note_loops(plain(fields), fields, issues)
+    _note_weak_signals(fields.made(), fields, issues)
+    _note_loops(fields.made(), fields, issues)
     return issues.found
 
 
@@ -37,7 +38,7 @@ def policy_mistakes(
     """What ``check`` finds wrong (``BadInput``) with the policies of a valid lab file, by place."""
     issues = FileIssues(str(path), LabFileError)
     fields = checked_fields(read_text(path, LabFileError), str(path))
-    named: Fields = fields.value_of("policies", Fields())
+    named: Keys = fields.value_of("policies", Keys())
     for kind in KINDS:
         if kind in named:
             try:
@@ -47,25 +48,25 @@ def policy_mistakes(
     return issues.found
 
 
-def _note_oversights(lab: Fields, issues: FileIssues) -> None:
-    servers, *kinds = (lab.listed(key) for key in ("servers", *SWITCHES))
+def _note_oversights(lab: LabKeys, issues: FileIssues) -> None:
+    servers, *kinds = (lab.list_of(key) for key in ("servers", *SWITCHES))
     switches = [switch for kind in kinds for switch in kind]
     if not (servers or switches):
         issues.at(
             lab["name"],
             "the lab has only a name: expected servers or switches",
         )
-    user = lab["workers"].value.get("user") if "workers" in lab else None
-    if user is not None and user.value == "root":
+    workers: Keys = lab.value_of("workers", Keys())
+    if workers.value_of("user") == "root":
         message = (
             "workers run as root: "
             "every user who submits jobs can read all files of the servers"
         )
-        issues.at(user, f"{message}; expected dynamic, or a user by name")
+        issues.at(
+            workers["user"], f"{message}; expected dynamic, or a user by name"
+        )
     plugged: set[Endpoint] = {
-        end.value
-        for fibre in lab.listed("fibres")
-        for end in fibre["ends"].value
+        end for fibre in lab.fibres or () for end in fibre.ends
     }
     for server in servers:
         _note_server(server, plugged, issues)
@@ -82,7 +83,7 @@ def _note_oversights(lab: Fields, issues: FileIssues) -> None:
     emulated |= {
         point.name for point in entry_points(group="patchlight.emulated_ocs")
     }
-    for switch in lab.listed("circuit_switches"):
+    for switch in lab.list_of("circuit_switches"):
         driver = switch["driver"]
         if driver.value not in emulated:
             message = f"driver {driver.value} has no emulated device: the lab cannot be emulated"
@@ -93,7 +94,7 @@ def _note_oversights(lab: Fields, issues: FileIssues) -> None:
 
 
 def _note_server(
-    server: Fields,
+    server: Keys,
     plugged: set[Endpoint],
     issues: FileIssues,
 ) -> None:
@@ -103,7 +104,7 @@ def _note_server(
             f"server {name.value} has no management address for its agent"
         )
         issues.at(name, f"{message}: expected 'management: {name.value}:8471'")
-    for nic in (nic["name"] for nic in server.listed("nics")):
+    for nic in (nic["name"] for nic in server.list_of("nics")):
         if Endpoint(name.value, nic.value) not in plugged:
             message = f"NIC {name.value}.{nic.value} has no fibre: expected one in 'fibres'"
             issues.at(nic, message)
@@ -111,7 +112,7 @@ def _note_server(
 
 def _note_loops(
     lab: Lab,
-    fields: Fields,
+    fields: LabKeys,
     issues: FileIssues,
 ) -> None:
     for loop in harmful_loops(lab, trace_links(lab, lab.initial_maps).pairs()):
@@ -124,7 +125,7 @@ def _note_loops(
 
 def _note_weak_signals(
     lab: Lab,
-    fields: Fields,
+    fields: LabKeys,
     issues: FileIssues,
 ) -> None:
     weak = Light(lab, lab.initial_maps).weak if lab.coloured else ()

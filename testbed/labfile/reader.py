@@ -19,7 +19,8 @@ from patchlight.testbed.errors import (
     nearest,
     short,
 )
-from patchlight.testbed.io.fields import Fields, locate, plain
+from patchlight.testbed.io.keys import read_node
+from patchlight.testbed.io.nodes import locate
 from patchlight.testbed.io.reader import (
     FileIssues,
     Located,
@@ -31,7 +32,7 @@ from patchlight.testbed.lab.optical_links import Light, Meeting
 from patchlight.testbed.lab.packet_sizes import too_small
 from patchlight.testbed.lab.rules import NOTHING_SAID
 from patchlight.testbed.labfile.check import check_lab
-from patchlight.testbed.labfile.schema import COMMON, LAB
+from patchlight.testbed.labfile.schema import COMMON, LabKeys
 
 # Keys that accept ranges; free text (a GPU's model) does not.
 RANGED = {
@@ -63,6 +64,9 @@ _PART = re.compile("([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _FIBRE = re.compile(r"(\S.*?)\s+-\s+(\S.*?)\s*")
 _SIDE = rf"([0-9]+|{RANGE_PATTERN})"
 _CIRCUITS = re.compile(rf"\s*{_SIDE}\s*([->])\s*{_SIDE}\s*")
+_EXPECTED = (
+    "a lab with keys name; 'patchlight lab init' writes one to start from"
+)
 _MOST = 100_000
 _MOST_VALUES = 400_000
 
@@ -90,12 +94,7 @@ def _write_out(root: yaml.Node, issues: FileIssues) -> yaml.Node:
     pairs = [
         (key, spread.items(text_of(key), value)) for key, value in root.value
     ]
-    return yaml.MappingNode(
-        root.tag,
-        pairs,
-        root.start_mark,
-        root.end_mark,
-    )
+    return _mapping(root, pairs)
 
 
 class _Spread:
@@ -190,12 +189,7 @@ class _Spread:
                 )
                 for key, value in own
             ]
-            yield yaml.MappingNode(
-                item.tag,
-                whole,
-                item.start_mark,
-                item.end_mark,
-            )
+            yield _mapping(item, whole)
             if self._left < 0:
                 return
 
@@ -230,12 +224,7 @@ class _Spread:
             # The default key belongs to another host.
             there.add("jump_host_key")
         missing = [pair for pair in defaults if text_of(pair[0]) not in there]
-        full = yaml.MappingNode(
-            own.tag,
-            [*own.value, *missing],
-            own.start_mark,
-            own.end_mark,
-        )
+        full = _mapping(own, [*own.value, *missing])
         return [(key, full if value is own else value) for key, value in pairs]
 
     def _spread(self, key: str, node: yaml.Node) -> list[yaml.Node]:
@@ -287,15 +276,7 @@ class _Spread:
             [(key, values[n % len(values)]) for key, values in spread]
             for n in range(count)
         )
-        return [
-            yaml.MappingNode(
-                node.tag,
-                row,
-                node.start_mark,
-                node.end_mark,
-            )
-            for row in rows
-        ]
+        return [_mapping(node, row) for row in rows]
 
     def _texts(self, node: yaml.Node) -> list[yaml.Node]:
         text = text_of(node)
@@ -375,12 +356,7 @@ class _Spread:
                 )
                 for key, value in node.value
             ]
-            return yaml.MappingNode(
-                node.tag,
-                pairs,
-                node.start_mark,
-                node.end_mark,
-            )
+            return _mapping(node, pairs)
         return node
 
     def _two_ends(self, node: yaml.Node) -> yaml.Node:
@@ -498,6 +474,15 @@ def _nth(
     return values[number] if len(values) > 1 else values[0]
 
 
+def _mapping(node: yaml.MappingNode, pairs: list[_Pair]) -> yaml.MappingNode:
+    return yaml.MappingNode(
+        node.tag,
+        pairs,
+        node.start_mark,
+        node.end_mark,
+    )
+
+
 def _list(
     node: yaml.SequenceNode, items: list[yaml.Node]
 ) -> yaml.SequenceNode:
@@ -554,7 +539,7 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
     """The lab in this YAML text; ``name`` is the file's name in messages."""
     fields = checked_fields(text, name)
     issues = FileIssues(name, LabFileError)
-    lab: Lab = plain(fields)
+    lab: Lab = fields.made()
     if lab.coloured:
         _check_meetings(lab, fields, issues)
     for end, words in (
@@ -566,7 +551,7 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
     return lab
 
 
-def checked_fields(text: str, name: str) -> Fields:
+def checked_fields(text: str, name: str) -> LabKeys:
     """The keys of a valid lab file, with their positions."""
     try:
         return _checked(text, name)
@@ -587,31 +572,27 @@ def checked_fields(text: str, name: str) -> Fields:
         raise
 
 
-def _checked(text: str, name: str) -> Fields:
+def _checked(text: str, name: str) -> LabKeys:
     issues = FileIssues(name, LabFileError)
-    expected = (
-        f"{LAB.expected()}; 'patchlight lab init' writes one to start from"
-    )
     root = compose(
         text,
         issues,
-        LAB.what,
-        expected,
+        "a lab",
+        _EXPECTED,
     )
-    located = (
-        None if root is None else LAB.read(_write_out(root, issues), issues)
-    )
-    if located is not None:
-        check_lab(located.value, issues)
+    lab: LabKeys | None = None
+    if root is not None:
+        lab = read_node(LabKeys, _write_out(root, issues), issues)
+    if lab is not None:
+        check_lab(lab, issues)
     issues.raise_if_any()
-    assert located is not None
-    fields: Fields = located.value
-    return fields
+    assert lab is not None
+    return lab
 
 
 def _check_meetings(
     lab: Lab,
-    fields: Fields,
+    fields: LabKeys,
     issues: FileIssues,
 ) -> None:
     """Note where two signals of one channel collide with the initial maps, at that fibre."""
@@ -632,13 +613,12 @@ def _check_meetings(
 
 def fibre_at(
     lab: Lab,
-    fields: Fields,
+    fields: LabKeys,
     end: Endpoint,
 ) -> Located[object]:
     """The position of the fibre at that end in the file."""
     fibre = lab.fibre_ends[end][1]
-    located: Located[object] = fields["fibres"].value[lab.fibres.index(fibre)]
-    return located
+    return fields.fibres[lab.fibres.index(fibre)].place
 
 
 def labs_dir() -> Path:

@@ -1,416 +1,314 @@
 """Defines the keys of a lab file, each with its type and the field of the model that it fills."""
 
 from dataclasses import replace
+from typing import Annotated, Any
 
-from patchlight.testbed.io.fields import Group, Key, ListOf, choice, required
-from patchlight.testbed.io.forms import Number, YesNo
+from pydantic import Field, create_model
+
+from patchlight.testbed.io.keys import Keys, key, needed, optional
+from patchlight.testbed.io.types import YesNo, choice, listing, number
 from patchlight.testbed.lab import model
 from patchlight.testbed.lab.rules import SNMP_HASHES, Snmp, SshAccess
 from patchlight.testbed.labfile import optical_schema as optical
 from patchlight.testbed.labfile import values as v
 from patchlight.testbed.labfile.sections import (
-    ACCESS,
-    POLICIES,
-    POLL,
-    QUEUE,
-    WORKERS,
+    AccessKeys,
+    PoliciesKeys,
+    Poll,
+    QueueKeys,
+    WorkersKeys,
 )
 
 FABRICS = ("openvswitch", "bridge")
 PATHS = ("none", "nodes")
 
-LAUNCH_POWER = Key(
-    "launch_power", v.POWER, "optical launch power of its ports"
-)
-GPU = Group(
-    "a GPU",
-    required(
-        "name",
-        v.PART_NAME,
-        "its name, like 'gpu0'",
-        example="gpu0",
-    ),
-    required("model", v.MODEL, "the model, like 'Tesla M40'"),
-    Key("uuid", v.UUID, "UUID of the physical GPU on a real server"),
-    model=model.Gpu,
-)
-RENDEZVOUS = Group(
-    "a rendezvous",
-    required(
-        "interface",
-        v.INTERFACE,
-        "the server's interface below it",
-        example="eno1",
-    ),
-    required(
-        "address",
-        v.INTERFACE_ADDRESS,
-        "the worker's address there, with its network",
-    ),
-    model=model.Rendezvous,
-)
-NIC = Group(
-    "a NIC",
-    required("name", v.PART_NAME, "its name, like 'nic0'"),
-    required("address", v.ADDRESS, "its IPv4 address in the lab's network"),
-    Key(
-        "rate",
-        v.RATE,
-        "its line rate",
-        default="no limit",
-    ),
-    Key(
-        "gpu",
-        v.PART_NAME,
-        "the GPU of the same server that it serves",
-        example="gpu0",
-    ),
-    Key(
-        "mac",
-        v.MAC,
+
+class GpuKeys(Keys, title="a GPU"):
+    """A GPU of a server."""
+
+    makes = model.Gpu
+
+    name: v.PartName = needed("its name, like 'gpu0'", "gpu0")
+    model: v.GpuModel = needed("the model, like 'Tesla M40'")
+    uuid: v.Uuid = key("UUID of the physical GPU on a real server")
+
+
+class RendezvousKeys(Keys, title="a rendezvous"):
+    """A second network of a worker."""
+
+    makes = model.Rendezvous
+
+    interface: v.Interface = needed("the server's interface below it", "eno1")
+    address: v.InterfaceAddress = needed(
+        "the worker's address there, with its network"
+    )
+
+
+class NicKeys(Keys, title="a NIC"):
+    """A NIC port of a server."""
+
+    makes = v.nic
+    like = model.Nic
+
+    name: v.PartName = needed("its name, like 'nic0'")
+    address: v.Address = needed("its IPv4 address in the lab's network")
+    rate_bps: v.Rate = key("its line rate", "no limit")
+    gpu: v.PartName = key(
+        "the GPU of the same server that it serves", example="gpu0"
+    )
+    mac: v.Mac = key(
         "the MAC address of its workers: that of the port (hardware), derived from the IPv4 "
         "address (lab), or this one",
-        default="hardware; with mode macvlan, lab",
-    ),
-    Key(
-        "interface",
-        v.INTERFACE,
-        "its interface name on the server",
-        default="its name",
-    ),
-    Key(
-        "mode",
-        v.NIC_MODE,
+        "hardware; with mode macvlan, lab",
+    )
+    interface: v.Interface = key(
+        "its interface name on the server", "its name"
+    )
+    mode: v.NicMode = key(
         "what a worker gets: the NIC itself (physical; veth in an emulation), a virtual "
         "function of it (sriov), or a macvlan on it; auto prefers a virtual function",
         example="sriov",
-    ),
-    Key(
-        "mtu",
-        v.MTU,
-        "the MTU in the worker",
-        default="the server's",
-        example="9000",
-    ),
-    Key(
-        "vlan",
-        v.VLAN,
-        "the VLAN of its workers",
-        default="none",
-        example="100",
-    ),
-    Key(
-        "routes",
-        ListOf(v.ROUTE, "routes"),
-        "additional routes of the worker",
-        default="none",
-    ),
-    Key(
-        "dscp",
-        v.DSCP,
-        "the DSCP of NCCL's RDMA packets",
-        default="none",
-        example="26",
-    ),
-    Key(
-        "rdma",
-        v.RDMA_USE,
-        "how a worker gets its RDMA device; auto: if it has one",
-    ),
-    Key(
-        "relock",
-        v.TIME,
+    )
+    mtu: v.Mtu = key("the MTU in the worker", "the server's", "9000")
+    vlan: v.Vlan = key("the VLAN of its workers", "none", "100")
+    routes: Annotated[tuple[v.Route, ...], listing("routes")] = key(
+        "additional routes of the worker", "none"
+    )
+    dscp: v.Dscp = key("the DSCP of NCCL's RDMA packets", "none", "26")
+    rdma: v.RdmaUse = key(
+        "how a worker gets its RDMA device; auto: if it has one"
+    )
+    relock_s: v.Time = key(
         "how long its carrier, and its RDMA port, may take to return after a change of circuits",
-        default="workers continue immediately; with RDMA within 10s",
-        example="2s",
-    ),
-    Key(
-        "rendezvous",
-        RENDEZVOUS,
+        "workers continue immediately; with RDMA within 10s",
+        "2s",
+    )
+    rendezvous: RendezvousKeys = key(
         "a second network of its worker, over another interface of the server",
         example="{interface: eno1, address: 10.0.0.51/24}",
-    ),
-    Key(
-        "transceiver",
-        optical.TRANSCEIVER,
+    )
+    transceiver: optical.TransceiverKeys = key(
         "its transceiver, if the lab has wavelength channels",
-        default="a signal without a channel",
-        example="{tunable: 191.350-196.100, tuning_time: 1ms}",
-    ),
-    LAUNCH_POWER,
-    model=model.Nic,
-    make=v.nic,
-    said=lambda nic: {"mac": v.said_mac(nic)},
-)
-SSH = Group(
-    "a server's SSH",
-    Key(
-        "address",
-        v.SSH_HOST,
-        "its host",
-        default="the host of management",
-    ),
-    Key("port", v.TCP_PORT, "its TCP port"),
-    Key(
-        "user",
-        v.USER_NAME,
-        "the login",
-        default="as the SSH client says",
-    ),
-    Key(
-        "identity",
-        v.FILE_PATH,
-        "the private key file",
-        default="as the SSH client says",
-    ),
-    Key(
-        "host_key",
-        v.HOST_KEY,
-        "the fingerprint of its host key",
-        default="what known_hosts has",
-    ),
-    Key(
-        "legacy",
-        YesNo(),
-        "it may use old SSH algorithms",
-        "false",
-    ),
-    Key(
-        "jump",
-        v.JUMP,
-        "the jump host: [USER@]HOST[:PORT]",
-        default="none",
-    ),
-    Key(
-        "jump_host_key",
-        v.HOST_KEY,
-        "that host's fingerprint",
-        "what known_hosts has",
-    ),
-    model=SshAccess,
-)
-SERVER = Group(
-    "a server",
-    required("name", v.DEVICE_NAME, "its name, like 'server1'"),
-    Key(
-        "management",
-        v.MANAGEMENT,
-        "the address of the server's agent: host:port or unix:/path",
-    ),
-    Key(
-        "ssh",
-        SSH,
-        "how to log in by SSH",
-        example="{user: admin}",
-    ),
-    Key(
-        "gpus",
-        ListOf(GPU, "GPUs"),
-        "its GPUs",
-        default="none",
-    ),
-    Key(
-        "emulated_gpus",
-        YesNo(),
-        "it has real GPUs: 'deploy push' emulates none",
-    ),
-    required(
-        "nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"
-    ),
-    model=model.Server,
-    block=True,
-)
-_VARIABLE = replace(v.VARIABLE_NAME, example="TOR1_SNMP")
-SNMP = Group(
-    "SNMP of a packet switch",
-    required(
-        "address",
-        v.HOST_PORT,
-        "its address, host:port (UDP)",
-        example="10.0.0.2:161",
-    ),
-    Key(
-        "community_env",
-        _VARIABLE,
-        "version 2c: the variable with the community",
-        "public",
-    ),
-    Key("user", v.USER_NAME, "version 3: its user"),
-    Key(
-        "auth_env",
-        _VARIABLE,
-        "version 3: the variable with the user's password",
-        "none",
-    ),
-    Key(
-        "auth",
-        choice("a hash", *SNMP_HASHES),
-        "version 3: how the password authenticates",
-    ),
-    Key(
-        "priv_env",
-        _VARIABLE,
-        "version 3: the variable with the password of AES-128",
-        "none",
-    ),
-    model=Snmp,
-)
-TELEMETRY = Group(
-    "telemetry",
-    required("snmp", SNMP, "how SNMP reads its counters and LLDP neighbours"),
-    make=lambda snmp: snmp,
-    said=lambda snmp: {"snmp": snmp},
-)
-PACKET_SWITCH = Group(
-    "a packet switch",
-    required(
-        "name",
-        v.DEVICE_NAME,
-        "its name, like 'tor1'",
-        example="tor1",
-    ),
-    Key("driver", v.PACKET_DRIVER, "how it is driven"),
-    Key(
-        "datapath_id",
-        v.DATAPATH_ID,
-        "its OpenFlow datapath id; needed with openflow",
-        example="0x1",
-    ),
-    required(
-        "ports",
-        v.PACKET_PORTS,
-        "how many ports it has",
-        example="48",
-    ),
-    Key(
-        "transceivers",
-        optical.TRANSCEIVERS,
+        "a signal without a channel",
+        "{tunable: 191.350-196.100, tuning_time: 1ms}",
+    )
+    launch_power_dbm: v.Power = key("optical launch power of its ports")
+
+    @staticmethod
+    def said(value: Any) -> dict[str, Any]:
+        """Whose MAC address its workers have."""
+        return {"mac": v.said_mac(value)}
+
+
+class SshKeys(Keys, title="a server's SSH"):
+    """How to log in to a server."""
+
+    makes = SshAccess
+
+    address: v.SshHost = key("its host", "the host of management")
+    port: v.TcpPort = key("its TCP port")
+    user: v.UserName = key("the login", "as the SSH client says")
+    identity: v.FilePath = key(
+        "the private key file", "as the SSH client says"
+    )
+    host_key: v.HostKey = key(
+        "the fingerprint of its host key", "what known_hosts has"
+    )
+    legacy: YesNo = key("it may use old SSH algorithms", "false")
+    jump: v.Jump = key("the jump host: [USER@]HOST[:PORT]", "none")
+    jump_host_key: v.HostKey = key(
+        "that host's fingerprint", "what known_hosts has"
+    )
+
+
+class ServerKeys(Keys, title="a server"):
+    """A server with its GPUs and NICs."""
+
+    makes = model.Server
+    block = True
+
+    name: v.DeviceName = needed("its name, like 'server1'")
+    management: v.Management = key(
+        "the address of the server's agent: host:port or unix:/path"
+    )
+    ssh: SshKeys = key("how to log in by SSH", example="{user: admin}")
+    gpus: Annotated[tuple[GpuKeys, ...], listing("GPUs")] = key(
+        "its GPUs", "none"
+    )
+    emulated_gpus: YesNo = key("it has real GPUs: 'deploy push' emulates none")
+    nics: Annotated[tuple[NicKeys, ...], listing("NICs")] = needed(
+        "its NIC ports in the lab's network"
+    )
+
+
+_Variable = Annotated[str, replace(v.VARIABLE_NAME, example="TOR1_SNMP")]
+
+
+class SnmpKeys(Keys, title="SNMP of a packet switch"):
+    """How SNMP reads a switch."""
+
+    makes = Snmp
+
+    address: v.HostPort = needed(
+        "its address, host:port (UDP)", "10.0.0.2:161"
+    )
+    community_env: _Variable = key(
+        "version 2c: the variable with the community", "public"
+    )
+    user: v.UserName = key("version 3: its user")
+    auth_env: _Variable = key(
+        "version 3: the variable with the user's password", "none"
+    )
+    auth: Annotated[str, choice("a hash", *SNMP_HASHES)] = key(
+        "version 3: how the password authenticates"
+    )
+    priv_env: _Variable = key(
+        "version 3: the variable with the password of AES-128", "none"
+    )
+
+
+def _snmp(*, snmp: Snmp) -> Snmp:
+    return snmp
+
+
+class TelemetryKeys(Keys, title="telemetry"):
+    """Where a switch's counters come from."""
+
+    makes = _snmp
+
+    snmp: SnmpKeys = needed("how SNMP reads its counters and LLDP neighbours")
+
+    @staticmethod
+    def said(value: Any) -> dict[str, Any]:
+        """SNMP, the only way."""
+        return {"snmp": value}
+
+
+class PacketSwitchKeys(Keys, title="a packet switch"):
+    """A packet switch."""
+
+    makes = v.packet_switch
+    like = model.PacketSwitch
+
+    name: v.DeviceName = needed("its name, like 'tor1'", "tor1")
+    driver: v.PacketDriver = key("how it is driven")
+    datapath_id: v.DatapathId = key(
+        "its OpenFlow datapath id; needed with openflow", example="0x1"
+    )
+    ports: v.PacketPorts = needed("how many ports it has", "48")
+    transceivers: optical.Transceivers = key(
         "its transceivers by port number, if the lab has wavelength channels",
-        default="signals without a channel",
-    ),
-    LAUNCH_POWER,
-    Key(
-        "address",
-        v.HOST_PORT,
+        "signals without a channel",
+    )
+    launch_power_dbm: v.Power = key("optical launch power of its ports")
+    address: v.HostPort = key(
         "where SSH reaches it; needed with linux-bridge and sonic",
-        default="none",
-        example="10.0.0.7:22",
-    ),
-    *optical.LOGIN,
-    Key(
-        "identity",
-        v.FILE_PATH,
-        "the private key file, for a login without a password",
-    ),
-    Key(
-        "host_key",
-        v.HOST_KEY,
-        "the fingerprint of its host key",
-        default="the first one seen",
-    ),
-    Key(
-        "interfaces",
-        ListOf(v.SWITCH_INTERFACE, "interfaces"),
+        "none",
+        "10.0.0.7:22",
+    )
+    user: v.UserName = key("the login")
+    password_env: v.VariableName = key(
+        "the variable with the password", "any is accepted"
+    )
+    legacy_ssh: YesNo = key("it may use old SSH algorithms")
+    identity: v.FilePath = key(
+        "the private key file, for a login without a password"
+    )
+    host_key: v.HostKey = key(
+        "the fingerprint of its host key", "the first one seen"
+    )
+    interfaces: Annotated[
+        tuple[v.SwitchInterface, ...], listing("interfaces")
+    ] = key(
         "its names of ports 1, 2, …",
-        default="swp1, swp2, …; of sonic what its port table says",
-        example='["swp[1-48]"]',
-    ),
-    Key(
-        "bridge",
-        v.INTERFACE,
-        "its bridge, with linux-bridge",
-        example="br0",
-    ),
-    Key("vlan", v.VLAN, "the VLAN of the lab's ports; needed with sonic"),
-    Key(
-        "mtu",
-        v.MTU,
-        "the largest packet that its ports carry",
-        "that of the NICs",
-        "9216",
-    ),
-    Key(
-        "spanning_tree",
-        YesNo(),
-        "it runs a spanning tree, so loops of switches are harmless",
-    ),
-    Key(
-        "telemetry",
-        TELEMETRY,
-        "where else its counters come from",
-        "its driver",
-        of="snmp",
-    ),
-    model=model.PacketSwitch,
-    make=v.packet_switch,
-    said=lambda switch: {"address": switch.address or None},
-)
-CIRCUIT_SWITCH = Group(
-    "a circuit switch",
-    required(
-        "name",
-        v.DEVICE_NAME,
-        "its name, like 'ocs1'",
-        example="ocs1",
-    ),
-    required("driver", v.DRIVER, "its driver, like 'calient-tl1'"),
-    required(
-        "address",
-        v.HOST_PORT,
-        "its address, host:port; with driver openflow, where Patchlight listens for it",
-    ),
-    Key(
-        "datapath_id",
-        v.DATAPATH_ID,
-        "its OpenFlow id, with that driver",
-        example="0x51",
-    ),
-    required(
-        "ports",
-        v.CIRCUIT_PORTS,
-        "how many duplex ports it has",
-        example="320",
-    ),
-    Key("switching_time", v.TIME, "the outage of a new circuit"),
-    Key("insertion_loss", v.LOSS, "its insertion loss"),
-    *optical.LOGIN,
-    Key(
-        "cross_connects",
-        ListOf(v.CROSS_CONNECT, "cross-connects"),
+        "swp1, swp2, …; of sonic what its port table says",
+        '["swp[1-48]"]',
+    )
+    bridge: v.Interface = key("its bridge, with linux-bridge", example="br0")
+    vlan: v.Vlan = key("the VLAN of the lab's ports; needed with sonic")
+    mtu: v.Mtu = key(
+        "the largest packet that its ports carry", "that of the NICs", "9216"
+    )
+    spanning_tree: YesNo = key(
+        "it runs a spanning tree, so loops of switches are harmless"
+    )
+    snmp: TelemetryKeys = key(
+        "where else its counters come from", "its driver", alias="telemetry"
+    )
+
+    @staticmethod
+    def said(value: Any) -> dict[str, Any]:
+        """Its address, if it has one."""
+        return {"address": value.address or None}
+
+
+class CircuitSwitchKeys(Keys, title="a circuit switch"):
+    """An optical circuit switch."""
+
+    makes = v.circuit_switch
+    like = model.CircuitSwitch
+    block = True
+
+    name: v.DeviceName = needed("its name, like 'ocs1'", "ocs1")
+    driver: v.Driver = needed("its driver, like 'calient-tl1'")
+    address: v.HostPort = needed(
+        "its address, host:port; with driver openflow, where Patchlight listens for it"
+    )
+    datapath_id: v.DatapathId = key(
+        "its OpenFlow id, with that driver", example="0x51"
+    )
+    ports: v.CircuitPorts = needed("how many duplex ports it has", "320")
+    switching_time_s: v.Time = key("the outage of a new circuit")
+    insertion_loss_db: v.Loss = key("its insertion loss")
+    user: v.UserName = key("the login")
+    password_env: v.VariableName = key(
+        "the variable with the password", "any is accepted"
+    )
+    legacy_ssh: YesNo = key("it may use old SSH algorithms")
+    cross_connects: Annotated[
+        tuple[v.Circuit, ...], listing("cross-connects")
+    ] = key(
         "the initial circuits: a-b both ways, a>b one way",
-        default="none",
-        example="[1-7, 2>8]",
-    ),
-    optical.EMULATED,
-    model=model.CircuitSwitch,
-    make=v.circuit_switch,
-    said=lambda switch: {"cross_connects": switch.initial.texts or None},
-    block=True,
-)
-FIBRE = Group(
-    "a fibre",
-    required(
-        "ends",
-        ListOf(v.PORT, "ends", count=2),
+        "none",
+        "[1-7, 2>8]",
+    )
+    emulated: optical.EmulatedKeys = optical.emulated()
+
+    @staticmethod
+    def said(value: Any) -> dict[str, Any]:
+        """Its initial circuits."""
+        return {"cross_connects": value.initial.texts or None}
+
+
+class FibreKeys(Keys, title="a fibre"):
+    """A pair of fibres between two ports."""
+
+    makes = v.fibre
+    like = model.Fibre
+
+    ends: Annotated[
+        tuple[v.Port, ...],
+        Field(
+            title="a list of ends",
+            min_length=2,
+            max_length=2,
+        ),
+    ] = needed(
         "the ports at its ends, like [server1.nic0, ocs1.1] or server1.nic0 - ocs1.1",
-        example="[server1.nic0, ocs1.1]",
-    ),
-    Key(
-        "rate",
-        v.RATE,
-        "its rate",
-        default="no limit",
-    ),
-    Key("loss", v.LOSS, "its loss"),
-    Key("delay", v.TIME, "how long an emulation delays each packet, each way"),
-    Key("jitter", v.TIME, "how much that delay varies, up and down"),
-    Key(
-        "packet_loss", v.SHARE, "the share of packets that an emulation loses"
-    ),
-    model=model.Fibre,
-    make=v.fibre,
-    said=lambda fibre: {"ends": (fibre.a, fibre.b)},
-)
+        "[server1.nic0, ocs1.1]",
+    )
+    rate_bps: v.Rate = key("its rate", "no limit")
+    loss_db: v.Loss = key("its loss")
+    delay_s: v.Time = key("how long an emulation delays each packet, each way")
+    jitter_s: v.Time = key("how much that delay varies, up and down")
+    packet_loss: v.Share = key("the share of packets that an emulation loses")
+
+    @staticmethod
+    def said(value: Any) -> dict[str, Any]:
+        """Its two ports."""
+        return {"ends": (value.a, value.b)}
+
+
 # Keys that items of a kind may share: none that identifies an item.
 COMMON: dict[str, tuple[str, ...]] = {
     "ssh": ("port", "user", "identity", "jump", "jump_host_key"),
@@ -432,7 +330,9 @@ COMMON: dict[str, tuple[str, ...]] = {
         "driver",
         "ports",
         "launch_power",
-        *(key.name for key in optical.LOGIN),
+        "user",
+        "password_env",
+        "legacy_ssh",
         "identity",
         "interfaces",
         "bridge",
@@ -453,177 +353,141 @@ COMMON: dict[str, tuple[str, ...]] = {
 
 def _defaults(
     kind: str,
-    group: Group,
+    group: type[Keys],
     owner: str = "",
-) -> Key:
-    keys = [
-        replace(key, required=False)
-        for key in group.keys
-        if key.name in COMMON[kind]
-    ]
-    about = f"defaults for each {owner or kind.replace('_', ' ')}"
-    return Key(kind, Group(f"the defaults of {group.what}", *keys), about)
+) -> tuple[Any, Any]:
+    """The key of ``defaults`` with what items of a kind may share."""
+    declared: Any = {
+        name: optional(info)
+        for name, info in group.model_fields.items()
+        if info.alias in COMMON[kind]
+    }
+    made = create_model(
+        f"Common{group.__name__}",
+        __base__=Keys,
+        __cls_kwargs__={
+            "title": f"the defaults of {group.model_config['title']}"
+        },
+        **declared,
+    )
+    made.like = group.like or group.makes
+    return made, key(f"defaults for each {owner or kind.replace('_', ' ')}")
 
 
-DEFAULTS = Group(
-    "the defaults",
-    _defaults("ssh", SSH, "server's SSH"),
-    _defaults("gpu", GPU),
-    _defaults("nic", NIC),
-    _defaults("packet_switch", PACKET_SWITCH),
-    _defaults("circuit_switch", CIRCUIT_SWITCH),
-    _defaults("fibre", FIBRE),
+_DEFAULTS: Any = {
+    "ssh": _defaults("ssh", SshKeys, "server's SSH"),
+    "gpu": _defaults("gpu", GpuKeys),
+    "nic": _defaults("nic", NicKeys),
+    "packet_switch": _defaults("packet_switch", PacketSwitchKeys),
+    "circuit_switch": _defaults("circuit_switch", CircuitSwitchKeys),
+    "fibre": _defaults("fibre", FibreKeys),
+}
+DefaultsKeys: Any = create_model(
+    "DefaultsKeys",
+    __base__=Keys,
+    __cls_kwargs__={"title": "the defaults"},
+    **_DEFAULTS,
 )
-CONTROLLER = Group(
-    "the controller",
-    Key(
-        "api",
-        v.HOST_PORT,
+
+
+class ControllerKeys(Keys, title="the controller"):
+    """The controller's addresses."""
+
+    like = model.Lab
+
+    controller_api: v.HostPort = key(
         "the address of its REST API; other machines need --tls and a token",
-        example="127.0.0.1:8470",
-        default="a Unix socket of this lab",
-        of="controller_api",
-    ),
-    Key(
-        "openflow",
-        v.HOST_PORT,
-        "its OpenFlow address",
-        example="10.0.0.1:6653",
-        of="controller_openflow",
-    ),
-    Key(
-        "openflow_tls",
-        YesNo(),
-        "packet switches use TLS",
-        of="controller_openflow_tls",
-    ),
-    Key(
-        "poll",
-        POLL,
+        "a Unix socket of this lab",
+        "127.0.0.1:8470",
+        alias="api",
+    )
+    controller_openflow: v.HostPort = key(
+        "its OpenFlow address", example="10.0.0.1:6653", alias="openflow"
+    )
+    controller_openflow_tls: YesNo = key(
+        "packet switches use TLS", alias="openflow_tls"
+    )
+    controller_poll_s: Poll = key(
         "how often it polls each agent; five times as often those with a running job",
-        default="1s",
-        example="10s",
-        of="controller_poll_s",
-    ),
-    Key(
-        "access",
-        ACCESS,
+        "1s",
+        "10s",
+        alias="poll",
+    )
+    access: AccessKeys = key(
         "the role of its machine's users other than root",
         example="{group: optics, others: nobody}",
-    ),
-    model=model.Lab,
-    make=dict,
-)
-LAB = Group(
-    "a lab",
-    required("name", v.LAB_NAME, "its name"),
-    Key(
-        "network",
-        v.NETWORK,
-        "the IPv4 network of the NICs; needed with servers",
-        "none",
-    ),
-    Key(
-        "fabric",
-        choice("a fabric", *FABRICS),
-        "the packet switches of an emulation",
-    ),
-    Key(
-        "scale",
-        Number("a scale", above=0),
-        "the divisor of emulated rates",
-        "chosen",
-        "1000",
-    ),
-    Key(
-        "machine_rate",
-        v.RATE,
-        "the total rate of the emulating machine",
-        "no limit",
-        "9Gbps",
-    ),
-    Key(
-        "paths",
-        choice("who grants optical paths", *PATHS),
+    )
+
+
+class LabKeys(Keys, title="a lab"):
+    """A whole lab file."""
+
+    makes = v.lab
+    like = model.Lab
+    block = True
+
+    name: v.LabName = needed("its name")
+    network: v.Network = key(
+        "the IPv4 network of the NICs; needed with servers", "none"
+    )
+    fabric: Annotated[str, choice("a fabric", *FABRICS)] = key(
+        "the packet switches of an emulation"
+    )
+    scale: Annotated[float, number("a scale", gt=0)] = key(
+        "the divisor of emulated rates", "chosen", "1000"
+    )
+    machine_rate_bps: v.Rate = key(
+        "the total rate of the emulating machine", "no limit", "9Gbps"
+    )
+    paths: Annotated[str, choice("who grants optical paths", *PATHS)] = key(
         "who grants optical paths to synthetic jobs; none: their circuits stay up",
-        default="none",
-        example="nodes",
-    ),
-    Key(
-        "ecmp",
-        YesNo(),
-        "OpenFlow switches hash flows over equally short paths",
-    ),
-    Key(
-        "controller",
-        CONTROLLER,
-        "the controller's addresses",
-        example="{api: 127.0.0.1:8470}",
-    ),
-    Key(
-        "queue",
-        QUEUE,
-        "how jobs queue",
-        example="{backfill: true}",
-    ),
-    Key(
-        "policies",
-        POLICIES,
+        "none",
+        "nodes",
+    )
+    ecmp: YesNo = key("OpenFlow switches hash flows over equally short paths")
+    controller: ControllerKeys = key(
+        "the controller's addresses", example="{api: 127.0.0.1:8470}"
+    )
+    queue: QueueKeys = key("how jobs queue", example="{backfill: true}")
+    policies: PoliciesKeys = key(
         "the policies, and whether circuits are rewired automatically",
         example="{placement: regroup, topology: regroup, defragment: true}",
-    ),
-    Key(
-        "workers",
-        WORKERS,
-        "limits of workers",
-        example="{images: [pytorch/*], memory: 64GB}",
-    ),
-    Key(
-        "defaults",
-        DEFAULTS,
-        "values that equal items share",
-        example="{gpu: {model: A100}}",
-    ),
-    Key(
-        "servers",
-        ListOf(SERVER, "servers"),
-        "with their GPUs and NICs",
-        "none: switches only",
-    ),
-    Key(
-        "packet_switches",
-        ListOf(PACKET_SWITCH, "packet switches"),
-        "ToR and the like",
-        "none",
-    ),
-    Key(
-        "circuit_switches",
-        ListOf(CIRCUIT_SWITCH, "circuit switches"),
-        "optical switches",
-        "none",
-    ),
-    Key(
-        "wavelength_switches",
-        ListOf(optical.WAVELENGTH_SWITCH, "wavelength switches"),
+    )
+    workers: WorkersKeys = key(
+        "limits of workers", example="{images: [pytorch/*], memory: 64GB}"
+    )
+    defaults: DefaultsKeys = key(
+        "values that equal items share", example="{gpu: {model: A100}}"
+    )
+    servers: Annotated[tuple[ServerKeys, ...], listing("servers")] = key(
+        "with their GPUs and NICs", "none: switches only"
+    )
+    packet_switches: Annotated[
+        tuple[PacketSwitchKeys, ...], listing("packet switches")
+    ] = key("ToR and the like", "none")
+    circuit_switches: Annotated[
+        tuple[CircuitSwitchKeys, ...], listing("circuit switches")
+    ] = key("optical switches", "none")
+    wavelength_switches: Annotated[
+        tuple[optical.WavelengthSwitchKeys, ...],
+        listing("wavelength switches"),
+    ] = key(
         "the wavelength-selective switches (WSS)",
-        default="none",
-        example="[{name: wss1, inputs: 4}]",
-    ),
-    Key(
-        "passive_parts",
-        ListOf(optical.PASSIVE_PART, "passive parts"),
+        "none",
+        "[{name: wss1, inputs: 4}]",
+    )
+    passive_parts: Annotated[
+        tuple[optical.PassivePartKeys, ...], listing("passive parts")
+    ] = key(
         "couplers, AWG routers and multiplexers",
-        default="none",
-        example="[{name: mux1, kind: multiplexer, channels: 193.100-193.250}]",
-    ),
-    Key(
-        "fibres",
-        ListOf(FIBRE, "fibres"),
-        "the fibre pairs between ports",
-        default="none",
-    ),
-    model=model.Lab,
-    make=v.lab,
-    said=lambda lab: {"controller": lab},
-    block=True,
-)
+        "none",
+        "[{name: mux1, kind: multiplexer, channels: 193.100-193.250}]",
+    )
+    fibres: Annotated[tuple[FibreKeys, ...], listing("fibres")] = key(
+        "the fibre pairs between ports", "none"
+    )
+
+    @staticmethod
+    def said(value: Any) -> dict[str, Any]:
+        """The controller's keys, which are fields of the lab."""
+        return {"controller": value}

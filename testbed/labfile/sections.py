@@ -1,48 +1,59 @@
 """Defines the keys of a lab file for access, the queue, policies, and limits of workers."""
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic.fields import FieldInfo
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import (
-    Group,
-    Key,
-    ListOf,
+from patchlight.testbed.io.keys import Keys, key, needed
+from patchlight.testbed.io.types import (
     Text,
-    Whole,
+    YesNo,
     choice,
-    required,
+    listing,
+    number,
+    printable,
+    quantity,
+    whole,
 )
-from patchlight.testbed.io.forms import Number, YesNo, printable, quantity
 from patchlight.testbed.lab import rules
-from patchlight.testbed.labfile.values import USER_NAME
+from patchlight.testbed.labfile.values import UserName
 
 _ROLE_NAME = choice("a role", str(rules.Role.NOBODY), *rules.ROLES)
-_ROLE = replace(
-    _ROLE_NAME, take=lambda text: rules.Role.named(str(_ROLE_NAME.take(text)))
-)
-ACCESS = Group(
-    "who may do what",
-    Key("group", USER_NAME, "the group of the lab's members"),
-    Key("members", _ROLE, "the role of its members"),
-    Key("others", _ROLE, "the role of the machine's other users"),
-    model=rules.Access,
-)
+_Role = Annotated[
+    rules.Role,
+    replace(
+        _ROLE_NAME,
+        take=lambda text: rules.Role.named(str(_ROLE_NAME.take(text))),
+    ),
+]
 
 
-def _whole(name: str, what: str) -> Whole:
+class AccessKeys(Keys, title="who may do what"):
+    """The roles of the users of the controller's machine."""
+
+    makes = rules.Access
+
+    group: UserName = key("the group of the lab's members")
+    members: _Role = key("the role of its members")
+    others: _Role = key("the role of the machine's other users")
+
+
+def _whole(name: str, what: str) -> FieldInfo:
     bounds = rules.BOUNDS[name]
-    return Whole(what, int(bounds.least), int(bounds.most))
+    return whole(what, int(bounds.least), int(bounds.most))
 
 
-def _number(name: str, what: str) -> Number:
+def _number(name: str, what: str) -> FieldInfo:
     bounds = rules.BOUNDS[name]
-    return Number(
+    return number(
         what,
-        above=bounds.least,
-        highest=bounds.most,
+        gt=bounds.least,
+        le=bounds.most,
     )
 
 
@@ -65,112 +76,86 @@ def _time_of(name: str, example: str) -> Text:
     )
 
 
-POLL = _time_of("poll_s", "1s")
-_ALLOWED = (
-    Key(
-        "share",
-        _number("share", "a share"),
-        "weight under the order policy fair-share",
-        "1",
-    ),
-    Key(
-        "gpus",
-        _whole("gpus", "a number of GPUs"),
-        "the most at once",
-        default="no limit",
-    ),
-    Key(
-        "jobs",
-        _whole("jobs", "a number of jobs"),
-        "the most that wait or run",
-        "no limit",
-    ),
-    Key(
-        "gpu_hours",
-        _number("gpu_hours", "GPU-hours"),
-        "the most in a quota window",
-        "no limit",
-    ),
-)
-QUEUE = Group(
-    "how jobs wait",
-    Key(
-        "backfill",
-        YesNo(),
-        "whether later jobs may start if they do not delay the next one",
-    ),
-    Key(
-        "backfill_depth",
-        _whole("backfill_depth", "a number"),
-        "how many jobs are considered",
-    ),
-    Key(
-        "preempt",
-        YesNo(),
-        "whether the next job takes GPUs of jobs that come after it",
-    ),
-    Key(
-        "quantum",
-        _time_of("quantum_s", "6min"),
-        "how long a job runs before that",
-        "6min",
-    ),
-    Key(
-        "half_life",
-        _time_of("half_life_s", "7d"),
-        "fair-share: half-life of past usage",
-        "7d",
-    ),
-    Key(
-        "quota_window",
-        _time_of("quota_window_s", "7d"),
-        "the window of GPU-hours",
-        "7d",
-    ),
-    Key(
-        "each_user",
-        Group("the limits of each user", *_ALLOWED, model=rules.Allowance),
-        "the limits of each user",
-        example="{gpus: 4, jobs: 100}",
-    ),
-    Key(
-        "users",
-        ListOf(
-            Group(
-                "a user",
-                required(
-                    "name",
-                    USER_NAME,
-                    "the login",
-                    "alice",
-                ),
-                *_ALLOWED,
-                make=lambda name, **allowed: (
-                    name,
-                    rules.Allowance(**allowed),
-                ),
-                said=lambda user: {"name": user[0], **asdict(user[1])},
-            ),
-            "users",
-        ),
+Poll = Annotated[float, _time_of("poll_s", "1s")]
+
+
+class AllowanceKeys(Keys, title="the limits of each user"):
+    """What each user may have."""
+
+    makes: ClassVar[Callable[..., Any]] = rules.Allowance
+
+    share: Annotated[float, _number("share", "a share")] = key(
+        "weight under the order policy fair-share", "1"
+    )
+    gpus: Annotated[int, _whole("gpus", "a number of GPUs")] = key(
+        "the most at once", "no limit"
+    )
+    jobs: Annotated[int, _whole("jobs", "a number of jobs")] = key(
+        "the most that wait or run", "no limit"
+    )
+    gpu_hours: Annotated[float, _number("gpu_hours", "GPU-hours")] = key(
+        "the most in a quota window", "no limit"
+    )
+
+
+class _Named(Keys):
+    name: UserName = needed("the login", "alice")
+
+
+def _user_limits(name: str, **allowed: Any) -> tuple[str, rules.Allowance]:
+    return name, rules.Allowance(**allowed)
+
+
+class UserKeys(AllowanceKeys, _Named, title="a user"):
+    """What a user may have by name."""
+
+    makes = _user_limits
+    like = rules.Allowance
+
+    @staticmethod
+    def said(value: Any) -> dict[str, Any]:
+        """The login and the limits."""
+        return {"name": value[0], **asdict(value[1])}
+
+
+class QueueKeys(Keys, title="how jobs wait"):
+    """The queue's rules."""
+
+    makes = rules.Discipline
+    block = True
+
+    backfill: YesNo = key(
+        "whether later jobs may start if they do not delay the next one"
+    )
+    backfill_depth: Annotated[int, _whole("backfill_depth", "a number")] = key(
+        "how many jobs are considered"
+    )
+    preempt: YesNo = key(
+        "whether the next job takes GPUs of jobs that come after it"
+    )
+    quantum_s: Annotated[float, _time_of("quantum_s", "6min")] = key(
+        "how long a job runs before that", "6min"
+    )
+    half_life_s: Annotated[float, _time_of("half_life_s", "7d")] = key(
+        "fair-share: half-life of past usage", "7d"
+    )
+    quota_window_s: Annotated[float, _time_of("quota_window_s", "7d")] = key(
+        "the window of GPU-hours", "7d"
+    )
+    each_user: AllowanceKeys = key(
+        "the limits of each user", example="{gpus: 4, jobs: 100}"
+    )
+    users: Annotated[tuple[UserKeys, ...], listing("users")] = key(
         "the limits of named users instead",
-        default="none",
-        example="[{name: alice, share: 2, gpus: 6}]",
-    ),
-    Key(
-        "keep_jobs",
-        _whole("keep_jobs", "a number of jobs"),
-        "how many ended jobs are kept",
-    ),
-    Key(
-        "keep_for",
-        _time_of("keep_for_s", "90d"),
-        "how long history is kept",
-        "no limit",
-    ),
-    model=rules.Discipline,
-    block=True,
-)
+        "none",
+        "[{name: alice, share: 2, gpus: 6}]",
+    )
+    keep_jobs: Annotated[int, _whole("keep_jobs", "a number of jobs")] = key(
+        "how many ended jobs are kept"
+    )
+    keep_for_s: Annotated[float, _time_of("keep_for_s", "90d")] = key(
+        "how long history is kept", "no limit"
+    )
 
 
 def _time(field: str, example: str) -> Text:
@@ -187,58 +172,48 @@ def _time(field: str, example: str) -> Text:
     )
 
 
-_POLICY = printable(
-    1000, "is not a policy: expected a name, FILE.py:CLASS or FILE.onnx"
-)
-POLICY = Text(
-    "a policy",
-    _POLICY,
-    {"minLength": 1, "maxLength": 1000},
-    example="regroup",
-)
-POLICIES = Group(
-    "the policies of the lab",
-    *(
-        Key(
-            kind,
-            POLICY,
-            f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx",
-        )
-        for kind in rules.KINDS
+_Policy = Annotated[
+    str,
+    Text(
+        "a policy",
+        printable(
+            1000,
+            "is not a policy: expected a name, FILE.py:CLASS or FILE.onnx",
+        ),
+        {"minLength": 1, "maxLength": 1000},
+        example="regroup",
     ),
-    Key(
-        "deadline",
-        _time("deadline_s", "1s"),
-        "then the default policy decides instead",
-        "1s",
-    ),
-    Key(
-        "defragment",
-        YesNo(),
-        "circuits change under running jobs when that gains",
-        "false",
-    ),
-    Key(
-        "defragment_every",
-        _time("defragment_every_s", "10min"),
-        "its interval",
-        "10min",
-    ),
-    Key(
-        "minimum_gain",
-        _time("minimum_gain_s", "10s"),
-        "the least total gain",
-        default="10s",
-    ),
-    Key(
-        "interleave",
-        YesNo(),
-        "jobs that share links send in turns",
-        "false",
-    ),
-    model=rules.PolicyChoice,
-    block=True,
-)
+]
+
+
+def _policy(kind: str) -> Any:
+    return key(f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx")
+
+
+class PoliciesKeys(Keys, title="the policies of the lab"):
+    """Which policies decide, and how often."""
+
+    makes = rules.PolicyChoice
+    block = True
+
+    partition: _Policy = _policy("partition")
+    placement: _Policy = _policy("placement")
+    order: _Policy = _policy("order")
+    topology: _Policy = _policy("topology")
+    elasticity: _Policy = _policy("elasticity")
+    deadline_s: Annotated[float, _time("deadline_s", "1s")] = key(
+        "then the default policy decides instead", "1s"
+    )
+    defragment: YesNo = key(
+        "circuits change under running jobs when that gains", "false"
+    )
+    defragment_every_s: Annotated[
+        float, _time("defragment_every_s", "10min")
+    ] = key("its interval", "10min")
+    minimum_gain_s: Annotated[float, _time("minimum_gain_s", "10s")] = key(
+        "the least total gain", "10s"
+    )
+    interleave: YesNo = key("jobs that share links send in turns", "false")
 
 
 _USER = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$"
@@ -277,74 +252,72 @@ def _memory(text: str) -> int:
     )
 
 
-_FOLDER = Text(
-    "a folder",
-    _folder,
-    {"pattern": "^/"},
-    example="/srv/data",
-)
-_IMAGES = printable(
-    255, "is not an image pattern: expected one like 'pytorch/*'"
-)
-_PATTERN = Text(
-    "a pattern of images",
-    _IMAGES,
-    {"minLength": 1},
-    example="pytorch/*",
-)
-WORKERS = Group(
-    "limits of jobs' workers",
-    Key(
-        "images",
-        ListOf(_PATTERN, "patterns"),
-        "allowed container images",
-        "any",
-        "[pytorch/*]",
+_Folder = Annotated[
+    str,
+    Text(
+        "a folder",
+        _folder,
+        {"pattern": "^/"},
+        example="/srv/data",
     ),
-    Key(
-        "mounts",
-        ListOf(_FOLDER, "folders"),
+]
+_Pattern = Annotated[
+    str,
+    Text(
+        "a pattern of images",
+        printable(
+            255, "is not an image pattern: expected one like 'pytorch/*'"
+        ),
+        {"minLength": 1},
+        example="pytorch/*",
+    ),
+]
+
+
+class WorkersKeys(Keys, title="limits of jobs' workers"):
+    """What workers may use."""
+
+    makes = rules.WorkerPolicy
+    block = True
+
+    images: Annotated[tuple[_Pattern, ...], listing("patterns")] = key(
+        "allowed container images", "any", "[pytorch/*]"
+    )
+    mounts: Annotated[tuple[_Folder, ...], listing("folders")] = key(
         f"the servers' folders that workers may see; with {rules.WRITABLE} also write to, as "
         "checkpoints require",
-        default="none",
-        example='[/srv/data, "/srv/checkpoints:rw"]',
-    ),
-    Key(
-        "memory",
+        "none",
+        '[/srv/data, "/srv/checkpoints:rw"]',
+    )
+    memory_bytes: Annotated[
+        int,
         quantity(
             _memory,
             units.SIZE,
             "a size of memory",
             "64GB",
         ),
-        "the most memory of a server that one worker may use",
-        default="no limit",
-    ),
-    Key(
-        "cpus",
-        Number("a number of CPUs", 0.01, 4096),
-        "the limit of a worker",
-        "no limit",
-        "16",
-    ),
-    Key(
-        "processes",
-        Whole("a number of processes", 16, 2**22),
-        "the most processes and threads of a worker",
-        default="1024",
-        example="4096",
-    ),
-    Key(
-        "user",
+    ] = key("the most memory of a server that one worker may use", "no limit")
+    cpus: Annotated[
+        float,
+        number(
+            "a number of CPUs",
+            ge=0.01,
+            le=4096,
+        ),
+    ] = key("the limit of a worker", "no limit", "16")
+    processes: Annotated[int, whole("a number of processes", 16, 2**22)] = key(
+        "the most processes and threads of a worker", "1024", "4096"
+    )
+    user: Annotated[
+        str,
         Text(
             "a user of the servers",
             _user,
             {"pattern": _USER},
             example="trainer",
         ),
+    ] = key(
         "the user that workers run as: a user of the servers, or dynamic, one for each person "
-        "who submits jobs",
-    ),
-    model=rules.WorkerPolicy,
-    block=True,
-)
+        "who submits jobs"
+    )

@@ -11,14 +11,19 @@ from ipaddress import (
     IPv4Interface,
     IPv4Network,
 )
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Text, Whole, choice, matching
-from patchlight.testbed.io.forms import quantity
+from patchlight.testbed.io.types import (
+    Hexadecimal,
+    Text,
+    choice,
+    matching,
+    quantity,
+    whole,
+)
 from patchlight.testbed.lab import model
-from patchlight.testbed.lab.model import Endpoint, NicMode, RdmaUse, Route
 from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,
     OCS_DRIVERS,
@@ -117,13 +122,13 @@ def _mac_source(text: str) -> str:
     raise BadInput(f"{wrong}, 'hardware' or 'lab'")
 
 
-def _route(text: str) -> Route:
+def _route(text: str) -> model.Route:
     network, via, gateway = text.partition(" via ")
     if not via:
         raise BadInput(
             f"{short(text)!r} is not a route: expected one like {_A_ROUTE!r}"
         )
-    return Route(_network(network.strip()), _address(gateway.strip()))
+    return model.Route(_network(network.strip()), _address(gateway.strip()))
 
 
 def _interface_address(text: str) -> IPv4Interface:
@@ -221,14 +226,6 @@ def _taking(
 
 
 LAB_NAME = _name("a lab's name", "ofc2022", 24)
-DEVICE_NAME = _name("a device name", "server1", 31)
-PART_NAME = _name("a GPU's or NIC's name", "nic0", 15)
-RATE = quantity(
-    units.parse_rate,
-    units.RATE,
-    "a rate",
-    "40Gbps",
-)
 TIME = quantity(
     units.parse_time,
     units.TIME,
@@ -241,25 +238,11 @@ LOSS = quantity(
     "a loss",
     "1.5dB",
 )
-POWER = quantity(
-    units.parse_power,
-    units.POWER,
-    "a power",
-    "-3dBm",
-)
-ADDRESS = Text("an IPv4 address", _address, example="192.168.10.11")
 HOST_PORT = Text(
     "a TCP address",
     _host_port,
     {"pattern": f"^{_HOST_PORT}$"},
     example="10.0.0.5:3082",
-)
-USER_NAME = matching(
-    r"[!-~]+",
-    "a user name",
-    "printable characters without blanks",
-    "admin",
-    64,
 )
 VARIABLE_NAME = matching(
     "[A-Za-z_][A-Za-z0-9_]*",
@@ -274,143 +257,240 @@ _DRIVER_NAME = matching(
     "calient-tl1",
     63,
 )
-DRIVER = replace(
-    _DRIVER_NAME,
-    take=_taking(
-        OCS_DRIVERS,
-        DRIVER_GROUP,
-        WSS_DRIVERS,
-        "wavelength",
-    ),
-    json={**_DRIVER_NAME.json, "examples": list(KNOWN_DRIVERS)},
-)
-WSS_DRIVER = replace(
-    _DRIVER_NAME,
-    take=_taking(
-        WSS_DRIVERS,
-        WSS_DRIVER_GROUP,
-        OCS_DRIVERS,
-        "circuit",
-    ),
-    json={
-        **_DRIVER_NAME.json,
-        "examples": [d.name for d in WSS_DRIVERS.values() if d.device],
-    },
-    example="waveshaper-http",
-)
-PACKET_DRIVER = replace(
-    _DRIVER_NAME,
-    take=_taking(
-        PACKET_DRIVERS,
-        PACKET_DRIVER_GROUP,
-        OCS_DRIVERS,
-        "circuit",
-    ),
-    json={**_DRIVER_NAME.json, "examples": list(PACKET_DRIVERS)},
-    example="linux-bridge",
-)
 MODEL = Text(
     "a GPU model",
     _model,
     {"maxLength": 64, "pattern": "[A-Za-z0-9]"},
     example="Tesla M40",
 )
-UUID = matching(
-    "[A-Za-z0-9-]+",
-    "a GPU's UUID",
-    "what nvidia-smi -L prints",
-    "GPU-6f2a1b3c",
-)
 _A_ROUTE = "10.2.0.0/16 via 192.168.10.1"
-MAC = Text(
-    "where its MAC address comes from",
-    _mac_source,
-    {"pattern": f"^(hardware|lab|{_MAC})$"},
-    example="hardware",
-)
-NIC_MODE = choice("a NIC mode", *get_args(NicMode))
-RDMA_USE = choice("an RDMA mode", *get_args(RdmaUse))
-MTU = Whole("an MTU", 576, 65535)
-VLAN = Whole("a VLAN", 1, 4094)
-DSCP = Whole("a DSCP", 0, 63)
-ROUTE = Text(
-    "a route",
-    _route,
-    {"pattern": "^.+ via .+$"},
-    example=_A_ROUTE,
-)
-INTERFACE_ADDRESS = Text(
-    "an address with its network",
-    _interface_address,
-    {"pattern": "^.+/.+$"},
-    example="10.0.0.51/24",
-)
-INTERFACE = matching(
-    r"[^\s/:]{1,15}",
-    "an interface",
-    "a kernel's name of at most 15 characters",
-    "enp3s0f0",
-)
-SWITCH_INTERFACE = matching(
-    "[!-~]{1,64}",
-    "an interface",
-    "a port's name on the switch",
-    "swp1",
-)
-MANAGEMENT = Text("the agent's address", _management, example="10.0.0.11:8471")
-SSH_HOST = matching(
-    _HOST,
-    "a host",
-    "a name or an IP address",
-    "10.0.0.11",
-)
-JUMP = Text(
-    "a jump host",
-    _jump,
-    {"pattern": f"^{_JUMP}$"},
-    example="me@gateway.example.org:22",
-)
-TCP_PORT = Whole("a TCP port", 1, 65535)
-FILE_PATH = matching(
-    r"[^\x00-\x1f\x7f]+",
-    "a path",
-    "a file's path",
-    "~/.ssh/id_ed25519",
-    4096,
-)
-HOST_KEY = matching(
-    "SHA256:[A-Za-z0-9+/]{43}",
-    "a host key's fingerprint",
-    "SHA256: and 43 characters, as ssh-keygen -l prints it",
-    "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU",
-)
-DATAPATH_ID = Whole(
-    "an OpenFlow datapath id",
-    1,
-    2**64 - 1,
-    hexadecimal=True,
-)
-PACKET_PORTS = Whole("how many ports it has", 1, MOST_PACKET_PORTS)
-CIRCUIT_PORTS = Whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS)
-CROSS_CONNECT = Text(
-    "a cross-connect",
-    _cross_connects,
-    {"pattern": r"^\s*[0-9]{1,9}\s*[->]\s*[0-9]{1,9}\s*$"},
-    example="1-7",
-)
-SHARE = quantity(
-    units.parse_share,
-    units.SHARE,
-    "a share",
-    "0.1%",
-)
-PORT = Text(
-    "a port",
-    Endpoint.parse,
-    {"pattern": r"^.+\..+$"},
-    example="tor1.3",
-)
-NETWORK = Text("a network", _network, example="192.168.10.0/24")
+
+LabName = Annotated[str, LAB_NAME]
+DeviceName = Annotated[str, _name("a device name", "server1", 31)]
+PartName = Annotated[str, _name("a GPU's or NIC's name", "nic0", 15)]
+Rate = Annotated[
+    int,
+    quantity(
+        units.parse_rate,
+        units.RATE,
+        "a rate",
+        "40Gbps",
+    ),
+]
+Time = Annotated[float, TIME]
+Loss = Annotated[float, LOSS]
+Power = Annotated[
+    float,
+    quantity(
+        units.parse_power,
+        units.POWER,
+        "a power",
+        "-3dBm",
+    ),
+]
+Share = Annotated[
+    float,
+    quantity(
+        units.parse_share,
+        units.SHARE,
+        "a share",
+        "0.1%",
+    ),
+]
+Address = Annotated[
+    IPv4Address, Text("an IPv4 address", _address, example="192.168.10.11")
+]
+Network = Annotated[
+    IPv4Network, Text("a network", _network, example="192.168.10.0/24")
+]
+HostPort = Annotated[str, HOST_PORT]
+UserName = Annotated[
+    str,
+    matching(
+        r"[!-~]+",
+        "a user name",
+        "printable characters without blanks",
+        "admin",
+        64,
+    ),
+]
+VariableName = Annotated[str, VARIABLE_NAME]
+Driver = Annotated[
+    str,
+    replace(
+        _DRIVER_NAME,
+        take=_taking(
+            OCS_DRIVERS,
+            DRIVER_GROUP,
+            WSS_DRIVERS,
+            "wavelength",
+        ),
+        json={**_DRIVER_NAME.json, "examples": list(KNOWN_DRIVERS)},
+    ),
+]
+WssDriver = Annotated[
+    str,
+    replace(
+        _DRIVER_NAME,
+        take=_taking(
+            WSS_DRIVERS,
+            WSS_DRIVER_GROUP,
+            OCS_DRIVERS,
+            "circuit",
+        ),
+        json={
+            **_DRIVER_NAME.json,
+            "examples": [d.name for d in WSS_DRIVERS.values() if d.device],
+        },
+        example="waveshaper-http",
+    ),
+]
+PacketDriver = Annotated[
+    str,
+    replace(
+        _DRIVER_NAME,
+        take=_taking(
+            PACKET_DRIVERS,
+            PACKET_DRIVER_GROUP,
+            OCS_DRIVERS,
+            "circuit",
+        ),
+        json={**_DRIVER_NAME.json, "examples": list(PACKET_DRIVERS)},
+        example="linux-bridge",
+    ),
+]
+GpuModel = Annotated[str, MODEL]
+Uuid = Annotated[
+    str,
+    matching(
+        "[A-Za-z0-9-]+",
+        "a GPU's UUID",
+        "what nvidia-smi -L prints",
+        "GPU-6f2a1b3c",
+    ),
+]
+Mac = Annotated[
+    str,
+    Text(
+        "where its MAC address comes from",
+        _mac_source,
+        {"pattern": f"^(hardware|lab|{_MAC})$"},
+        example="hardware",
+    ),
+]
+NicMode = Annotated[
+    model.NicMode, choice("a NIC mode", *get_args(model.NicMode))
+]
+RdmaUse = Annotated[
+    model.RdmaUse, choice("an RDMA mode", *get_args(model.RdmaUse))
+]
+Mtu = Annotated[int, whole("an MTU", 576, 65535)]
+Vlan = Annotated[int, whole("a VLAN", 1, 4094)]
+Dscp = Annotated[int, whole("a DSCP", 0, 63)]
+Route = Annotated[
+    model.Route,
+    Text(
+        "a route",
+        _route,
+        {"pattern": "^.+ via .+$"},
+        example=_A_ROUTE,
+    ),
+]
+InterfaceAddress = Annotated[
+    IPv4Interface,
+    Text(
+        "an address with its network",
+        _interface_address,
+        {"pattern": "^.+/.+$"},
+        example="10.0.0.51/24",
+    ),
+]
+Interface = Annotated[
+    str,
+    matching(
+        r"[^\s/:]{1,15}",
+        "an interface",
+        "a kernel's name of at most 15 characters",
+        "enp3s0f0",
+    ),
+]
+SwitchInterface = Annotated[
+    str,
+    matching(
+        "[!-~]{1,64}",
+        "an interface",
+        "a port's name on the switch",
+        "swp1",
+    ),
+]
+Management = Annotated[
+    str, Text("the agent's address", _management, example="10.0.0.11:8471")
+]
+SshHost = Annotated[
+    str,
+    matching(
+        _HOST,
+        "a host",
+        "a name or an IP address",
+        "10.0.0.11",
+    ),
+]
+Jump = Annotated[
+    str | None,
+    Text(
+        "a jump host",
+        _jump,
+        {"pattern": f"^{_JUMP}$"},
+        example="me@gateway.example.org:22",
+    ),
+]
+TcpPort = Annotated[int, whole("a TCP port", 1, 65535)]
+FilePath = Annotated[
+    str,
+    matching(
+        r"[^\x00-\x1f\x7f]+",
+        "a path",
+        "a file's path",
+        "~/.ssh/id_ed25519",
+        4096,
+    ),
+]
+HostKey = Annotated[
+    str,
+    matching(
+        "SHA256:[A-Za-z0-9+/]{43}",
+        "a host key's fingerprint",
+        "SHA256: and 43 characters, as ssh-keygen -l prints it",
+        "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU",
+    ),
+]
+DatapathId = Annotated[
+    int, Hexadecimal("an OpenFlow datapath id", 1, 2**64 - 1)
+]
+PacketPorts = Annotated[
+    int, whole("how many ports it has", 1, MOST_PACKET_PORTS)
+]
+CircuitPorts = Annotated[
+    int, whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS)
+]
+Circuit = Annotated[
+    tuple[CrossConnect, ...],
+    Text(
+        "a cross-connect",
+        _cross_connects,
+        {"pattern": r"^\s*[0-9]{1,9}\s*[->]\s*[0-9]{1,9}\s*$"},
+        example="1-7",
+    ),
+]
+Port = Annotated[
+    model.Endpoint,
+    Text(
+        "a port",
+        model.Endpoint.parse,
+        {"pattern": r"^.+\..+$"},
+        example="tor1.3",
+    ),
+]
 
 
 def nic(
@@ -464,7 +544,9 @@ def circuit_switch(
     )
 
 
-def fibre(*, ends: tuple[Endpoint, Endpoint], **said: Any) -> model.Fibre:
+def fibre(
+    *, ends: tuple[model.Endpoint, model.Endpoint], **said: Any
+) -> model.Fibre:
     """A fibre between two ports."""
     return model.Fibre(*ends, **said)
 

@@ -6,16 +6,24 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
-from patchlight.testbed.io import fields
-from patchlight.testbed.io.forms import sections
+from patchlight.testbed.io.describe import (
+    described,
+    description,
+    published,
+    sample,
+    sections,
+)
+from patchlight.testbed.io.keys import Keys, Listed, OneLine, read
+from patchlight.testbed.io.nodes import is_bare_text
 from patchlight.testbed.io.reader import FileIssues
+from patchlight.testbed.io.types import HexadecimalNumber
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 from patchlight.testbed.labfile import reader
-from patchlight.testbed.labfile.schema import COMMON, LAB
+from patchlight.testbed.labfile.schema import COMMON, LabKeys
 
 _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _MAP, _SEQ, _STR, _INT = (
@@ -31,25 +39,25 @@ class _Dumper(_Base):  # type: ignore[misc]
 def _text(dumper: Any, text: str) -> Any:
     # PyYAML quotes what YAML 1.1 would misread; the reader recognises more numbers.
     return dumper.represent_scalar(
-        _STR, text, style=None if fields.is_bare_text(text) else '"'
+        _STR, text, style=None if is_bare_text(text) else '"'
     )
 
 
 _Dumper.add_representer(str, _text)
 _Dumper.add_representer(
-    fields.OneLine, lambda d, v: d.represent_mapping(_MAP, v, flow_style=True)
+    OneLine, lambda d, v: d.represent_mapping(_MAP, v, flow_style=True)
 )
 _Dumper.add_representer(
-    fields.Listed, lambda d, v: d.represent_sequence(_SEQ, v, flow_style=True)
+    Listed, lambda d, v: d.represent_sequence(_SEQ, v, flow_style=True)
 )
 _Dumper.add_representer(
-    fields.Hexadecimal, lambda d, v: d.represent_scalar(_INT, hex(v))
+    HexadecimalNumber, lambda d, v: d.represent_scalar(_INT, hex(v))
 )
 
 
 def write_lab(lab: Lab) -> str:
     """YAML text that ``parse_lab`` reads back as equal; defaults are omitted."""
-    return to_yaml(LAB.written(lab))
+    return to_yaml(LabKeys.written(lab))
 
 
 def to_yaml(document: Any) -> str:
@@ -75,32 +83,32 @@ _FILE_HEAD = (
 
 def write_commented_lab(lab: Lab) -> str:
     """Commented YAML text that ``parse_lab`` reads back as equal."""
-    return "".join(
-        f"{line}\n" for line in (*_FILE_HEAD, *_group(LAB, LAB.written(lab)))
-    )
+    lines = _group(LabKeys, LabKeys.written(lab))
+    return "".join(f"{line}\n" for line in (*_FILE_HEAD, *lines))
 
 
-def _group(group: fields.Group, values: Mapping[str, Any]) -> Iterator[str]:
-    for key in group.keys:
-        comment = f"{key.description[0].upper()}{key.description[1:]}."
+def _group(group: type[Keys], values: Mapping[str, Any]) -> Iterator[str]:
+    keys = described(group)["properties"]
+    for name, field in group.field_of.items():
+        about = description(keys[name])
         yield from wrap(
-            comment, _WIDTH - 12, initial_indent="# ", subsequent_indent="# "
+            f"{about[0].upper()}{about[1:]}.",
+            _WIDTH - 12,
+            initial_indent="# ",
+            subsequent_indent="# ",
         )
-        value = values.get(key.name)
+        value = values.get(name)
         if value is None:
-            yield f"# {key.name}: {_left_out(key)}"
-        elif isinstance(key.type, fields.ListOf) and isinstance(
-            key.type.item, fields.Group
-        ):
-            yield f"{key.name}:"
-            yield from _items(key.type.item, value)
+            yield f"# {name}: {_left_out(group, name, keys[name])}"
+        elif "properties" in keys[name].get("items", ()):
+            yield f"{name}:"
+            kind, *_ = get_args(group.model_fields[field].annotation)
+            yield from _items(kind, value)
         else:
-            yield from to_yaml({key.name: value}).splitlines()
+            yield from to_yaml({name: value}).splitlines()
 
 
-def _items(
-    group: fields.Group, items: list[Mapping[str, Any]]
-) -> Iterator[str]:
+def _items(group: type[Keys], items: list[Mapping[str, Any]]) -> Iterator[str]:
     starts = True
     for line in _group(group, items[0]):
         indent = (
@@ -112,13 +120,17 @@ def _items(
         yield from (f"  {line}" for line in to_yaml([item]).splitlines())
 
 
-def _left_out(key: fields.Key) -> str:
-    if key.default is not None:
-        issues = FileIssues(key.name)
-        key.type.parse(key.default, issues)
-        if not issues:
-            return key.default
-    return key.sample
+def _left_out(
+    group: type[Keys],
+    name: str,
+    key: Mapping[str, Any],
+) -> str:
+    """The default of a key if it can stand in a file, else an example."""
+    if shown := key.get("shown"):
+        tried = read(group, f"{name}: {shown}", FileIssues(name))
+        if tried is not None and name in tried:
+            return str(shown)
+    return sample(key)
 
 
 def json_schema() -> dict[str, Any]:
@@ -127,7 +139,7 @@ def json_schema() -> dict[str, Any]:
     It covers keys and the form of values. Only ``read_lab`` checks the whole file (a port used
     twice, an address outside the network).
     """
-    lab = LAB.schema()
+    lab = published(described(LabKeys))
     for name in reader.ITEMS:
         if name in lab["properties"]:
             _with_short_forms(name, lab["properties"][name])
@@ -220,7 +232,7 @@ def lab_file_reference() -> str:
     return "\n".join(
         [
             _HEAD,
-            *sections(LAB),
+            *sections(described(LabKeys)),
             whole,
             _SHORT,
         ]

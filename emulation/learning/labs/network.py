@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor, nn
 
 from patchlight.controller.policies.contract import (
@@ -54,19 +55,23 @@ from patchlight.emulation.learning.export import (
 )
 from patchlight.emulation.simulator.traces.files import LAWS
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import ListOf, Text, Whole, choice
-from patchlight.testbed.io.forms import Number, Record, setting
+from patchlight.testbed.io.keys import plain, read
 from patchlight.testbed.io.reader import FileIssues
+from patchlight.testbed.io.records import record, setting
+from patchlight.testbed.io.types import (
+    Text,
+    choice,
+    grouped,
+    listing,
+    number,
+    whole,
+)
 
 DRAWN = "drawn"
 LEARNED = ("partition",)
 """The kinds in which training adds to the rule *least-delay*."""
-_SEED = Whole("a seed", 0, 2**31)
-_LOAD = Number(
-    "a load",
-    above=0,
-    highest=4,
-)
+_SEED = Annotated[int, whole("a seed", 0, 2**31)]
+_LOAD = Annotated[float, number("a load", gt=0, le=4)]
 
 
 @dataclass(frozen=True)
@@ -78,17 +83,17 @@ class Labs:
 
     first_seed: int = setting(_SEED, "that of the first lab", 1000)
     largest: int = setting(
-        Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 64
+        Annotated[int, whole("a number of GPUs", 8, 1024)],
+        "GPUs of the largest lab",
+        64,
     )
     jobs: int = setting(
-        Whole("a number of jobs", 2, 10_000), "that come to each lab", 40
+        Annotated[int, whole("a number of jobs", 2, 10_000)],
+        "that come to each lab",
+        40,
     )
     mixed: float = setting(
-        Number(
-            "a part",
-            lowest=0,
-            highest=1,
-        ),
+        Annotated[float, number("a part", ge=0, le=1)],
         "of the labs that has two GPU models",
         0.3,
     )
@@ -97,7 +102,10 @@ class Labs:
     )
     highest_load: float = setting(_LOAD, "the same at most", 1.3)
     traces: tuple[str, ...] = setting(
-        ListOf(choice("jobs", DRAWN, *LAWS), "kinds of jobs"),
+        Annotated[
+            tuple[Annotated[str, choice("jobs", DRAWN, *LAWS)], ...],
+            listing("kinds of jobs"),
+        ],
         "what jobs are like, lab by lab",
         (DRAWN,),
     )
@@ -117,12 +125,18 @@ class Labs:
 class GraphNetwork:
     """How large the network is, and where the rule decides in its place."""
 
-    width: int = setting(Whole("a width", 1, 512), "numbers for each node", 24)
+    width: int = setting(
+        Annotated[int, whole("a width", 1, 512)], "numbers for each node", 24
+    )
     rounds: int = setting(
-        Whole("a number", 0, 8), "of messages between neighbours", 2
+        Annotated[int, whole("a number", 0, 8)],
+        "of messages between neighbours",
+        2,
     )
     waiting: int = setting(
-        Whole("a number", 0, 1000), "of jobs; with fewer the rule decides", 3
+        Annotated[int, whole("a number", 0, 1000)],
+        "of jobs; with fewer the rule decides",
+        3,
     )
 
 
@@ -136,13 +150,19 @@ class Trials:
     """
 
     decisions: int = setting(
-        Whole("a number", 1, 1000), "of an episode that are looked at", 6
+        Annotated[int, whole("a number", 1, 1000)],
+        "of an episode that are looked at",
+        6,
     )
     options: int = setting(
-        Whole("a number", 2, 100), "that seem best, and one more, are tried", 4
+        Annotated[int, whole("a number", 2, 100)],
+        "that seem best, and one more, are tried",
+        4,
     )
     horizon: int = setting(
-        Whole("a number of jobs", 1, 10_000), "that come after and count", 24
+        Annotated[int, whole("a number of jobs", 1, 10_000)],
+        "that come after and count",
+        24,
     )
 
 
@@ -151,14 +171,20 @@ class Fitting:
     """How the network learns from what was tried: AdamW, until labs kept apart get no better."""
 
     learning_rate: float = setting(
-        Number("a learning rate", above=0), "AdamW's", 1e-3
+        Annotated[float, number("a learning rate", gt=0)], "AdamW's", 1e-3
     )
-    weight_decay: float = setting(Number("a rate", lowest=0), "AdamW's", 0.1)
+    weight_decay: float = setting(
+        Annotated[float, number("a rate", ge=0)], "AdamW's", 0.1
+    )
     batch_size: int = setting(
-        Whole("a number", 1, 4096), "decisions of a gradient step", 64
+        Annotated[int, whole("a number", 1, 4096)],
+        "decisions of a gradient step",
+        64,
     )
     n_epochs: int = setting(
-        Whole("a number", 1, 1000), "through what was tried, at most", 20
+        Annotated[int, whole("a number", 1, 1000)],
+        "through what was tried, at most",
+        20,
     )
 
 
@@ -167,16 +193,16 @@ class HeldOut:
     """On which labs, never trained on, the model is tested at the end."""
 
     first_seed: int = setting(_SEED, "that of the first lab", 500)
-    labs: int = setting(Whole("a number", 2, 10_000), "of labs", 20)
+    labs: int = setting(
+        Annotated[int, whole("a number", 2, 10_000)], "of labs", 20
+    )
     largest: int = setting(
-        Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 128
+        Annotated[int, whole("a number of GPUs", 8, 1024)],
+        "GPUs of the largest lab",
+        128,
     )
     mixed: float = setting(
-        Number(
-            "a part",
-            lowest=0,
-            highest=1,
-        ),
+        Annotated[float, number("a part", ge=0, le=1)],
         "of the labs that has two GPU models",
         0.3,
     )
@@ -188,32 +214,30 @@ class LabConfig:
 
     name: str = setting(NAME, "the model's name")
     learns: tuple[str, ...] = setting(
-        ListOf(Text("a kind of policy", str), "kinds of policy"),
+        Annotated[
+            tuple[Annotated[Any, Text("a kind of policy", str)], ...],
+            listing("kinds of policy"),
+        ],
         "what it decides",
     )
     steps: int = setting(
-        Whole(
-            "a number",
-            1,
-            10**9,
-            grouped=True,
-        ),
+        Annotated[int, whole("a number", 1, 10**9), BeforeValidator(grouped)],
         "decisions looked at",
         2000,
     )
     seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
-    labs: Labs = setting(Record(Labs, "'labs'"), "where it learns", Labs())
+    labs: Labs = setting(record(Labs, "'labs'"), "where it learns", Labs())
     network: GraphNetwork = setting(
-        Record(GraphNetwork, "'network'"), "its size", GraphNetwork()
+        record(GraphNetwork, "'network'"), "its size", GraphNetwork()
     )
     what_if: Trials = setting(
-        Record(Trials, "'what_if'"), "what is tried out", Trials()
+        record(Trials, "'what_if'"), "what is tried out", Trials()
     )
     fitting: Fitting = setting(
-        Record(Fitting, "'fitting'"), "how it learns from that", Fitting()
+        record(Fitting, "'fitting'"), "how it learns from that", Fitting()
     )
     testing: HeldOut = setting(
-        Record(HeldOut, "'testing'"), "at the end", HeldOut()
+        record(HeldOut, "'testing'"), "at the end", HeldOut()
     )
 
     def __post_init__(self) -> None:
@@ -232,11 +256,15 @@ def is_for_labs(text: str) -> bool:
     return re.search(r'^\s*"?learns"?\s*:', text, re.MULTILINE) is not None
 
 
+_CONFIG = record(LabConfig, "the configuration")
+
+
 def parse_lab_config(text: str, name: str = "config") -> LabConfig:
     """The configuration in this YAML text; ``ConfigError`` with every mistake in it."""
     issues = FileIssues(name, ConfigError)
-    config = Record(LabConfig, "the configuration").parse(text, issues)
+    found = read(_CONFIG, text, issues)
     issues.raise_if_any()
+    config = plain(found)
     assert isinstance(config, LabConfig)
     return config
 
@@ -388,7 +416,7 @@ def joined(observations: Sequence[Observation]) -> dict[str, Tensor]:
     firsts = {
         name: np.zeros(2, np.int64) for name in ("edges", "flows", "touched")
     }
-    for number, seen in enumerate(observations):
+    for index, seen in enumerate(observations):
         sizes = (
             len(seen["nodes"]),
             len(seen["options"]),
@@ -399,7 +427,7 @@ def joined(observations: Sequence[Observation]) -> dict[str, Tensor]:
                 seen[name] + firsts[name] if name in firsts else seen[name]
             )
         for name, size in zip(_SAMPLES, sizes, strict=True):
-            found[name].append(np.full(size, number, np.int64))
+            found[name].append(np.full(size, index, np.int64))
         for name, more in zip(firsts, ((0, 0), (2, 2), (1, 0)), strict=True):
             firsts[name] = firsts[name] + np.array(
                 [sizes[more[0]], sizes[more[1]]]

@@ -22,10 +22,10 @@ from patchlight.emulation.simulator.commands.run_options import (
     run_options,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import Fields, plain
+from patchlight.testbed.io.keys import plain, read
 from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.lab.rules import KINDS, Discipline, PolicyChoice
-from patchlight.testbed.labfile.sections import QUEUE
+from patchlight.testbed.labfile.sections import QueueKeys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,19 +214,18 @@ def _queue(given: dict[str, Any], usual: Discipline) -> dict[str, Any]:
             )
     text = "\n".join(pair.replace("=", ": ", 1) for pair in pairs)
     issues = FileIssues("--set")
-    read = QUEUE.parse(text, issues) if text else Fields()
+    said = read(QueueKeys, text or "{}", issues)
     issues.raise_if_any()
     found = {
         field.name: getattr(usual, field.name) for field in fields(Discipline)
     }
+    names = QueueKeys.field_of
     found |= {
-        key.field: plain(read[key.name].value)
-        for key in QUEUE.keys
-        if key.name in read
+        names[key]: plain(each.value) for key, each in said.there.items()
     }
-    said = {name: given.pop(name) for name in ("preempt", "backfill")}
+    options = {name: given.pop(name) for name in ("preempt", "backfill")}
     return found | {
-        name: value for name, value in said.items() if value is not None
+        name: value for name, value in options.items() if value is not None
     }
 
 

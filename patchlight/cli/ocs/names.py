@@ -9,7 +9,7 @@ import yaml
 
 from patchlight.console.connection import completer
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import describe, locate
+from patchlight.testbed.io.nodes import describe, locate
 from patchlight.testbed.io.reader import (
     FileIssues,
     Located,

@@ -21,7 +21,7 @@ from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.labfile.optical_schema import FAULT, TRIGGERS
+from patchlight.testbed.labfile.optical_schema import TRIGGERS, FaultKeys
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.emulated_devices import lab_file, running
 from tests.support.ocs_drivers import circuit
@@ -53,7 +53,7 @@ async def opened(
 
 
 def test_the_lab_file_s_faults_are_those_of_the_control_socket() -> None:
-    written = {key.name for key in FAULT.keys} - set(TRIGGERS)
+    written = set(FaultKeys.field_of) - set(TRIGGERS)
     assert written == {f.name for f in fields(EmulatedFaults)} | {
         "report",
         "lose",

@@ -3,16 +3,29 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BeforeValidator
 
 from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.graphs.files import positions
-from patchlight.testbed.io.fields import ListOf, Text, Whole, choice, matching
-from patchlight.testbed.io.forms import MapOf, Number, Record, setting
+from patchlight.testbed.io import keys
+from patchlight.testbed.io.describe import described, published
 from patchlight.testbed.io.reader import FileIssues
+from patchlight.testbed.io.records import record, setting
+from patchlight.testbed.io.types import (
+    Text,
+    choice,
+    grouped,
+    listing,
+    mapping,
+    matching,
+    number,
+    whole,
+)
 
 
 class MenuError(FileError):
@@ -22,10 +35,14 @@ class MenuError(FileError):
 @dataclass(frozen=True)
 class Oven:
     heat: float = setting(
-        Number("the heat", above=0, highest=300), "degrees", 180.0
+        Annotated[float, number("the heat", gt=0, le=300)], "degrees", 180.0
     )
     racks: int = setting(
-        Whole("the racks", 1, 1_000_000, grouped=True), "how many racks", 2
+        Annotated[
+            int, whole("the racks", 1, 1000000), BeforeValidator(grouped)
+        ],
+        "how many racks",
+        2,
     )
 
     def __post_init__(self) -> None:
@@ -40,32 +57,39 @@ def _number(text: str) -> int | str:
 @dataclass(frozen=True)
 class Menu:
     name: str = setting(
-        matching("[a-z]+", "a name", "small letters", "soup"),
+        Annotated[str, matching("[a-z]+", "a name", "small letters", "soup")],
         "what it is called",
     )
     days: tuple[str, ...] = setting(
-        ListOf(choice("a day", "mon", "tue"), "days"), "when", ("mon",)
+        Annotated[
+            tuple[Annotated[str, choice("a day", "mon", "tue")], ...],
+            listing("days"),
+        ],
+        "when",
+        ("mon",),
     )
     prices: Mapping[str, int | str] = setting(
-        MapOf(
-            Text("a day", str),
-            Text("a price", _number, numbers=True),
-            "prices",
-            "{mon: 3}",
-        ),
+        Annotated[
+            dict[
+                Annotated[Any, Text("a day", str)],
+                Annotated[Any, Text("a price", _number, numbers=True)],
+            ],
+            mapping("prices", "{mon: 3}"),
+        ],
         "what it costs",
         {},
     )
-    oven: Oven = setting(Record(Oven, "the oven"), "how it is baked", Oven())
+    oven: Oven = setting(record(Oven, "the oven"), "how it is baked", Oven())
 
 
-MENU = Record(Menu, "a menu")
+MENU = record(Menu, "a menu")
 
 
 def read(text: str) -> Menu:
     issues = FileIssues("menu.yaml", MenuError)
-    menu = MENU.parse(text, issues)
+    found = keys.read(MENU, text, issues)
     issues.raise_if_any()
+    menu = keys.plain(found)
     assert isinstance(menu, Menu)
     return menu
 
@@ -130,7 +154,7 @@ def test_what_is_wrong_is_named_with_its_position(
 
 
 def test_the_schema_has_what_the_fields_say() -> None:
-    schema = MENU.schema()
+    schema = published(described(MENU))
     assert schema["required"] == ["name"]
     assert (
         schema["properties"]["days"]["description"] == "when (default: [mon])"
@@ -156,8 +180,17 @@ def test_a_group_may_be_used_again_by_an_alias() -> None:
         "tue",
     )
     issues = FileIssues("x")
-    twice = ListOf(ListOf(Text("a word", str), "words"), "lists")
-    assert len(twice.parse("[&a [x, y], *a]", issues)) == 2
+    twice = Annotated[
+        tuple[
+            Annotated[
+                tuple[Annotated[Any, Text("a word", str)], ...],
+                listing("words"),
+            ],
+            ...,
+        ],
+        listing("lists"),
+    ]
+    assert len(keys.read(twice, "[&a [x, y], *a]", issues)) == 2
     assert not issues
 
 

@@ -307,6 +307,14 @@ is longer than 41 characters
     name: ‸nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn⏎workers: 1⏎command: x⏎array: 100
 0 jobs: expected 1 to 1,000
     jobs: ‸[]
+a mount lacks 'target': expected where
+    name: a⏎workers: 1⏎command: x⏎mounts: [‸{source: /a}]
+unknown key 'x' in a mount
+    name: a⏎workers: 1⏎command: x⏎mounts: [{source: /a, target: /b, ‸x: 1}]
+expected SOURCE:TARGET, or SOURCE:TARGET:rw, like '/srv/data:/data', found the number 3
+    name: a⏎workers: 1⏎command: x⏎mounts: ["/a:/b", ‸3]
+'' is not a shell line: expected 1
+    name: a⏎workers: 1⏎command: ‸''
 the file lacks 'name', or 'jobs': expected a job
     ‸workers: 2
 expected a job file, found a list
@@ -355,6 +363,19 @@ def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(JobFileError) as caught:
         parse_jobs(wrong)
     assert [issue.line for issue in caught.value.issues] == [4, 5, 6, 7]
+
+
+def test_each_item_of_a_list_may_be_wrong() -> None:
+    with pytest.raises(JobFileError) as caught:
+        parse_jobs(
+            "name: a\nworkers: auto\ndegrees: [x, 2, y]\nhosts: [[], 3]"
+        )
+    assert [(each.line, each.column) for each in caught.value.issues] == [
+        (3, 11),
+        (3, 17),
+        (4, 9),
+        (4, 13),
+    ]
 
 
 def test_a_text_that_explodes_is_refused() -> None:
