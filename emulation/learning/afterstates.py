@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.episodes import Episodes, Finished
 from patchlight.emulation.learning.learner import (
     AfterstatePlayer,
     Floats,
@@ -24,10 +25,6 @@ from patchlight.emulation.learning.learner import (
     explored,
 )
 from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.vector_episodes import (
-    Finished,
-    VectorEpisodes,
-)
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 _Ints = NDArray[np.intp]
@@ -51,7 +48,7 @@ class ControlVariate:
     servers free; a kind of job its model and the least degree that meets its limit.
     """
 
-    def __init__(self, episodes: VectorEpisodes) -> None:
+    def __init__(self, episodes: Episodes) -> None:
         degrees = len(episodes.layout.degrees)
         graphs = len(episodes.workloads.names)
         scenarios = len(episodes.scenarios)
@@ -63,11 +60,8 @@ class ControlVariate:
         self._seen = np.zeros((scenarios, clusters, jobs))
         self._share = np.zeros((episodes.num_envs, jobs))
 
-    def kinds(self, episodes: VectorEpisodes) -> tuple[_Ints, _Ints, _Ints]:
+    def kinds(self, episodes: Episodes) -> tuple[_Ints, _Ints, _Ints]:
         """Scenario, kind of cluster and kind of job of each environment, E each."""
-        largest = np.zeros(episodes.num_envs, int)
-        for place, free in enumerate(episodes.has_block):
-            largest[free] = place + 1
         part = (episodes.free * _PARTS // episodes.layout.servers).astype(int)
         for env in np.flatnonzero(episodes.episode_start):
             jobs = episodes.jobs[env]
@@ -75,7 +69,11 @@ class ControlVariate:
             count = self._share.shape[1]
             self._share[env] = np.bincount(found, minlength=count) / len(found)
         job = self._job(episodes, episodes.graph, episodes.beta)
-        return episodes.scenario_of.copy(), largest * (_PARTS + 1) + part, job
+        return (
+            episodes.scenario_of.copy(),
+            episodes.largest * (_PARTS + 1) + part,
+            job,
+        )
 
     def of(self, kinds: tuple[_Ints, _Ints, _Ints]) -> Floats:
         """How much more than the mean job these jobs bring to such clusters, E."""
@@ -93,7 +91,7 @@ class ControlVariate:
 
     def _job(
         self,
-        episodes: VectorEpisodes,
+        episodes: Episodes,
         graph: _Ints,
         beta: Floats,
     ) -> _Ints:
@@ -108,7 +106,7 @@ class Teacher:
     """Plain rules: for each scenario a degree to keep to, or the least that meets the limit."""
 
     def __init__(
-        self, episodes: VectorEpisodes, degrees: Sequence[int | str]
+        self, episodes: Episodes, degrees: Sequence[int | str]
     ) -> None:
         known = episodes.layout.actions
         wanted = [
@@ -121,7 +119,7 @@ class Teacher:
             [degree > 1 or len(known) == 2 for degree in known[1:]]
         )
 
-    def actions(self, episodes: VectorEpisodes) -> _Ints:
+    def actions(self, episodes: Episodes) -> _Ints:
         """Its action in each environment; 0 where what it wants cannot be had."""
         wanted = self._wanted[episodes.scenario_of]
         enough = (

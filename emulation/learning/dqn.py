@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import huber_loss
 
 from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.episodes import Finished
 from patchlight.emulation.learning.learner import (
     Floats,
     Learner,
@@ -26,7 +27,6 @@ from patchlight.emulation.learning.pac_ml_agent import (
     PacMlNetwork,
     PacMlPlayer,
 )
-from patchlight.emulation.learning.vector_episodes import Finished
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 _MOST = 0.4

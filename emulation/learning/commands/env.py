@@ -175,7 +175,6 @@ def check(
                         check.what: check.problem or "ok"
                         for check in each.checks
                     },
-                    "num_envs": each.num_envs,
                     "steps_per_cpu_s": round(each.steps_per_s),
                     **rules.get(each.name, {}),
                 }
@@ -186,7 +185,6 @@ def check(
         table = Table(
             Column("environment", whole=True),
             "checked",
-            number("at once"),
             number("steps/CPU s"),
         )
         for each in found:
@@ -202,7 +200,6 @@ def check(
             table.add_row(
                 each.name,
                 good,
-                str(each.num_envs),
                 rate,
             )
         table.print()

@@ -33,7 +33,6 @@ class Registered:
     decision: str
     simulator: str
     entry_point: str
-    vector_entry_point: str | None = None
 
 
 def _registered(
@@ -41,17 +40,14 @@ def _registered(
     decision: str,
     simulator: str,
     module: str,
-    has_vector: bool = False,
 ) -> Registered:
     """The classes of an environment are named for it."""
     kind = f"patchlight.emulation.learning.envs.{module}:{name}"
-    vector = f"{kind}VectorEnv" if has_vector else None
     return Registered(
         f"patchlight/{name}-v0",
         decision,
         simulator,
         f"{kind}Env",
-        vector,
     )
 
 
@@ -61,7 +57,6 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "into how many parts a job is split",
         "RAMP loss network",
         "ramp_partition",
-        has_vector=True,
     ),
     _registered(
         "RampServers",
@@ -102,7 +97,6 @@ def register_all() -> None:
         gymnasium.register(
             each.name,
             entry_point=each.entry_point,
-            vector_entry_point=each.vector_entry_point,
         )
 
 
@@ -133,8 +127,7 @@ def find_environment(name: str) -> EnvironmentRecipe:
             hint="one of your own is FILE.py:CLASS",
         )
     make = partial(_made, found.name)
-    in_turns = None if found.vector_entry_point else "sync"
-    many = partial(gymnasium.make_vec, found.name, vectorization_mode=in_turns)
+    many = partial(gymnasium.make_vec, found.name, vectorization_mode="sync")
     return EnvironmentRecipe(
         found.name,
         found,
