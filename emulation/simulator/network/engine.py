@@ -61,7 +61,7 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """What runs: jobs, the sessions of each one after the other, and the links of those.
+    """A run's input: jobs, the sessions of each in order, and their links.
 
     ``capacity_bps`` has a value for each link that ``links`` names. Job j has the sessions
     ``rounds[j]`` to ``rounds[j + 1]``; session s uses the links
@@ -396,7 +396,7 @@ def _fail_or_mend(
     event: int,
     now_s: float,
 ) -> tuple[int, int, int]:
-    """What an event does: how many items the heap has then, sessions that change, and that left."""
+    """Carry out an event: items in the heap, sessions that change, sessions that left."""
     changing = ended = 0
     if d.links[event] >= 0:
         changing = resize(
