@@ -1,4 +1,4 @@
-"""How fast learned policies decide, and how fast *least-delay*.
+"""How fast learned policies decide, how fast *least-delay*, and how fast the environments step.
 
 Each on one core, each decision measured by itself: from the view of the cluster to the answer, the
 observation included. Models of partition decide in whole episodes of PAC-ML's size. Processor time
@@ -8,6 +8,7 @@ counts, so that what else runs on the machine does not.
 import gc
 import statistics
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.generate.generate import RandomLabShape, lab_of
 
+NUM_ENVS = 256
+STEPS = 200
+ROUNDS = 5
 # Labs of 128 and 1,024 GPUs of two models, and how long a decision may take there (CPU ms).
 LABS = (
     (
@@ -111,7 +115,7 @@ def _in_labs(policy: str) -> list[dict[str, Any]]:
 
 
 def run() -> list[dict[str, Any]]:
-    graphs, _ = profiled_graphs()
+    graphs, source = profiled_graphs()
     workloads = Workloads(graphs)
     models = shipped_models()
     if not models:
@@ -145,5 +149,33 @@ def run() -> list[dict[str, Any]]:
         )
         found.append(
             figure(f"{head}, median", statistics.median(took), "CPU ms")
+        )
+    if find_spec("gymnasium") is None:
+        raise PatchlightError(
+            "environments need Gymnasium", hint="deploy/bootstrap.sh --learn"
+        )
+    from patchlight.emulation.learning.envs.ramp_partition import (
+        RampPartitionVectorEnv,
+    )
+
+    for rule in ("ramp-first-fit", "ramp-block"):
+        scenarios = [pac_ml_scenario(workloads, law, rule) for law in "ABCD"]
+        envs = RampPartitionVectorEnv(
+            NUM_ENVS, scenario=scenarios, staggered=True
+        )
+        envs.reset(seed=1000)
+        rng = np.random.default_rng(0)
+        rates = []
+        for _ in range(ROUNDS):
+            before = time.process_time()
+            for _ in range(STEPS):
+                mask = envs.action_masks()
+                envs.step((mask * rng.random(mask.shape)).argmax(axis=1))
+            rates.append(NUM_ENVS * STEPS / (time.process_time() - before))
+        name = f"environment RampPartition, {NUM_ENVS} envs, full observations, {rule} ({source})"
+        found.append(
+            figure(
+                name, statistics.median(rates), "steps/CPU s", "at least 5000"
+            )
         )
     return found

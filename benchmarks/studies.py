@@ -1,4 +1,4 @@
-"""Compares trained configurations on test episodes.
+"""Compares trained configurations on test episodes, and joins training runs into one model.
 
     python -m benchmarks.studies compare FOLDER… [--episodes 40] [--law-instance 0]
 
@@ -11,6 +11,11 @@ prints each seed, with its last and its best weights, and which degrees it takes
 
 prints what a constant degree seems to block when, as in PAC-ML's study, the best of so many means
 of three episodes is taken as its figure.
+
+    python -m benchmarks.studies join RUN… --output FOLDER --name NAME
+
+RUN is the folder of one run. Runs under the same conditions decide by their mean score; of runs
+under different conditions, those decide whose jobs were most like the recent jobs.
 """
 
 import argparse
@@ -27,10 +32,14 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
 )
 from patchlight.emulation.experiments.pac_ml.run import find_profiles
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.episodes import Episodes, Finished
+from patchlight.emulation.learning.export import export, of_runs
 from patchlight.emulation.learning.learner import network_of, play
 from patchlight.emulation.learning.network import load_run
 from patchlight.emulation.learning.training import scenarios_of
+from patchlight.emulation.learning.vector_episodes import (
+    Finished,
+    VectorEpisodes,
+)
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.scenario import (
     Scenario,
@@ -148,7 +157,7 @@ def selected(
     rng = np.random.default_rng(0)
     for law, (degree, evaluations) in PUBLISHED.items():
         scenario = pac_ml_scenario(workloads, law, law_instance=instance)
-        together = Episodes([scenario], episodes, FRESH)
+        together = VectorEpisodes([scenario], episodes, FRESH)
         action = np.full(episodes, together.layout.actions.index(degree))
         finished = list[Finished]()
         while len(finished) < episodes:
@@ -188,18 +197,24 @@ def rule_rates(
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["compare", "selected"])
+    parser.add_argument("what", choices=["compare", "join", "selected"])
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--law-instance", type=int)
     parser.add_argument("--episodes", type=int, default=40)
     parser.add_argument("--profiles", type=Path)
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/learning")
+    )
+    parser.add_argument("--name")
     given = parser.parse_args()
     if given.what == "compare":
         compare(
             given.folders, given.episodes, given.profiles, given.law_instance
         )
-    else:
+    elif given.what == "selected":
         selected(given.profiles, given.law_instance, given.episodes)
+    else:
+        print(export(*of_runs(given.folders), given.output, given.name))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ A file is refused, with the reason, unless it matches its card, the schema and t
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -240,16 +240,34 @@ class LearnedPartition:
         job: JobView,
         seen: Observation,
     ) -> Iterator[dict[int, int]]:
-        actions = {
-            degree: n
+        actions = [
+            n
             for n, degree in enumerate(self.card.actions)
             if degree and seen["mask"][n]
+        ]
+        places = {
+            n: cluster.places(job, self.card.actions[n]) for n in actions
         }
-        others = other_blocks(cluster, job, list(actions), self._blocks - 1)
-        for row in zip_longest(*others.values()):
+        sizes = {
+            gpus: gpus.bit_count()
+            for found in places.values()
+            for gpus in found
+        }
+        free = list(sizes.items())
+
+        def harm(gpus: int) -> int:
+            return sum([size for each, size in free if each & gpus])
+
+        others = [list(found[1:]) for found in places.values()]
+        most = self._blocks - 1
+        others = [
+            sorted(each, key=harm)[:most] if len(each) > most else each
+            for each in others
+        ]
+        for row in zip_longest(*others):
             yield {
-                actions[degree]: gpus
-                for degree, gpus in zip(others, row, strict=True)
+                n: gpus
+                for n, gpus in zip(places, row, strict=True)
                 if gpus is not None
             }
 
@@ -260,31 +278,6 @@ class LearnedPartition:
                 f"cannot weigh {blocks} blocks of each degree: expected 1 or more"
             )
         return LearnedPartition(self.card, self._session, blocks)
-
-
-def other_blocks(
-    cluster: ClusterView,
-    job: JobView,
-    degrees: Sequence[int],
-    count: int,
-) -> dict[int, list[int]]:
-    """For each degree up to ``count`` free blocks beside the first: those that take the fewest
-    GPUs of other free blocks.
-    """
-    places = {degree: cluster.places(job, degree) for degree in degrees}
-    free = list({gpus for found in places.values() for gpus in found})
-    if not free:
-        return {degree: [] for degree in degrees}
-    words = -(-max(free).bit_length() // 64)
-    each = b"".join(gpus.to_bytes(8 * words, "little") for gpus in free)
-    bits = np.frombuffer(each, np.uint64).reshape(len(free), words)
-    meets = (bits[:, None] & bits).any(axis=2)
-    sizes = np.array([gpus.bit_count() for gpus in free])
-    harm = dict(zip(free, (meets * sizes).sum(axis=1).tolist(), strict=True))
-    return {
-        degree: sorted(found[1:], key=harm.__getitem__)[:count]
-        for degree, found in places.items()
-    }
 
 
 def load_learned(path: Path) -> LearnedPartition:

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.episodes import Episodes, Finished
 from patchlight.emulation.learning.learner import (
     AfterstatePlayer,
     Floats,
@@ -25,6 +24,10 @@ from patchlight.emulation.learning.learner import (
     explored,
 )
 from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.vector_episodes import (
+    Finished,
+    VectorEpisodes,
+)
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 _Ints = NDArray[np.intp]
@@ -48,7 +51,7 @@ class ControlVariate:
     servers free; a kind of job its model and the least degree that meets its limit.
     """
 
-    def __init__(self, episodes: Episodes) -> None:
+    def __init__(self, episodes: VectorEpisodes) -> None:
         degrees = len(episodes.layout.degrees)
         graphs = len(episodes.workloads.names)
         scenarios = len(episodes.scenarios)
@@ -60,8 +63,11 @@ class ControlVariate:
         self._seen = np.zeros((scenarios, clusters, jobs))
         self._share = np.zeros((episodes.num_envs, jobs))
 
-    def kinds(self, episodes: Episodes) -> tuple[_Ints, _Ints, _Ints]:
+    def kinds(self, episodes: VectorEpisodes) -> tuple[_Ints, _Ints, _Ints]:
         """Scenario, kind of cluster and kind of job of each environment, E each."""
+        largest = np.zeros(episodes.num_envs, int)
+        for place, free in enumerate(episodes.has_block):
+            largest[free] = place + 1
         part = (episodes.free * _PARTS // episodes.layout.servers).astype(int)
         for env in np.flatnonzero(episodes.episode_start):
             jobs = episodes.jobs[env]
@@ -69,11 +75,7 @@ class ControlVariate:
             count = self._share.shape[1]
             self._share[env] = np.bincount(found, minlength=count) / len(found)
         job = self._job(episodes, episodes.graph, episodes.beta)
-        return (
-            episodes.scenario_of.copy(),
-            episodes.largest * (_PARTS + 1) + part,
-            job,
-        )
+        return episodes.scenario_of.copy(), largest * (_PARTS + 1) + part, job
 
     def of(self, kinds: tuple[_Ints, _Ints, _Ints]) -> Floats:
         """How much more than the mean job these jobs bring to such clusters, E."""
@@ -91,7 +93,7 @@ class ControlVariate:
 
     def _job(
         self,
-        episodes: Episodes,
+        episodes: VectorEpisodes,
         graph: _Ints,
         beta: Floats,
     ) -> _Ints:
@@ -106,7 +108,7 @@ class Teacher:
     """Plain rules: for each scenario a degree to keep to, or the least that meets the limit."""
 
     def __init__(
-        self, episodes: Episodes, degrees: Sequence[int | str]
+        self, episodes: VectorEpisodes, degrees: Sequence[int | str]
     ) -> None:
         known = episodes.layout.actions
         wanted = [
@@ -119,7 +121,7 @@ class Teacher:
             [degree > 1 or len(known) == 2 for degree in known[1:]]
         )
 
-    def actions(self, episodes: Episodes) -> _Ints:
+    def actions(self, episodes: VectorEpisodes) -> _Ints:
         """Its action in each environment; 0 where what it wants cannot be had."""
         wanted = self._wanted[episodes.scenario_of]
         enough = (

@@ -11,7 +11,10 @@ from typing import Any
 
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.scenario import FixedArrivals
+from patchlight.emulation.simulator.ramp.scenario import (
+    MAX_ERROR,
+    FixedArrivals,
+)
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
 from patchlight.testbed.errors import BadInput, FileError, nearest
 from patchlight.testbed.io.fields import (
@@ -28,6 +31,7 @@ from patchlight.testbed.io.reader import FileIssues, read_text
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = {
     "afterstates": "afterstates",
+    "policy-iteration": "policy_iteration",
     "dqn": "dqn",
 }
 """Each with the key that its settings are under."""
@@ -88,6 +92,7 @@ _GAMMA = Number(
 _RATE = Number("a learning rate", above=0)
 _N_STEPS = Whole("a number of steps", 1, 4096)
 _BATCH = Whole("a number of samples", 1, 10**9)
+_START = Text("a folder", str)
 _TAUGHT = Text("a degree or 'sufficient'", _degree, numbers=True)
 _TEACHER = MapOf(
     _LAW,
@@ -125,7 +130,8 @@ class Afterstates:
     ``teacher_only_fraction`` of all steps; after that, until ``teacher_until_fraction``, in
     ``teacher_env_fraction`` of the environments. ``epsilon`` falls to 0 at the end; the learning
     rate falls to 0 from ``decay_from_fraction`` on. ``ema_rate`` is that of the moving average of
-    weights, by which the policy plays that is kept.
+    weights, by which the policy plays that is kept. ``start`` is the folder of an earlier run,
+    whose weights to begin with.
     """
 
     gamma: float = setting(_GAMMA, "the discount factor", 0.98)
@@ -153,9 +159,58 @@ class Afterstates:
     teacher_env_fraction: float = setting(
         _FRACTION, "of the environments where it does", 0.2
     )
+    start: str = setting(_START, "a run whose weights to begin with", "")
     teacher: Mapping[str, int | str] = setting(
         _TEACHER, "the degree that it takes by law", {}
     )
+
+
+@dataclass(frozen=True)
+class PolicyIteration:
+    """How roll-outs improve a policy, see ``patchlight.emulation.learning.policy_iteration``.
+
+    Of each decision at most ``options`` actions, whose scores are at most ``near`` below the best,
+    are played out in ``futures`` futures of ``jobs`` jobs each. ``buffer_size``, ``batch_size`` and
+    ``learning_starts`` count decisions that were played out, all else as ``Afterstates``.
+    """
+
+    gamma: float = setting(_GAMMA, "the discount factor", 0.99)
+    near: float = setting(
+        Number("a difference", above=0), "of scores, in accepted jobs", 0.2
+    )
+    options: int = setting(
+        Whole("a number", 2, 64), "of actions that are compared", 4
+    )
+    futures: int = setting(
+        Whole("a number", 1, 4096), "in which each is played out", 8
+    )
+    jobs: int = setting(
+        Whole("a number", 1, 1000), "to come in each of them", 16
+    )
+    epsilon: float = setting(
+        _FRACTION, "part of decisions made at random, at first", 0.03
+    )
+    learning_rate: float = setting(_RATE, "Adam's", 1e-3)
+    decay_from_fraction: float = setting(
+        _FRACTION, "when the learning rate begins to fall", 0.5
+    )
+    buffer_size: int = setting(
+        Whole("a number", 1000, 10**8), "decisions that are kept", 100_000
+    )
+    learning_starts: int = setting(
+        Whole("a number", 0, 10**9), "decisions before it", 5_000
+    )
+    batch_size: int = setting(_BATCH, "decisions of a gradient step", 256)
+    n_steps: int = setting(
+        _N_STEPS, "decisions of each environment in a round", 4
+    )
+    gradient_steps: int = setting(
+        Whole("a number", 1, 10_000), "of a round", 8
+    )
+    ema_rate: float = setting(
+        _SMALL, "of the average of weights, for each gradient step", 0.005
+    )
+    start: str = setting(_START, "a run whose weights to begin with", "")
 
 
 @dataclass(frozen=True)
@@ -195,8 +250,9 @@ class Environment:
     """The simulated episodes, as ``pac_ml_scenario``; each has one of ``laws`` in turn.
 
     ``conditions`` are loads and mixes, like ``fixed:800``, ``poisson:1000 error:0.3`` or
-    ``fixed:150 gnmt=1``: each law comes under each of them.
-    ``blocks`` says among how many free blocks of each degree a policy chooses.
+    ``fixed:150 gnmt=1``: each law comes under each of them. ``remaining_error`` is that of
+    ``Scenario``, in training and in evaluation, under conditions that have none of their own.
+    ``blocks`` says among how many free blocks of each degree a policy chooses (``BlockChoices``).
     """
 
     rule: str = setting(
@@ -217,6 +273,15 @@ class Environment:
     first_seed: int = setting(_SEED, "that of the first episode", 1000)
     law_instance: int | None = setting(
         _SEED, "fixes laws B, C and D, else new ones for each", None
+    )
+    remaining_error: float = setting(
+        Number(
+            "a share",
+            lowest=0,
+            highest=MAX_ERROR,
+        ),
+        "how far off told remaining times are",
+        0.0,
     )
     blocks: int = setting(
         Whole("a number", 1, 64), "to choose from for each degree", 1
@@ -241,6 +306,10 @@ class Environment:
                 f"'blocks' is of rule {PlacementRule.RAMP_BLOCK.value}: {self.rule} "
                 "has no block to choose"
             )
+
+    def under(self, condition: str) -> Variation:
+        """What a condition says, and what is usual here where it says nothing."""
+        return Variation.under(condition, self.remaining_error)
 
     @property
     def scenarios(self) -> list[tuple[str, str]]:
@@ -288,6 +357,11 @@ class Network:
         choice("an observation", "patchlight", "pac-ml"),
         "what is seen: ours, or PAC-ML's",
         "patchlight",
+    )
+    cluster: str = setting(
+        choice("what a network is told of", "servers"),
+        "which servers are busy",
+        "servers",
     )
     hidden: tuple[int, ...] = setting(
         ListOf(_LAYER, "layers' sizes"), "hidden layers", (256, 64)
@@ -345,6 +419,9 @@ class Config:
     afterstates: Afterstates = setting(
         _record(Afterstates), "of that algorithm", Afterstates()
     )
+    policy_iteration: PolicyIteration = setting(
+        _record(PolicyIteration), "of that algorithm", PolicyIteration()
+    )
     dqn: Dqn = setting(_record(Dqn), "of that algorithm", Dqn())
     evaluation: Evaluation = setting(
         _record(Evaluation), "while training", Evaluation()
@@ -365,11 +442,21 @@ class Config:
             )
         if key == "dqn" and self.environment.blocks > 1:
             raise BadInput("'blocks' needs the observation 'patchlight'")
+        conditions = self.environment.conditions
+        errors = [
+            self.environment.under(each).remaining_error for each in conditions
+        ]
+        if key == "policy_iteration" and any(errors):
+            raise BadInput(
+                "'policy-iteration' needs exact remaining times: no error of them"
+            )
 
     @property
-    def settings(self) -> Afterstates | Dqn:
-        """The settings of its algorithm."""
-        found: Afterstates | Dqn = getattr(self, ALGORITHMS[self.algorithm])
+    def settings(self) -> Afterstates | PolicyIteration | Dqn:
+        """Those of its algorithm."""
+        found: Afterstates | PolicyIteration | Dqn = getattr(
+            self, ALGORITHMS[self.algorithm]
+        )
         return found
 
     def as_data(self) -> dict[str, Any]:
@@ -414,6 +501,17 @@ def with_conditions(config: Config, conditions: Sequence[str]) -> Config:
     return replace(
         config, environment=replace(config.environment, conditions=written)
     )
+
+
+def with_start(config: Config, start: str) -> Config:
+    """A configuration that begins with the weights of an earlier run."""
+    if isinstance(config.settings, Dqn):
+        raise BadInput(
+            "the algorithm 'dqn' cannot start from the weights of another run"
+        )
+    key = ALGORITHMS[config.algorithm]
+    changed: dict[str, Any] = {key: replace(config.settings, start=start)}
+    return replace(config, **changed)
 
 
 def check(config: Config, degrees: tuple[int, ...]) -> None:

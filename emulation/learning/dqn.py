@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import huber_loss
 
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.episodes import Finished
 from patchlight.emulation.learning.learner import (
     Floats,
     Learner,
@@ -27,6 +26,7 @@ from patchlight.emulation.learning.pac_ml_agent import (
     PacMlNetwork,
     PacMlPlayer,
 )
+from patchlight.emulation.learning.vector_episodes import Finished
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 _MOST = 0.4

@@ -25,7 +25,9 @@ from patchlight.controller.policies.observation import (
 )
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import (
+    Likeness,
     MeanScorer,
+    NearestScorer,
     OptionScorer,
     load_run,
     scorer_of,
@@ -101,6 +103,7 @@ def of_runs(
     """The network of a training run, or several by the mean of their scores, and what ``export``
     wants to know of it.
 
+    Of runs under different conditions those decide whose jobs were most like the recent ones.
     ``BadInput`` if the runs are of different networks, placement rules or RAMPs.
     """
     loaded = [load_run(run) for run in runs]
@@ -128,9 +131,59 @@ def of_runs(
     }
     if len(runs) > 1:
         training["training_seeds"] = [each.seed for each, _ in loaded]
-    if len(members) == 1:
-        return first, layout, config, training
-    return MeanScorer(members), layout, config, training
+    conditions = list(
+        dict.fromkeys(
+            each
+            for config, _ in loaded
+            for each in config.environment.conditions
+        )
+    )
+    learned = [set(config.environment.conditions) for config, _ in loaded]
+    network: OptionScorer | MeanScorer = members[0]
+    if any(each != learned[0] for each in learned):
+        network = _nearest(
+            runs,
+            loaded,
+            members,
+            conditions,
+        )
+        training["config"]["environment"]["conditions"] = conditions
+        under = [
+            dict.fromkeys(each.environment.conditions) for each, _ in loaded
+        ]
+        training["learned_under"] = [list(each) for each in under]
+    elif len(members) > 1:
+        network = MeanScorer(members)
+    return network, layout, config, training
+
+
+def _nearest(
+    runs: Sequence[Path],
+    loaded: Sequence[tuple[Config, dict[str, Any]]],
+    members: Sequence[OptionScorer],
+    conditions: Sequence[str],
+) -> NearestScorer:
+    """Under each condition those that learned under it."""
+    likenesses: dict[str, Likeness] = {}
+    for run, (_, kept) in zip(runs, loaded, strict=True):
+        if not kept.get("likenesses"):
+            raise BadInput(
+                f"the checkpoint in {run} does not say what its jobs were like",
+                hint="runs under different conditions decide together if this version trained "
+                "them; else train it again",
+            )
+        likenesses |= kept["likenesses"]
+    shares = torch.zeros(len(conditions), len(members))
+    for row, condition in enumerate(conditions):
+        by = [
+            n
+            for n, (each, _) in enumerate(loaded)
+            if condition in each.environment.conditions
+        ]
+        shares[row, by] = 1 / len(by)
+    return NearestScorer(
+        members, [likenesses[each] for each in conditions], shares
+    )
 
 
 def write_files(

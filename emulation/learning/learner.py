@@ -15,15 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from patchlight.emulation.learning.config import Config, Dqn
-from patchlight.emulation.learning.episodes import (
-    Episodes,
-    Finished,
-    layout_of,
+from patchlight.emulation.learning.network import (
+    MeanScorer,
+    OptionScorer,
+    begin_with,
 )
-from patchlight.emulation.learning.network import MeanScorer, OptionScorer
 from patchlight.emulation.learning.pac_ml_agent import (
     PacMlNetwork,
     PacMlPlayer,
+)
+from patchlight.emulation.learning.vector_episodes import (
+    Finished,
+    VectorEpisodes,
+    layout_of,
 )
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
@@ -42,7 +46,7 @@ class AfterstatePlayer:
         self._rows: NDArray[np.intp] = np.empty(0, int)
         self._inputs: tuple[Tensor, ...] = ()
 
-    def scores(self, episodes: Episodes) -> Floats:
+    def scores(self, episodes: VectorEpisodes) -> Floats:
         """Reward now and discounted value after, E × A; minus infinity if impossible."""
         count, actions = episodes.mask.shape
         rows = np.flatnonzero(episodes.mask)
@@ -110,7 +114,7 @@ def play(
 
     ``counts`` is increased by how often each action was taken.
     """
-    episodes = Episodes(
+    episodes = VectorEpisodes(
         [scenario],
         seeds,
         first_seed,
@@ -125,6 +129,14 @@ def play(
         scores = np.stack(
             [player.scores(episodes) for player in players], axis=-1
         )
+        if isinstance(network, MeanScorer):
+            weights = network.weights(
+                torch.from_numpy(episodes.recent)
+            ).numpy()[:, None]
+            # Where nothing can succeed, all scores are minus infinity.
+            scores = np.where(weights > 0, scores, 0.0) * np.maximum(
+                weights, 1e-9
+            )
         actions = scores.sum(axis=-1).argmax(axis=1)
         if counts is not None:
             counts += np.bincount(actions, minlength=len(counts))
@@ -208,8 +220,13 @@ class Learner:
     ) -> None:
         self.config = config
         environment = config.environment
+        settings = config.settings
         torch.manual_seed(config.seed)
         self.scorer = network_of(config, scenarios[0])
+        if not isinstance(settings, Dqn) and settings.start:
+            # The configuration saw to that.
+            assert isinstance(self.scorer, OptionScorer)
+            begin_with(self.scorer, settings.start)
         self.average = copy.deepcopy(self.scorer)
         self.optimizer = torch.optim.Adam(
             self.scorer.parameters(),
@@ -222,7 +239,7 @@ class Learner:
         first = environment.first_seed + 2 * (
             done // 1000 + (done > 0) * environment.num_envs
         )
-        self.episodes = Episodes(
+        self.episodes = VectorEpisodes(
             scenarios,
             environment.num_envs,
             first,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from patchlight.controller.policies.observation import Array, ObservationLayout
 from patchlight.emulation.learning.config import Network
-from patchlight.emulation.learning.episodes import Episodes
+from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 _NODE = 5
@@ -250,7 +250,7 @@ class PacMlPlayer:
         self._scales: NDArray[np.float64] | None = None
         self._pooled: Tensor | None = None
 
-    def seen(self, episodes: Episodes) -> tuple[NDArray[np.intp], Array]:
+    def seen(self, episodes: VectorEpisodes) -> tuple[NDArray[np.intp], Array]:
         """The job's graph, E, and the vector about job and cluster, E × (17 + outputs)."""
         degrees = episodes.layout.degrees
         outputs = episodes.layout.degrees[-1] + 1
@@ -272,7 +272,7 @@ class PacMlPlayer:
         )
         return episodes.graph.copy(), about
 
-    def _scaled(self, episodes: Episodes) -> NDArray[np.float64]:
+    def _scaled(self, episodes: VectorEpisodes) -> NDArray[np.float64]:
         """The least and the largest limit and β of each environment's episode, 2 × 2 × E."""
         if self._scales is None or self._scales.shape[2] != episodes.num_envs:
             self._scales = np.zeros((2, 2, episodes.num_envs))
@@ -286,7 +286,7 @@ class PacMlPlayer:
             self._scales[:, :, env] = both.min(axis=1), both.max(axis=1)
         return self._scales
 
-    def scores(self, episodes: Episodes) -> NDArray[np.float64]:
+    def scores(self, episodes: VectorEpisodes) -> NDArray[np.float64]:
         """The value of each action, E × A; of refusing, that of the best degree that refuses.
 
         The graph network is that of the first call.

@@ -6,20 +6,27 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
 from patchlight.emulation.learning.dqn import DqnLearner
-from patchlight.emulation.learning.episodes import layout_of
 from patchlight.emulation.learning.export import export, of_runs
 from patchlight.emulation.learning.learner import Learner, RoundProgress, play
-from patchlight.emulation.learning.network import OptionScorer, of_this_network
+from patchlight.emulation.learning.network import (
+    Likeness,
+    OptionScorer,
+    likeness_of,
+    of_this_network,
+)
+from patchlight.emulation.learning.policy_iteration import (
+    PolicyIterationLearner,
+)
 from patchlight.emulation.learning.run_folder import (
     CHECKPOINT,
     KEPT_EVERY_S,
@@ -27,6 +34,7 @@ from patchlight.emulation.learning.run_folder import (
     RunFolder,
     RunLog,
 )
+from patchlight.emulation.learning.vector_episodes import layout_of
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import PatchlightError
@@ -58,7 +66,7 @@ def scenarios_of(
     found = []
     for law, condition in environment.scenarios:
         varied = replace(
-            Variation.under(condition),
+            environment.under(condition),
             horizon_s=environment.horizon_of(condition, training),
             law_instance=environment.law_instance,
         )
@@ -205,7 +213,9 @@ class TrainingRun:
             config, self.scenarios[0].workloads, training=True
         )
         learner: Learner
-        if config.algorithm == "dqn":
+        if config.algorithm == "policy-iteration":
+            learner = PolicyIterationLearner(config, scenarios, done)
+        elif config.algorithm == "dqn":
             learner = DqnLearner(config, scenarios, done)
         else:
             learner = AfterstateLearner(config, scenarios, done)
@@ -237,10 +247,26 @@ class TrainingRun:
             "degrees": list(self.layout.degrees),
             "observation_version": self.layout.version,
             "discount": self.config.settings.gamma,
+            "likenesses": self._likenesses,
             "average": learner.average.state_dict(),
             "best": self._best,
         }
         self._folder.keep(state, spent_s)
+
+    @cached_property
+    def _likenesses(self) -> dict[str, Likeness]:
+        """What jobs are like under each condition, for those that decide together with others."""
+        environment = self.config.environment
+        laws = len(environment.laws)
+        firsts = zip(
+            environment.conditions, self.scenarios[::laws], strict=True
+        )
+        return {
+            condition: likeness_of(
+                scenario, self.layout, environment.first_seed
+            )
+            for condition, scenario in firsts
+        }
 
     def _log(
         self,
@@ -280,7 +306,7 @@ class TrainingRun:
             )
         else:
             shown = f"{progress.blocked:.4f} of the latest jobs"
-        # PAC-ML's agent learns nothing before its memory has enough.
+        # Policy iteration learns nothing before enough was played out.
         loss = (
             "" if math.isnan(progress.loss) else f"  loss {progress.loss:.4f}"
         )

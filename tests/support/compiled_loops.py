@@ -5,9 +5,16 @@
 
 import tempfile
 
+import numpy as np
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
+from patchlight.emulation.learning.episode_arrays import (
+    BlockChoices,
+    BlockTable,
+)
+from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.testbed.graphs import builtin_graph
 
 
 def main() -> None:
@@ -25,6 +32,12 @@ def main() -> None:
             cli, ["experiment", "architectures", *network]
         )
         assert done.exit_code == 0, done.output
+    table = BlockTable(Workloads([builtin_graph("alexnet")]).ramp, (1, 2))
+    left_s = np.zeros((1, table.servers))
+    wanted = np.ones((1, 2), bool)
+    first = table.first_free(left_s)
+    table.taken(wanted, first)
+    BlockChoices(table, 2).of(left_s, first, wanted)
 
 
 if __name__ == "__main__":

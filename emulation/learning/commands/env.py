@@ -175,6 +175,7 @@ def check(
                         check.what: check.problem or "ok"
                         for check in each.checks
                     },
+                    "num_envs": each.num_envs,
                     "steps_per_cpu_s": round(each.steps_per_s),
                     **rules.get(each.name, {}),
                 }
@@ -185,6 +186,7 @@ def check(
         table = Table(
             Column("environment", whole=True),
             "checked",
+            number("at once"),
             number("steps/CPU s"),
         )
         for each in found:
@@ -200,6 +202,7 @@ def check(
             table.add_row(
                 each.name,
                 good,
+                str(each.num_envs),
                 rate,
             )
         table.print()

@@ -77,6 +77,15 @@ def _load_torch() -> None:
     help="Arrivals, error of remaining times and mix of models, instead of CONFIG's: "
     "'poisson:1000 error:0.3 gnmt=1'; repeatable.",
 )
+@click.option(
+    "--start",
+    metavar="RUN",
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+    ),
+    help="Start with the weights of the run in this folder.",
+)
 @profiles_option
 @run_options("--processes", "--ray")
 def train(
@@ -87,6 +96,7 @@ def train(
     seed: int | None,
     seeds: int,
     conditions: tuple[str, ...],
+    start: Path | None,
     profiles: Path | None,
     processes: int | None,
     ray: str | None,
@@ -120,6 +130,7 @@ def train(
     of_ramps = {
         "profiles": profiles,
         "condition": conditions,
+        "start": start,
         "seeds": seeds > 1,
     }
     of_labs = {"processes": processes, "ray": ray}
@@ -176,12 +187,17 @@ def train(
         )
         return
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
-    from patchlight.emulation.learning.config import with_conditions
+    from patchlight.emulation.learning.config import (
+        with_conditions,
+        with_start,
+    )
     from patchlight.emulation.learning.training import train_with_seeds
 
     wanted = dataclasses.replace(parse_config(text, str(file)), **changed)
     if conditions:
         wanted = with_conditions(wanted, conditions)
+    if start is not None:
+        wanted = with_start(wanted, str(start))
     found = find_profiles(profiles)
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")

@@ -33,6 +33,7 @@ class Registered:
     decision: str
     simulator: str
     entry_point: str
+    vector_entry_point: str | None = None
 
 
 def _registered(
@@ -40,14 +41,17 @@ def _registered(
     decision: str,
     simulator: str,
     module: str,
+    has_vector: bool = False,
 ) -> Registered:
     """The classes of an environment are named for it."""
     kind = f"patchlight.emulation.learning.envs.{module}:{name}"
+    vector = f"{kind}VectorEnv" if has_vector else None
     return Registered(
         f"patchlight/{name}-v0",
         decision,
         simulator,
         f"{kind}Env",
+        vector,
     )
 
 
@@ -57,6 +61,7 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "into how many parts a job is split",
         "RAMP loss network",
         "ramp_partition",
+        has_vector=True,
     ),
     _registered(
         "RampServers",
@@ -97,6 +102,7 @@ def register_all() -> None:
         gymnasium.register(
             each.name,
             entry_point=each.entry_point,
+            vector_entry_point=each.vector_entry_point,
         )
 
 
@@ -127,7 +133,8 @@ def find_environment(name: str) -> EnvironmentRecipe:
             hint="one of your own is FILE.py:CLASS",
         )
     make = partial(_made, found.name)
-    many = partial(gymnasium.make_vec, found.name, vectorization_mode="sync")
+    in_turns = None if found.vector_entry_point else "sync"
+    many = partial(gymnasium.make_vec, found.name, vectorization_mode=in_turns)
     return EnvironmentRecipe(
         found.name,
         found,

@@ -27,7 +27,6 @@ from patchlight.testbed.errors import BadInput, PatchlightError, reason
 
 MOST_STEPS = 1_000_000
 """An episode that has not ended by then is taken for one that never does."""
-_AT_ONCE = 8  # Environments whose speed is measured.
 _LOOKED_AT = 300  # Steps of an episode that are checked.
 
 
@@ -40,10 +39,11 @@ class EnvironmentCheck(NamedTuple):
 
 @dataclass(frozen=True)
 class Checked:
-    """An environment's checks, and its steps per second of processor time."""
+    """An environment's checks, and the steps per second of processor time of ``num_envs``."""
 
     name: str
     checks: tuple[EnvironmentCheck, ...]
+    num_envs: int
     steps_per_s: float
 
     @property
@@ -67,17 +67,23 @@ def check_environment(recipe: EnvironmentRecipe, steps: int = 4000) -> Checked:
     checks = [
         EnvironmentCheck(what, _problem_of(part)) for what, part in parts
     ]
+    num_envs = (
+        256
+        if recipe.registered and recipe.registered.vector_entry_point
+        else 8
+    )
     rate = 0.0
 
     def measure() -> str:
         nonlocal rate
-        rate = _steps_per_s(recipe, steps)
+        rate = _steps_per_s(recipe, num_envs, steps)
         return ""
 
     checks.append(EnvironmentCheck("several at once", _problem_of(measure)))
     return Checked(
         recipe.name,
         tuple(checks),
+        num_envs,
         rate,
     )
 
@@ -196,6 +202,7 @@ def _actions(env: Environment) -> int:
 
 def _steps_per_s(
     recipe: EnvironmentRecipe,
+    num_envs: int,
     steps: int,
 ) -> float:
     """Steps a second of processor time of several, under any allowed actions.
@@ -203,9 +210,9 @@ def _steps_per_s(
     The same steps are played twice and measured the second time: what is computed when it is
     first needed, and then known, is not what a step takes.
     """
-    envs = recipe.make_many(_AT_ONCE)
+    envs = recipe.make_many(num_envs)
     passed_s = math.inf
-    rounds = max(1, steps // _AT_ONCE)
+    rounds = max(1, steps // num_envs)
     for _ in range(2):
         envs.reset(seed=1000)
         rng = np.random.default_rng(0)
@@ -214,7 +221,7 @@ def _steps_per_s(
             envs.step(_any_allowed(envs, rng))
         passed_s = time.process_time() - began_s
     envs.close()
-    return rounds * _AT_ONCE / max(passed_s, 1e-9)
+    return rounds * num_envs / max(passed_s, 1e-9)
 
 
 def _any_allowed(

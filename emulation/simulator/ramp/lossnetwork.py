@@ -82,10 +82,10 @@ class Episode:
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
         self.seed = seed
-        self.jobs = scenario.jobs(seed)
+        self._jobs = scenario.jobs(seed)
         self._next = 0
         self.now_s = (
-            self.jobs[0].arrived_s if self.jobs else scenario.horizon_s
+            self._jobs[0].arrived_s if self._jobs else scenario.horizon_s
         )
         self.busy = self.broken = 0
         self._events = scenario.server_events(seed)
@@ -93,8 +93,8 @@ class Episode:
         # Ascending: the next end is the first.
         self._running: list[Running] = []
         self._shape = scenario.workloads.cluster
-        self._views = scenario.views(self.jobs)
-        self._told = scenario.told_over_true(seed, len(self.jobs))
+        self._views = scenario.views(self._jobs)
+        self._told = scenario.told_over_true(seed, len(self._jobs))
         self._completion: dict[tuple[int, int], float] = {}
         self.accepted: list[Accepted] = []
         self.causes = [0] * len(JobOutcome)
@@ -107,16 +107,10 @@ class Episode:
             self._until(self.now_s)
 
     @property
-    def decisions(self) -> int:
-        """How many jobs are decided on: those that come before the horizon."""
-        horizon_s = self.scenario.horizon_s
-        return sum(job.arrived_s < horizon_s for job in self.jobs)
-
-    @property
     def job(self) -> Job | None:
         """The job that waits for a decision; ``None`` when the episode is over."""
-        if self._next < len(self.jobs):
-            job = self.jobs[self._next]
+        if self._next < len(self._jobs):
+            job = self._jobs[self._next]
             if job.arrived_s < self.scenario.horizon_s:
                 return job
         return None
@@ -176,7 +170,7 @@ class Episode:
         outcome = self._place(self._waiting(), degree, block)
         self.causes[outcome] += 1
         self._next += 1
-        jobs = self.jobs
+        jobs = self._jobs
         horizon_s = self.scenario.horizon_s
         self._until(
             jobs[self._next].arrived_s if self._next < len(jobs) else horizon_s
@@ -314,7 +308,7 @@ class Episode:
         workloads = self.scenario.workloads
         horizon_s = self.scenario.horizon_s + EPSILON_S
         return EpisodeResult.of(
-            len(self.jobs),
+            len(self._jobs),
             causes,
             tuple(self.accepted),
             workloads,

@@ -14,7 +14,6 @@ from patchlight.emulation.learning.config import (
     read_config,
 )
 from patchlight.emulation.learning.dqn import DqnLearner, Replay
-from patchlight.emulation.learning.episodes import Episodes
 from patchlight.emulation.learning.learner import network_of, play, player_of
 from patchlight.emulation.learning.network import load_run
 from patchlight.emulation.learning.pac_ml_agent import (
@@ -23,6 +22,7 @@ from patchlight.emulation.learning.pac_ml_agent import (
     TrainingGraphs,
 )
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of
+from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.graphs.profiles import (
     profile_files,
     read_profiles,
@@ -92,7 +92,7 @@ def test_the_agent_sees_the_job_and_how_full_the_cluster_is() -> None:
     scenario = scenarios_of(config, GRAPHS)[0]
     network = network_of(config, scenario)
     assert isinstance(network, PacMlNetwork)
-    episodes = Episodes([scenario], 8, 0)
+    episodes = VectorEpisodes([scenario], 8, 0)
     player = PacMlPlayer(network)
     graph, empty = player.seen(episodes)
     assert graph.tolist() == episodes.graph.tolist()
@@ -162,7 +162,7 @@ def test_actions_that_no_shape_serves_refuse() -> None:
     assert isinstance(network, PacMlNetwork)
     last = network.better[-1]
     assert isinstance(last, torch.nn.Linear)
-    episodes = Episodes([scenario], 4, 0)
+    episodes = VectorEpisodes([scenario], 4, 0)
     for degree, action in ((3, 0), (4, 3)):
         with torch.no_grad():
             last.bias.zero_()

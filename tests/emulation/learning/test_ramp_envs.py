@@ -12,7 +12,10 @@ import numpy as np
 
 import patchlight.emulation.learning  # noqa: F401 - registers the environments
 from patchlight.controller.policies.degrees import Sufficient
-from patchlight.emulation.learning.envs.ramp_partition import RampPartitionEnv
+from patchlight.emulation.learning.envs.ramp_partition import (
+    RampPartitionEnv,
+    RampPartitionVectorEnv,
+)
 from patchlight.emulation.learning.envs.ramp_servers import (
     RampServersEnv,
     first_fit,
@@ -93,6 +96,34 @@ def test_with_a_warm_up_clusters_are_met_in_any_state(
 def test_settings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         RampPartitionEnv(**wrong)
+
+
+def test_many_at_once_do_what_one_does(scenarios: list[Scenario]) -> None:
+    many = RampPartitionVectorEnv(4, scenario=scenarios)
+    seen, _ = many.reset(seed=2000)
+    one = RampPartitionEnv(scenario=scenarios)
+    assert many.single_observation_space == one.observation_space
+    assert many.episodes is not None
+    env = 3
+    law = int(many.episodes.scenario_of[env])
+    seed = int(many.episodes.seed_of[env])
+    alone, _ = one.reset(options={"law": law, "episode_seed": seed})
+    over = False
+    while not over:
+        for name, array in alone.items():
+            assert np.allclose(array, seen[name][env], atol=2e-4), name
+        actions = (
+            many.action_masks().shape[1]
+            - 1
+            - many.action_masks()[:, ::-1].argmax(axis=1)
+        )
+        seen, rewards, ended, _, several = many.step(actions)
+        alone, reward, over, _, single = one.step(actions[env])
+        assert rewards[env] == reward
+        assert ended[env] == over
+    assert several["blocking_rate"][env] == pytest.approx(
+        single["blocking_rate"]
+    )
 
 
 @pytest.fixture(scope="module")

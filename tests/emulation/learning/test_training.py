@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,8 @@ from patchlight.emulation.learning.config import (
     find_config,
     parse_config,
     read_config,
+    with_conditions,
+    with_start,
 )
 from patchlight.emulation.learning.export import export, of_runs, rounded
 from patchlight.emulation.learning.labs.network import (
@@ -46,6 +49,9 @@ from patchlight.emulation.learning.network import (
     OptionScorer,
     load_run,
     scorer_of,
+)
+from patchlight.emulation.learning.policy_iteration import (
+    PolicyIterationLearner,
 )
 from patchlight.emulation.learning.training import (
     TrainingRun,
@@ -166,12 +172,28 @@ def test_learning_from_play_beats_chance() -> None:
     assert np.mean(play(learner.average, scenario, 500, 4)) < 0.8 * chance
 
 
-def test_a_seed_fixes_the_weights() -> None:
-    config = parse_config(TINY)
+@pytest.mark.parametrize(
+    ("algorithm", "make", "sooner"),
+    [
+        ("afterstates", AfterstateLearner, ""),
+        (
+            "policy-iteration",
+            PolicyIterationLearner,
+            "policy_iteration: {learning_starts: 1}",
+        ),
+    ],
+    ids=["afterstates", "policy-iteration"],
+)
+def test_a_seed_fixes_the_weights(
+    algorithm: str, make: Any, sooner: str
+) -> None:
+    config = parse_config(
+        TINY.replace("steps", f"algorithm: {algorithm}\nsteps", 1) + sooner
+    )
     scenarios = scenarios_of(config, GRAPHS)
 
     def trained(config: Config) -> torch.Tensor:
-        learner = AfterstateLearner(config, scenarios)
+        learner = make(config, scenarios)
         for _ in range(4):
             learner.round()
         return torch.cat(
@@ -235,15 +257,19 @@ no teacher 'no'
 unknown key 'ppo'
     name: a⏎‸ppo: {n_epochs: 4}
 is not of algorithm 'afterstates'
-    ‸name: a⏎dqn: {alpha: 0.5}
+    ‸name: a⏎policy_iteration: {near: 4}
+servers
+    name: a⏎network: {cluster: ‸blocks}
 'graph_width' is of the observation
     name: a⏎network: ‸{graph_width: 4}
-these are 'afterstates'
-    ‸name: a⏎network: {observation: pac-ml}
+these are 'policy-it
+    ‸name: a⏎algorithm: policy-iteration⏎network: {observation: pac-ml}
 these are 'dqn' and 'patchlight'
     ‸name: a⏎algorithm: dqn
-a whole number from 1
-    name: a⏎algorithm: dqn⏎network: {observation: pac-ml}⏎dqn: {multi_step: ‸0}
+needs exact remaining times
+    ‸name: a⏎algorithm: policy-iteration⏎environment: {remaining_error: 0.3}
+a whole number from 2
+    name: a⏎algorithm: policy-iteration⏎policy_iteration: {options: ‸1}
 is not a name
     name: ‸a b
 """),
@@ -308,6 +334,19 @@ def test_cards_of_shipped_models_hold_their_configurations(
     assert parse_config(json.dumps(dict(kept))) == read_config(
         find_config(Path(config))
     )
+
+
+def test_the_model_for_any_load_says_what_its_members_learned_under() -> None:
+    training = read_card(MODELS / "learned-first-fit-any.json").training
+    members = [tuple(each) for each in training["learned_under"]]
+    kept = parse_config(json.dumps(dict(training["config"])))
+    assert set(kept.environment.conditions) == {
+        each for member in members for each in member
+    }
+    first = with_start(with_conditions(kept, members[0]), "")
+    assert first == read_config(find_config(Path("ramp-first-fit-iterated")))
+    others = read_config(find_config(Path("ramp-first-fit-underload")))
+    assert members[-1] == others.environment.conditions
 
 
 def test_a_run_may_fix_the_instance_of_the_laws() -> None:
@@ -475,3 +514,26 @@ def test_the_best_of_many_means_is_below_the_mean(
         assert 100 * min(rates) - 0.01 <= float(found[2])
         # On law B no episode of these models differs from another.
         assert float(found[2]) < float(found[1]) or np.ptp(rates) == 0
+
+
+def test_a_run_begins_with_the_weights_of_an_earlier_one(
+    tmp_path: Path,
+) -> None:
+    config = parse_config(TINY.replace("4000", "500"))
+    report = TrainingRun(config, GRAPHS, tmp_path / "run").learn()
+    begun = with_start(config, str(tmp_path / "run"))
+    assert begun == parse_config(
+        TINY.replace("4000", "500")
+        + f"afterstates: {{start: {tmp_path / 'run'}}}\n"
+    )
+    learner = AfterstateLearner(begun, scenarios_of(begun, GRAPHS))
+    scenario = scenarios_of(config, GRAPHS)[1]
+    assert play(learner.scorer, scenario, 500, 2) == play(
+        report.scorer, scenario, 500, 2
+    )
+    small = parse_config(TINY.replace("[16]", "[8]"))
+    with pytest.raises(BadInput, match="is of another network"):
+        AfterstateLearner(
+            with_start(small, str(tmp_path / "run")),
+            scenarios_of(small, GRAPHS),
+        )

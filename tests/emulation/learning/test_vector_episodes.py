@@ -1,11 +1,15 @@
-"""Episodes side by side give what single ones give, job for job."""
+"""Vector episodes come to the same as single ones, job for job."""
 
 import numpy as np
 import pytest
 
 from patchlight.controller.policies.observation import RampObserver
 from patchlight.emulation.learning.afterstates import ControlVariate
-from patchlight.emulation.learning.episodes import Episodes, Finished
+from patchlight.emulation.learning.vector_episodes import (
+    Finished,
+    VectorEpisodes,
+)
+from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
 from patchlight.emulation.simulator.ramp.ramp import RampShape
 from patchlight.emulation.simulator.ramp.scenario import (
@@ -14,6 +18,7 @@ from patchlight.emulation.simulator.ramp.scenario import (
     pac_ml_scenario,
 )
 from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 
 pytest.importorskip(
@@ -43,37 +48,35 @@ def test_they_do_what_single_episodes_do(
     ]
     count = 6
     rng = np.random.default_rng(1)
-    several = Episodes(scenarios, count, 1000)
+    vector = VectorEpisodes(scenarios, count, 1000)
     singles = [
-        Episode(scenarios[int(several.scenario_of[env])], 1000 + env)
-        for env in range(count)
+        Episode(scenarios[int(vector.scenario_of[i])], int(vector.seed_of[i]))
+        for i in range(count)
     ]
-    observers = [RampObserver(several.layout) for _ in range(count)]
-    actions = len(several.layout.actions)
+    observers = [RampObserver(vector.layout) for _ in range(count)]
+    arrays = vector.layout.empty(count)
     finished: dict[int, Finished] = {}
     outcomes = set()
     for turn in range(150):
-        for env, (episode, observer) in enumerate(
-            zip(singles, observers, strict=True)
-        ):
-            if turn % 7:
-                continue
-            seen = observer.observe(*episode.question())
-            left = several.afterstates(
-                np.full(actions, env), np.arange(actions)
-            )
-            assert np.allclose(seen["remaining"], left, atol=2e-4)
-            assert np.array_equal(seen["mask"] > 0, several.mask[env])
-            assert np.allclose(seen["recent"], several.recent[env], atol=1e-4)
-            free = seen["job"][3] * several.layout.servers
-            assert round(free) == several.free[env]
+        if turn % 7 == 0:
+            vector.observe(arrays)
+            for env, (episode, observer) in enumerate(
+                zip(singles, observers, strict=True)
+            ):
+                seen = observer.observe(*episode.question())
+                for name, array in seen.items():
+                    assert np.allclose(array, arrays[name][env], atol=2e-4), (
+                        turn,
+                        env,
+                        name,
+                    )
         # Mostly what can succeed, now and then what cannot.
-        odds = (several.mask + 0.5) * rng.random(several.mask.shape)
-        chosen = odds.argmax(axis=1)
-        accepted, ended = several.step(chosen)
+        odds = (vector.mask + 0.5) * rng.random(vector.mask.shape)
+        actions = odds.argmax(axis=1)
+        accepted, ended = vector.step(actions)
         finished |= {each.env: each for each in ended}
         for env, episode in enumerate(singles):
-            outcome = episode.decide(several.layout.actions[chosen[env]])
+            outcome = episode.decide(vector.layout.actions[actions[env]])
             outcomes.add(outcome)
             assert (outcome is JobOutcome.ACCEPTED) == accepted[env]
     assert {JobOutcome.ACCEPTED, JobOutcome.REFUSED} <= outcomes
@@ -93,20 +96,20 @@ def test_jobs_that_come_at_random_times_and_another_shape(
     scenario = Scenario(
         small, plain.law, plain.rule, 6e4, PoissonArrivals(900.0), None, False
     )
-    several = Episodes([scenario], 3, 1000)
+    vector = VectorEpisodes([scenario], 3, 1000)
     rates: dict[int, float] = {}
     while len(rates) < 3:
-        for each in several.step(
-            several.mask.shape[1] - 1 - several.mask[:, ::-1].argmax(axis=1)
+        for each in vector.step(
+            vector.mask.shape[1] - 1 - vector.mask[:, ::-1].argmax(axis=1)
         )[1]:
             rates.setdefault(each.seed, each.blocking_rate)
     for seed, rate in rates.items():
         episode = Episode(scenario, seed)
-        observer = RampObserver(several.layout)
+        observer = RampObserver(vector.layout)
         while episode.job is not None:
             mask = observer.observe(*episode.question())["mask"]
             episode.decide(
-                several.layout.actions[int(np.flatnonzero(mask)[-1])]
+                vector.layout.actions[int(np.flatnonzero(mask)[-1])]
             )
         assert rate == pytest.approx(episode.result().blocking_rate())
 
@@ -115,10 +118,10 @@ def test_staggered_episodes_report_whole_episodes_only(
     workloads: Workloads,
 ) -> None:
     scenario = pac_ml_scenario(workloads, "A", horizon_s=1e5)
-    several = Episodes([scenario], 20, 1000, staggered=True)
+    vector = VectorEpisodes([scenario], 20, 1000, staggered=True)
     ended = []
     for _ in range(100):
-        ended += several.step(np.zeros(20, int))[1]
+        ended += vector.step(np.zeros(20, int))[1]
     assert len({each.env for each in ended}) < 20
     assert {each.blocking_rate for each in ended} <= {100 / 101}
 
@@ -126,20 +129,20 @@ def test_staggered_episodes_report_whole_episodes_only(
 def test_the_control_variate_is_nothing_on_average(
     workloads: Workloads,
 ) -> None:
-    several = Episodes(
+    vector = VectorEpisodes(
         [pac_ml_scenario(workloads, "A")], 64, 1000, staggered=True
     )
-    variate = ControlVariate(several)
+    variate = ControlVariate(vector)
     rng = np.random.default_rng(0)
     found = []
     for turn in range(400):
-        kinds = variate.kinds(several)
+        kinds = variate.kinds(vector)
         if turn > 200:
             found.append(variate.of(kinds))
         # Strict jobs are worth less.
-        variate.learn(kinds, several.beta + 0.01 * rng.random(64))
-        several.step(
-            (several.mask * rng.random(several.mask.shape)).argmax(axis=1)
+        variate.learn(kinds, vector.beta + 0.01 * rng.random(64))
+        vector.step(
+            (vector.mask * rng.random(vector.mask.shape)).argmax(axis=1)
         )
     assert abs(np.mean(found)) < 0.02
     assert np.std(found) > 0.15
@@ -152,21 +155,34 @@ def test_the_control_variate_leaves_in_what_is_special_of_an_episodes_law(
         pac_ml_scenario(workloads, name, horizon_s=2e5)
         for name in ("uniform:0.2:0.6", "A")
     ]
-    several = Episodes(each, 40, 1000)
-    variate = ControlVariate(several)
+    vector = VectorEpisodes(each, 40, 1000)
+    variate = ControlVariate(vector)
     rng = np.random.default_rng(0)
     found = []
     for turn in range(190):
         # As if both laws were one: what a kind of job costs is learned of both together.
-        kinds = np.zeros(40, int), *variate.kinds(several)[1:]
+        kinds = np.zeros(40, int), *variate.kinds(vector)[1:]
         if turn > 90:
             found.append(variate.of(kinds))
-        variate.learn(kinds, several.beta)
-        several.step(
-            (several.mask * rng.random(several.mask.shape)).argmax(axis=1)
+        variate.learn(kinds, vector.beta)
+        vector.step(
+            (vector.mask * rng.random(vector.mask.shape)).argmax(axis=1)
         )
     by_law = [
-        np.mean(np.array(found)[:, several.scenario_of == law])
+        np.mean(np.array(found)[:, vector.scenario_of == law])
         for law in (0, 1)
     ]
     assert np.abs(by_law).max() < 0.03
+
+
+def test_what_they_cannot_do_is_refused(workloads: Workloads) -> None:
+    plain = pac_ml_scenario(workloads, "A")
+    broken = Scenario(
+        workloads, plain.law, plain.rule, failures=Outages("server", 1e5, 1e4)
+    )
+    with pytest.raises(BadInput, match="break"):
+        VectorEpisodes([broken], 2, 0)
+    with pytest.raises(BadInput, match="same workloads"):
+        VectorEpisodes(
+            [plain, pac_ml_scenario(Workloads(workloads.graphs), "A")], 2, 0
+        )
