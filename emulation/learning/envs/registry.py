@@ -93,6 +93,30 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "queue",
         "ramp_servers",
     ),
+    _registered(
+        "OperationPlacement",
+        "on which server the next part of a split model is",
+        "a training step on a RAMP",
+        "operations",
+    ),
+    _registered(
+        "OperationOrder",
+        "which ready operation is next",
+        "a training step on a RAMP",
+        "operations",
+    ),
+    _registered(
+        "FlowSchedule",
+        "which flow gets the next path",
+        "paths of light",
+        "flows",
+    ),
+    _registered(
+        "FlowChannel",
+        "over which channel the next flow goes",
+        "paths of light",
+        "flows",
+    ),
 )
 
 

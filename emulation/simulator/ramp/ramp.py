@@ -7,9 +7,9 @@ servers is an integer with one bit for each, so that "is this block free" is one
 A placement gives, for each number of parts n that occurs in a job, the n servers that the
 operations with n parts run on. ``ramp-first-fit`` fits each operation by itself, as PAC-ML's
 simulator does; as every part keeps within the servers' memory, that is one block for each
-n, the first free one. So a job's operations with fewer parts can take servers beyond its largest
-block. ``ramp-block`` takes one block for the job and runs operations with fewer parts on servers
-within it.
+n, the first free one (``place_one_by_one`` shows it, and counts memory). So a job's operations
+with fewer parts can take servers beyond its largest block. ``ramp-block`` takes one block for
+the job and runs operations with fewer parts on servers within it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs.model import PartitionedGraph
 
 
 @dataclass(
@@ -280,3 +281,46 @@ def _within(
     others = (1 << ramp.shape.size) - 1 & ~whole.mask
     fitting = ramp.first_free(count, others)
     return fitting or Block(sum(1 << server for server in first), first)
+
+
+def place_one_by_one(
+    ramp: Ramp,
+    graph: PartitionedGraph,
+    occupied: int,
+    memory_bytes: float,
+) -> list[tuple[int, ...]] | None:
+    """``ramp-first-fit`` operation by operation: the servers of each forward operation's parts.
+
+    In topological order each operation goes to the servers of the first of its parents that
+    has as many parts, where these have the memory, else to the first block whose servers have
+    no other job and the memory. An operation's memory counts once for both passes. ``None`` if
+    one of them fits nowhere.
+    """
+    forward = graph.training.forward
+    left = dict.fromkeys(range(ramp.shape.size), memory_bytes)
+    found: dict[int, tuple[int, ...]] = {}
+    for operation in forward.order:
+        count = graph.splits[operation]
+        each = float(graph.part_bytes[operation])
+        inherited = (
+            found[p]
+            for p in forward.parents[operation]
+            if len(found[p]) == count
+        )
+        chosen = next(
+            (s for s in inherited if sum(left[i] for i in s) >= each * count),
+            None,
+        )
+        if chosen is None:
+            free = (
+                block.servers for block in ramp.free_blocks(count, occupied)
+            )
+            chosen = next(
+                (s for s in free if all(left[i] >= each for i in s)), None
+            )
+        if chosen is None:
+            return None
+        for server in chosen:
+            left[server] -= each
+        found[operation] = chosen
+    return [found[operation] for operation in range(len(forward.operations))]

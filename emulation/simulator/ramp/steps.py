@@ -99,12 +99,14 @@ def step_time(
     timing: RampTiming,
     servers: Servers,
     seconds_per_ms: float = 1e-3,
+    turns: Sequence[float] | None = None,
 ) -> float:
     """The duration of one step, in seconds.
 
     ``servers[i]`` are those of operation i's parts (indices as in the training graph, 2n of
     them). With ``seconds_per_ms`` 1 the graph's milliseconds count as seconds, as in PAC-ML's
-    simulator.
+    simulator. Of operations that are ready on a server the one with the lowest of ``turns`` (2n of
+    them) goes first, the shortest without ``turns``.
     """
     step = _Step(
         graph,
@@ -113,7 +115,7 @@ def step_time(
         servers,
     )
     cost_s = (graph.part_ms * seconds_per_ms).tolist()
-    return _Timeline(step, cost_s).run()
+    return _Timeline(step, cost_s, cost_s if turns is None else turns).run()
 
 
 class _Step:
@@ -269,6 +271,7 @@ class _Timeline:
         self,
         step: _Step,
         cost_s: Sequence[float],
+        turns: Sequence[float],
     ) -> None:
         self._step = step
         self._now_s = 0.0
@@ -281,7 +284,7 @@ class _Timeline:
             for twin in (op, half + op)
         ]
         rank = {operation: -turn for turn, operation in enumerate(placed)}
-        self._priority = [(cost_s[i], rank[i]) for i in step.owner]
+        self._priority = [(turns[i], rank[i]) for i in step.owner]
         self._servers = {server: _Server() for server in step.home}
         self._touched = set[int]()  # servers on which another part may run now
         self._events: list[_Event] = []

@@ -9,6 +9,7 @@ from patchlight.emulation.simulator.ramp.ramp import (
     Ramp,
     RampShape,
     place,
+    place_one_by_one,
     sub_blocks,
 )
 from patchlight.emulation.simulator.ramp.steps import RampTiming, step_time
@@ -20,7 +21,6 @@ from patchlight.testbed.graphs import (
     partition,
     read_graph,
 )
-from patchlight.testbed.graphs.model import PartitionedGraph
 
 RAMP = Ramp(PAC_ML_SHAPE)
 TIMING = RampTiming()
@@ -143,49 +143,11 @@ def test_a_server_takes_the_shortest_first_and_is_interrupted_by_a_shorter() -> 
     servers = [one, one, two, one, two, one]
     # a until 1, b 1–3, c 3–4, d 4–8, b 4–7: the end is at 8, not at 11 as without interruption.
     assert step_time(graph, RAMP, TIMING, servers * 2) == pytest.approx(8.0)
-
-
-def place_one_by_one(
-    ramp: Ramp,
-    graph: PartitionedGraph,
-    occupied: int,
-    memory_bytes: float,
-) -> list[tuple[int, ...]] | None:
-    """``ramp-first-fit`` operation by operation: the servers of each forward operation's parts.
-
-    In topological order each operation goes to the servers of the first of its parents that
-    has as many parts, where these have the memory, else to the first block whose servers have
-    no other job and the memory. An operation's memory counts once for both passes. ``None`` if
-    one of them fits nowhere.
-    """
-    forward = graph.training.forward
-    left = dict.fromkeys(range(ramp.shape.size), memory_bytes)
-    found: dict[int, tuple[int, ...]] = {}
-    for operation in forward.order:
-        count = graph.splits[operation]
-        each = float(graph.part_bytes[operation])
-        inherited = (
-            found[p]
-            for p in forward.parents[operation]
-            if len(found[p]) == count
-        )
-        chosen = next(
-            (s for s in inherited if sum(left[i] for i in s) >= each * count),
-            None,
-        )
-        if chosen is None:
-            free = (
-                block.servers for block in ramp.free_blocks(count, occupied)
-            )
-            chosen = next(
-                (s for s in free if all(left[i] >= each for i in s)), None
-            )
-        if chosen is None:
-            return None
-        for server in chosen:
-            left[server] -= each
-        found[operation] = chosen
-    return [found[operation] for operation in range(len(forward.operations))]
+    # By given turns b, whose turn is first, goes on: c 6–7, d 7–11.
+    turns = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] * 2
+    assert step_time(
+        graph, RAMP, TIMING, servers * 2, turns=turns
+    ) == pytest.approx(11.0)
 
 
 @pytest.mark.parametrize("degree", DEGREES)
