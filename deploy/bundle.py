@@ -1,4 +1,4 @@
-"""What servers are given: wheels of Patchlight and of what it requires, for their Pythons.
+"""The files for servers: wheels of Patchlight and of its requirements, for their Pythons.
 
 A *part* of a bundle is for one kind of server (Python, machine) and one role. For servers like
 this machine a part is made of what is installed here, without a network; for others it is
@@ -92,7 +92,7 @@ class Part:
 
     @property
     def required(self) -> dict[str, BundleFile]:
-        """What it requires, with the installer: a *layer*, which releases share."""
+        """Its requirements, with the installer: a *layer*, which releases share."""
         of_layer = f"bytecode-{self.layer}-"
         ours = ("patchlight-", "bytecode-")
         return {
@@ -215,7 +215,7 @@ class FromFile(Supply):
 
 
 def here() -> Target:
-    """What this machine is."""
+    """This machine's platform."""
     return Target(".".join(map(str, sys.version_info[:2])), platform.machine())
 
 

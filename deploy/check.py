@@ -93,7 +93,7 @@ def judge(
     facts: Mapping[str, ServerFacts | PatchlightError],
     workers: Workers = "auto",
 ) -> Iterator[Finding]:
-    """What follows from what the servers answered, or from the errors that they gave instead."""
+    """The findings from the servers' answers, or from their errors."""
     asked = [
         (server, facts[server.name])
         for server in lab.servers
@@ -189,7 +189,7 @@ class WorkersRun(PatchlightError):
     slots=True,
 )
 class Installed:
-    """What is on a server: ``None`` is no release, or no controller that is to run there.
+    """The state of a server: ``None`` is no release, or no controller that is to run there.
 
     ``version`` is what the agent answers, ``since`` when it was started (Unix time), ``restarts``
     how often it was started again by itself, ``problem`` why it is not healthy.
@@ -208,7 +208,7 @@ class Installed:
 
 
 class Servers:
-    """The servers that a lab is deployed to, for several threads; others who deploy see ``who``."""
+    """The servers of a deployment, for several threads; concurrent deployers see ``who``."""
 
     def __init__(self, agents: LabAgents, who: str) -> None:
         self._agents = agents

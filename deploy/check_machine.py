@@ -1,4 +1,4 @@
-"""What one machine lacks: software, disk space, Docker, the time, the GPUs and NICs of its lab."""
+"""Checks one machine: software, disk space, Docker, the time, the GPUs and NICs of its lab."""
 
 import re
 from collections import Counter
@@ -514,7 +514,7 @@ def judge_machine(
     facts: ServerFacts,
     workers: Workers,
 ) -> Iterator[Finding]:
-    """What is there, and what of ``server`` is not; what no lab file claims is never wrong."""
+    """All findings about one machine; what no lab file claims is no mistake."""
     yield from machine(server, facts)
     yield from docker(server, facts, workers)
     yield from bubblewrap(server, facts, workers)
@@ -523,7 +523,7 @@ def judge_machine(
 
 
 def sudo_and_python(server: Server, facts: ServerFacts) -> Iterator[Finding]:
-    """What a deployment runs by."""
+    """Whether sudo and Python are there, which a deployment needs."""
     refusal = facts.sudo_refusal
     user = server.ssh.user or "the user who logs in"
     yield Finding(
@@ -607,7 +607,7 @@ def bubblewrap(
     facts: ServerFacts,
     workers: Workers,
 ) -> Iterator[Finding]:
-    """What confines workers that are processes; nothing where none is."""
+    """Whether workers that are processes can be confined; nothing where Docker runs them."""
     if workers == "docker" or (
         workers == "auto" and facts.docker and facts.docker.answers
     ):

@@ -47,7 +47,7 @@ def engine_with_image(
 
 
 def _checked(script: str, *arguments: str) -> str:
-    """What one of the scripts beside this file prints; what it says besides goes to the user."""
+    """The output of one of the scripts beside this file; its standard error goes to the user."""
     process = _run(script, *arguments)
     if process.returncode:
         raise NoEngine(

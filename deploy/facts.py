@@ -1,4 +1,4 @@
-"""What a server tells of itself: the lines that ``facts.sh`` prints, read with care."""
+"""Facts that a server reports: parses the lines that ``facts.sh`` prints."""
 
 import json
 import subprocess
@@ -88,7 +88,7 @@ class GpuFacts:
     slots=True,
 )
 class DockerFacts:
-    """What answers at the Docker engine's ``url``; ``answers`` is ``None`` if it was not tried."""
+    """The Docker engine at ``url``; ``answers`` is ``None`` if it was not tried."""
 
     url: str
     answers: bool | None
@@ -103,7 +103,7 @@ class DockerFacts:
     slots=True,
 )
 class ServerFacts:
-    """What a server has, as who looked (``user``) sees it.
+    """A server's hardware and software, as ``user`` sees it.
 
     ``clock_offset_s``: by how much its clock is ahead of ours, give or take
     ``clock_uncertainty_s``. ``sudo_refusal`` is what ``sudo`` said, ``None`` where it works.
@@ -140,7 +140,7 @@ class ServerFacts:
 
 
 class NoFacts(ValueError):
-    """What a server printed is not what was looked for."""
+    """A server printed something unexpected."""
 
 
 def parse_facts(
@@ -305,7 +305,7 @@ def facts_script() -> str:
 
 
 def facts_here(root: Path | None = None) -> ServerFacts:
-    """What this machine has, or a folder ``root`` laid out as ``/``; else ``PatchlightError``."""
+    """The facts of this machine, or of a folder ``root`` like ``/``; else ``PatchlightError``."""
     now = time.time()
     try:
         done = subprocess.run(

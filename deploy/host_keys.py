@@ -29,7 +29,7 @@ class OtherKeyOffered(HostKeyRefused):
 
 
 def read_known_hosts() -> KnownHosts:
-    """What the user's and the system's files vouch for; may raise ``HostKeyRefused``."""
+    """The keys in the user's and the system's files; may raise ``HostKeyRefused``."""
     try:
         return KnownHosts.read(USER_FILE.expanduser(), _SYSTEM_FILE)
     except OSError as error:

@@ -64,7 +64,7 @@ def write_image(
 
 
 def image_ids(file: Path) -> set[str]:
-    """What engines call the images of a file of ``docker save``; empty if it is packed."""
+    """The names of the images in a file of ``docker save``; empty if it is packed."""
     with (
         suppress(
             OSError,

@@ -75,7 +75,7 @@ class LabAgents:
         self._tls = credentials.context(server=False)
 
     def status(self, server: Server, remote: Remote) -> dict[str, Any]:
-        """What an agent says of itself; ``AgentDoesNotAnswer``."""
+        """An agent's status; ``AgentDoesNotAnswer``."""
         return self._call(
             server,
             remote,
@@ -178,7 +178,7 @@ def listening_at(server: Server) -> str:
 
 
 class DidNotStart(PatchlightError):
-    """What was deployed does not run."""
+    """The deployed release does not run."""
 
 
 @dataclass(
@@ -186,10 +186,11 @@ class DidNotStart(PatchlightError):
     slots=True,
 )
 class PushOptions:
-    """What is chosen for a push.
+    """The options of a push.
 
     ``image_file`` is ``image`` as ``docker save`` writes it; ``controller`` the server that the
-    lab's controller is to run on (``None``: it stays where it is); others who deploy see ``who``.
+    lab's controller is to run on (``None``: it stays where it is); concurrent
+    deployers see ``who``.
     """
 
     who: str
@@ -204,7 +205,7 @@ class PushOptions:
     slots=True,
 )
 class Pushed:
-    """What a push did on a server: bytes sent, whether anything changed, what its agent answers."""
+    """The result of a push on a server: bytes sent, whether it changed, its agent's answer."""
 
     release: str
     changed: bool
@@ -217,7 +218,7 @@ class Pushed:
     slots=True,
 )
 class Plan:
-    """What a push would do on a server: the release, the one that runs now, bytes to send."""
+    """The plan of a push on a server: the release, the one that runs now, bytes to send."""
 
     release: str
     runs: str | None
@@ -399,7 +400,7 @@ class Push:
 
     @cached_property
     def _lab_file(self) -> str:
-        """The lab's file, without what is the business of who deploys."""
+        """The lab file without deploy-only keys."""
         servers = tuple(
             replace(server, ssh=SshAccess()) for server in self._lab.servers
         )

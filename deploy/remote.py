@@ -279,7 +279,7 @@ class Remote:
         *,
         follow: bool,
     ) -> Iterator[str]:
-        """What a service wrote, piece by piece."""
+        """The output of a service, piece by piece."""
         with self._cut("reading the log"):
             fields = {
                 "do": "logs",
@@ -420,7 +420,7 @@ def on_all_servers(
 ) -> list[ServerResult[R]]:
     """Do ``work`` on all servers over SSH; the outcomes in the order of the servers.
 
-    Ctrl-C cuts all connections; what the servers were at stays as it is, to be continued.
+    Ctrl-C cuts all connections; unfinished work stays on the servers, and can be resumed.
     """
     open_now: set[paramiko.SSHClient] = set()
     over = False

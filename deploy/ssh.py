@@ -54,7 +54,7 @@ class SshLoginRefused(PatchlightError):
     slots=True,
 )
 class Passwords:
-    """What users type and no file of a lab has: the password to log in with, and that of sudo."""
+    """Passwords that users type and lab files lack: for SSH and for sudo."""
 
     login: str | None = field(
         default=None,
@@ -201,7 +201,7 @@ class Connections:
             ) from error
 
     def known_keys(self, place: SshHost) -> list[paramiko.PKey]:
-        """What ``known_hosts`` has of a host, where the lab file has nothing."""
+        """A host's keys in ``known_hosts``, where the lab file has none."""
         return (
             self._known.of(place.host, place.port)
             if place.host_key is None
@@ -403,7 +403,7 @@ def _unreachable(place: SshHost, error: Exception) -> Unreachable:
 
 
 def _unread() -> str:
-    """What OpenSSH reads, and we do not: the lab file is for all users of a lab."""
+    """Settings of OpenSSH that are not read here: the lab file is for all users of a lab."""
     if not Path("~/.ssh/config").expanduser().exists():
         return ""
     return " ~/.ssh/config is not read: what it says of the host goes under 'ssh' of the server."

@@ -97,7 +97,7 @@ def _put(
     key: str,
     value: str,
 ) -> Change:
-    """What to change so that a group that has at least one key says this."""
+    """The change after which a group with at least one key has this value."""
     there = values_of(group).get(key)
     if there is not None:
         return there.start_mark.index, there.end_mark.index, value

@@ -1,4 +1,4 @@
-"""What is installed here as wheels, and the bytecode of what an agent imports; without a network.
+"""Makes wheels of what is installed here, and bytecode of an agent's imports; needs no network.
 
 For servers with the Python of this machine next to nothing is then compiled where an agent starts.
 What an agent imports is found by importing it, in a process of its own::
@@ -42,7 +42,7 @@ _TESTS = "tests"
 _FOR_DEVELOPERS = {".a", ".c", ".h", ".pxd", ".pyi", ".pyx"}
 # Learned policies are half of Patchlight's size.
 _FOR_CONTROLLERS = (".onnx", "/deploy/lock.txt")
-_RECIPE = 3  # to be raised when wheels of the same files get other contents
+_RECIPE = 3  # raise it when the contents of wheels change
 
 
 def needed(names: Iterable[str]) -> dict[str, Distribution]:
@@ -164,7 +164,7 @@ def _content(source: Path | bytes) -> bytes:
 
 
 def _installed_files(installed: Distribution) -> dict[str, Path | bytes]:
-    """What runs of the packages' folder; programs are made again from the entry points."""
+    """The files of the packages' folder; programs are made again from the entry points."""
     files: dict[str, Path | bytes] = {}
     for path in installed.files or ():
         runs = (
@@ -286,7 +286,7 @@ def bytecode_of(
 
 
 def unchecked_bytecode(source: bytes, code: CodeType) -> bytes:
-    """What a ``.pyc`` file has; Python takes it whatever the source beside it is or is dated."""
+    """The content of a ``.pyc`` file that Python uses whatever the source beside it."""
     start = (
         importlib.util.MAGIC_NUMBER
         + _UNCHECKED

@@ -245,6 +245,101 @@ def _tightest(
     return demands, capacities
 
 
+@dataclass(
+    eq=False,
+    slots=True,
+)
+class _Player:
+    """A job that is played: its iterations so far, and the one that it is in.
+
+    ``part`` is how much of its first iteration is left, ``wanted`` how many iterations it does.
+    """
+
+    job: PhasedJob
+    demand: Demand
+    begins_s: float
+    wanted: float
+    part: float
+    compute_s: float
+    bits: float
+    left_bits: float = 0.0
+    rate_bps: float = 0.0
+    since_s: float = 0.0
+    sends: bool = False
+    sent_s: float = 0.0
+    done: int = 0
+    mark_s: float = 0.0
+    end_s: float = 0.0
+
+    @classmethod
+    def of(
+        cls, job: PhasedJob, demand: Demand, begins_s: float, ends: bool
+    ) -> "_Player":
+        """A job from ``begins_s`` on; one that is not played to where it ``ends`` goes on."""
+        player = cls(
+            job=job,
+            demand=demand,
+            begins_s=begins_s,
+            wanted=float(math.ceil(job.left)) if ends else math.inf,
+            part=job.left % 1 or 1.0 if job.left < math.inf else 1.0,
+            compute_s=job.compute_s if job.is_known else 0.0,
+            bits=job.bits if job.is_known else math.inf,
+        )
+        player.left_bits = player.part * player.bits
+        player.mark_s = begins_s
+        player.end_s = begins_s
+        return player
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it has anything to do."""
+        return bool(self.job.left and (self.compute_s or self.bits))
+
+    def send(self, now_s: float) -> float:
+        """Begin to send, unless its slot is later: how long it waits for that."""
+        slot = self.job.slot
+        if slot is not None and (wait_s := slot.wait_s(now_s)):
+            return wait_s
+        self.sends = True
+        self.rate_bps = 0.0
+        self.since_s = now_s
+        self.sent_s -= now_s
+        return 0.0
+
+    def end_iteration(self, now_s: float, unmeasured: int) -> None:
+        """End an iteration; the times of the first ``unmeasured`` do not count."""
+        if self.sends:
+            self.sends = False
+            self.sent_s += now_s
+        self.done += 1
+        self.end_s = now_s
+        if self.done == unmeasured:
+            self.mark_s = now_s
+        self.left_bits = self.bits
+
+    def sent_at_s(self, now_s: float, rate_bps: float) -> float:
+        """When it has sent all if it sends at this rate from now on."""
+        self.left_bits -= self.rate_bps * (now_s - self.since_s)
+        self.rate_bps = rate_bps
+        self.since_s = now_s
+        rest = max(0.0, self.left_bits)
+        return now_s + rest / rate_bps if rate_bps else math.inf
+
+    def pace_s(self, now_s: float, unmeasured: int, rate_bps: float) -> float:
+        """Seconds of an iteration; ``rate_bps`` is its rate if all jobs send all the time."""
+        measured = self.done - unmeasured
+        if measured > _FEW:
+            return (self.end_s - self.mark_s) / measured
+        # Of a job with very long iterations, its mean rate while it sent.
+        sent_bits = (self.done + self.part) * self.bits - self.left_bits
+        if self.sends:
+            self.sent_s += now_s
+            sent_bits += self.rate_bps * (now_s - self.since_s)
+        if self.job.is_known and self.sent_s > 0:
+            rate_bps = sent_bits / self.sent_s
+        return _steady_s(self.job, rate_bps)
+
+
 def _play(
     group: Sequence[PhasedJob],
     capacity_bps: Mapping[Hashable, float],
@@ -257,118 +352,88 @@ def _play(
     """
     demands, capacities = _tightest(group, capacity_bps)
     finite = least == math.inf
-    count = len(group)
-    compute_s = [job.compute_s if job.is_known else 0.0 for job in group]
-    bits = [job.bits if job.is_known else math.inf for job in group]
-    wanted = [
-        float(math.ceil(job.left)) if finite else math.inf for job in group
-    ]
-    parts = [
-        job.left % 1 or 1.0 if job.left < math.inf else 1.0 for job in group
-    ]
-    begins_s = [max(now_s, job.begins_s) if finite else 0.0 for job in group]
-    at_s = [
-        b + p * c
-        for b, p, c in zip(
-            begins_s,
-            parts,
-            compute_s,
-            strict=True,
+    players = [
+        _Player.of(
+            job, demand, max(now_s, job.begins_s) if finite else 0.0, finite
         )
+        for job, demand in zip(group, demands, strict=True)
     ]
-    sends = [False] * count
-    left = [p * b for p, b in zip(parts, bits, strict=True)]
-    rates_bps = [0.0] * count
-    since_s = [0.0] * count
-    done = [0] * count
-    marks_s = begins_s.copy()
-    ends_s = begins_s.copy()
-    sent_s = [0.0] * count
     unmeasured = 0 if finite else max(1, int(least) // _UNMEASURED)
-    behind = 0
-    for number, job in enumerate(group):
-        if not job.left or not (compute_s[number] or bits[number]):
-            at_s[number] = math.inf  # It has nothing to do.
-        elif job.is_known:
-            behind += 1
-    events = math.inf if finite else _EVENTS // count
+    now_s = _run(players, capacities, least, unmeasured)
+    if finite:
+        for player in players:
+            job = player.job
+            if job.is_known and player.done == math.ceil(job.left):
+                job.ends_s = player.end_s
+        return
+    steady = fair_rates(demands, capacities, UNLIMITED_BPS)
+    for player, rate_bps in zip(players, steady, strict=True):
+        player.job.pace_s = player.pace_s(now_s, unmeasured, rate_bps)
+
+
+def _run(
+    players: Sequence[_Player],
+    capacity_bps: Mapping[Hashable, float],
+    least: float,
+    unmeasured: int,
+) -> float:
+    """Play until all with a known computing time have done enough; the time of the last event."""
+    # What each does next: it has computed, waited or sent.
+    at_s = [
+        player.begins_s + player.part * player.compute_s
+        if player.has_work
+        else math.inf
+        for player in players
+    ]
+    behind = sum(player.has_work and player.job.is_known for player in players)
+    events = math.inf if least == math.inf else _EVENTS // len(players)
+    now_s = 0.0
     while behind and events > 0:
         now_s = min(at_s)
         if now_s == math.inf:
             break
         limit_s = now_s + _AT_ONCE * now_s
         changes = False
-        for number in range(count):
+        for number, player in enumerate(players):
             if at_s[number] > limit_s:
                 continue
             events -= 1
-            if not sends[number] and left[number]:
-                slot = group[number].slot
-                if slot is not None and (wait_s := slot.wait_s(now_s)):
+            if not player.sends and player.left_bits:
+                if wait_s := player.send(now_s):
                     at_s[number] = now_s + wait_s
-                    continue
-                sends[number] = changes = True
-                rates_bps[number] = 0.0
-                since_s[number] = now_s
-                sent_s[number] = sent_s[number] - now_s
+                else:
+                    changes = True
                 continue
-            if sends[number]:
-                sends[number] = False
-                changes = True
-                sent_s[number] += now_s
-            done[number] += 1
-            ends_s[number] = now_s
-            if done[number] == unmeasured:
-                marks_s[number] = now_s
-            behind -= done[number] == min(least, wanted[number])
+            changes = changes or player.sends
+            player.end_iteration(now_s, unmeasured)
+            behind -= player.done == min(least, player.wanted)
             at_s[number] = (
-                now_s + compute_s[number]
-                if done[number] < wanted[number]
+                now_s + player.compute_s
+                if player.done < player.wanted
                 else math.inf
             )
-            left[number] = bits[number]
-        if not changes:
-            continue
-        senders = [number for number in range(count) if sends[number]]
-        found = fair_rates(
-            [demands[n] for n in senders], capacities, UNLIMITED_BPS
-        )
-        for number, rate_bps in zip(senders, found, strict=True):
-            if rate_bps != rates_bps[number]:
-                left[number] -= rates_bps[number] * (now_s - since_s[number])
-                rates_bps[number] = rate_bps
-                since_s[number] = now_s
-                rest = max(0.0, left[number])
-                at_s[number] = (
-                    now_s + rest / rate_bps if rate_bps else math.inf
-                )
-    if finite:
-        for job, end_s, number in zip(
-            group,
-            ends_s,
-            done,
-            strict=True,
-        ):
-            if job.is_known and number == math.ceil(job.left):
-                job.ends_s = end_s
-        return
-    steady = fair_rates(demands, capacities, UNLIMITED_BPS)
-    for number, job in enumerate(group):
-        measured = done[number] - unmeasured
-        rate_bps = steady[number]
-        if measured > _FEW:
-            job.pace_s = (ends_s[number] - marks_s[number]) / measured
-            continue
-        # Of a job with very long iterations, its mean rate while it sent.
-        sent_bits = (done[number] + parts[number]) * bits[number] - left[
-            number
-        ]
-        if sends[number]:
-            sent_s[number] += now_s
-            sent_bits += rates_bps[number] * (now_s - since_s[number])
-        if job.is_known and sent_s[number] > 0:
-            rate_bps = sent_bits / sent_s[number]
-        job.pace_s = _steady_s(job, rate_bps)
+        if changes:
+            _share(players, capacity_bps, at_s, now_s)
+    return now_s
+
+
+def _share(
+    players: Sequence[_Player],
+    capacity_bps: Mapping[Hashable, float],
+    at_s: list[float],
+    now_s: float,
+) -> None:
+    """Give those that send their fair rates, and say when each has sent all."""
+    senders = [number for number, each in enumerate(players) if each.sends]
+    found = fair_rates(
+        [players[number].demand for number in senders],
+        capacity_bps,
+        UNLIMITED_BPS,
+    )
+    for number, rate_bps in zip(senders, found, strict=True):
+        player = players[number]
+        if rate_bps != player.rate_bps:
+            at_s[number] = player.sent_at_s(now_s, rate_bps)
 
 
 def _steady_s(job: PhasedJob, rate_bps: float) -> float:

@@ -1,4 +1,4 @@
-"""What headers and acknowledgements add to what is sent."""
+"""The overhead of headers and acknowledgements."""
 
 from typing import NamedTuple
 

@@ -27,7 +27,7 @@ UNLIMITED_BPS = 1e15
 """The rate of a link without a limit in the lab file."""
 _MTU = 1500
 MACHINE = "machine"
-"""What all packet switches of an emulated lab share: the emulating machine."""
+"""The emulating machine, which all packet switches of an emulated lab share."""
 
 Demand = Mapping[Hashable, int]
 """How many edges of a ring use each directed link."""

@@ -377,7 +377,7 @@ def _kernel(name: str, command: str) -> Check:
 def machine(
     server: Server | None = None, needed_for: str = _SERVERS
 ) -> Iterator[Check]:
-    """What a server of a lab needs; with one of the lab file, whether this machine is like it."""
+    """The needs of a lab's server; with one of the lab file, whether this machine has them."""
     from patchlight.deploy.check_machine import judge_machine
     from patchlight.deploy.facts import facts_here
     from patchlight.testbed.lab.model import Server

@@ -1,4 +1,4 @@
-"""What the commands of ``patchlight deploy`` share, and ``patchlight deploy prometheus``."""
+"""Options shared by ``patchlight deploy``'s commands, and ``patchlight deploy prometheus``."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def lab_and_servers(
 
 
 def deployer() -> str:
-    """Who deploys, for others to read."""
+    """The deploying user's name, for others to read."""
     return f"{user_name()} on {socket.gethostname()}"
 
 
@@ -225,7 +225,7 @@ def on_servers(
 
 
 def servers_of(lab: Lab) -> Servers:
-    """What is deployed to a lab, for this user."""
+    """A lab's deployment, for this user."""
     from patchlight.controller.access.authority import (
         Authority,
         authority_folder,

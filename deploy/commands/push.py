@@ -340,7 +340,7 @@ def _plan_in_words(plan: Plan) -> str:
 
 
 def _table(findings: list[Finding]) -> out.Table:
-    """What is wrong, what cannot be told, and then in a line for each server what is good."""
+    """Problems, unknowns, and then a line for each server that is good."""
     server = out.Column("server", whole=True)
     table = out.Table(
         out.Column("", whole=True),

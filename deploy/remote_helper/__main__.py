@@ -56,7 +56,7 @@ class RemoteHelper:
         self._lock: TextIO | None = None
 
     def look(self, image: str = "") -> dict[str, Any]:
-        """What is here, and what identifies the image in the Docker engine."""
+        """What is installed, and the image's id in the Docker engine."""
         configuration = self._places.configuration
         here = [
             role for role, service in self._services.items() if service.is_here

@@ -109,7 +109,7 @@ class Layers:
                 ),
             )
         except BaseException:
-            # Of a full disk it takes the room that there is.
+            # Frees space on a full disk.
             shutil.rmtree(part)
             raise
         if folder.exists():

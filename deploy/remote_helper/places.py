@@ -16,7 +16,7 @@ MAKE_ROOM = "Make room on that disk of the server, and run the command again."
 
 
 class RequestRefused(Exception):
-    """What was wanted cannot be done: the words say why, ``hint`` what to do about it."""
+    """A request that cannot be carried out: the message says why, ``hint`` what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -105,7 +105,7 @@ class Line:
         self._outgoing.flush()
 
     def run(self, *command: str | Path) -> str:
-        """What a command writes; it ends with the other side. ``RequestRefused`` if it fails."""
+        """A command's output; it ends with the connection. ``RequestRefused`` if it fails."""
         with subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

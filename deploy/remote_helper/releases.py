@@ -1,4 +1,4 @@
-"""What a deployment has on a server: files, environments made of them, and images of workers."""
+"""A deployment on a server: files, environments made of them, and images of workers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Releases:
                             failed = error
         finally:
             if failed is not None and failed.errno == errno.ENOSPC:
-                part.unlink(missing_ok=True)  # it takes the room that there is
+                part.unlink(missing_ok=True)  # frees space
         if failed is not None:
             raise failed
         with part.open("rb") as file:
@@ -189,7 +189,7 @@ def _write_all(file: Any, piece: bytes) -> None:
 
 
 class Images:
-    """What was loaded for one lab: each image with its file's SHA-256 and its id in the engine."""
+    """The images loaded for one lab, each with its file's SHA-256 and its id in the engine."""
 
     def __init__(self, places: Places) -> None:
         self._files = places.files
@@ -257,7 +257,7 @@ class Images:
 
 
 def _id_of(image: str) -> str | None:
-    """What the engine calls it by its contents; ``None`` if it has none such, or is not there."""
+    """The engine's id of its contents; ``None`` if the image or the engine is missing."""
     from patchlight.testbed.linux import docker_engine
 
     with contextlib.suppress(OSError, KeyError):

@@ -1,4 +1,4 @@
-"""What papers report: OFC 2022, ODDL and PAC-ML. Only results and reports read this.
+"""Published figures of OFC 2022, ODDL and PAC-ML, for results and reports only.
 
 Nothing that measures imports this module, so that no measurement can lean on it. Of ODDL (W. Li
 et al., 2024) only the abstract was at hand. PAC-ML's figures are by law; ``NOTEBOOK`` is saved
@@ -34,7 +34,7 @@ class PaperCase:
 
     @property
     def model_utilization_ratio(self) -> float:
-        """What the reduction is in any model T = C + V/B: C is the same, T is less."""
+        """The reduction in any model T = C + V/B with the same C."""
         return 1 / (1 - self.reduction)
 
 

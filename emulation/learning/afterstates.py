@@ -173,9 +173,7 @@ class AfterstateLearner(Learner):
     def _play(
         self,
     ) -> tuple[list[NDArray[np.generic]], Floats, list[Finished]]:
-        """What the network is to be given of what was played, the values that it is to say, and
-        the episodes that ended.
-        """
+        """Play: the network's inputs, their targets, and the episodes that ended."""
         part = self._part
         means = self._followed()
         episodes = self.episodes

@@ -254,7 +254,7 @@ class Dqn:
 
 @dataclass(frozen=True)
 class Environment:
-    """What is simulated: as ``pac_ml_scenario``; each episode has one of ``laws`` in turn.
+    """The simulated episodes, as ``pac_ml_scenario``; each has one of ``laws`` in turn.
 
     ``conditions`` are loads and mixes, like ``fixed:800``, ``poisson:1000 error:0.3`` or
     ``fixed:150 gnmt=1``: each law comes under each of them. ``remaining_error`` is that of
@@ -345,7 +345,7 @@ class Environment:
 
     @property
     def names(self) -> list[str]:
-        """What tables call them."""
+        """Their names in tables."""
         many = len(self.conditions) > 1
         return [
             f"{law} {under}" if many else law for law, under in self.scenarios

@@ -65,7 +65,7 @@ class AfterstatePlayer:
     def taken(
         self, actions: NDArray[np.intp]
     ) -> tuple[NDArray[np.generic], ...]:
-        """What the network sees of the clusters that these actions leave behind, E × …"""
+        """The network's inputs for the clusters after these actions, E × …"""
         each = len(self._rows) // len(actions)
         rows = torch.from_numpy(
             self._rows[np.arange(len(actions)) * each + actions]

@@ -104,7 +104,7 @@ class ClusterValue(nn.Module):
         return found.squeeze(-1)
 
     def _sums(self, weight: Tensor, servers: int) -> Tensor:
-        """What a server adds that is busy at the first k times, (times + 1) · servers × width.
+        """The sums for a server that is busy at the first k times, (times + 1) · servers × width.
 
         To look such sums up takes a fifth of the time of multiplying.
         """
@@ -136,7 +136,7 @@ class ClusterValue(nn.Module):
         return self.busy_after * (recent[..., INTERVAL : INTERVAL + 1] * each)
 
     def _known(self, recent: Tensor) -> Tensor:
-        """What recent jobs tell, without units."""
+        """The features of recent jobs, without units."""
         capacity = (
             recent[..., INTERVAL : INTERVAL + 1] * self.layout.servers
         ).clamp(min=1e-6)

@@ -1,4 +1,4 @@
-"""What PAC-ML's agent sees, and its graph network.
+"""The observation of PAC-ML's agent, and its graph network.
 
 Parsonson, Shabka, Ottino, Zervas, arXiv 2301.13799, and their public simulator: operations and
 edges of the job's training step, a vector about the job and the cluster, and a mask that does not

@@ -28,7 +28,7 @@ KEPT_EVERY_S = 60.0
 class RunFolder:
     """``config`` is what may not change between a run and its resumption, ``may_change`` what may.
 
-    ``before_s`` were spent in earlier sittings.
+    ``before_s`` were spent before it was resumed.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RunFolder:
         os.replace(draft, self.path / CONFIG)
 
     def keep(self, state: Mapping[str, Any], spent_s: float) -> None:
-        """Write a checkpoint, after ``spent_s`` of this sitting."""
+        """Write a checkpoint, ``spent_s`` after the run was started or resumed."""
         draft = self.path / f"{CHECKPOINT}.tmp"
         torch.save(
             {
@@ -149,7 +149,7 @@ class RunLog:
             self._board.flush()
 
     def words(self, steps: int, spent_s: float) -> str:
-        """How far it is, after ``spent_s`` of this sitting, and how long the rest takes."""
+        """Progress and remaining time, ``spent_s`` after the run was started or resumed."""
         done = steps - self._first
         part = min(1.0, steps / self._steps)
         words = f"{part:4.0%}  {steps:>10,} decisions  {self._before_s + spent_s:6.0f} s"

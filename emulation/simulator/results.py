@@ -156,7 +156,7 @@ def policy_files(names: Iterable[str], kind: PolicyKind) -> list[Path]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints in the checkout that this is part of; ``None`` outside of one."""
+    """Git's output in this checkout; ``None`` outside of one."""
     root = Path(__file__).resolve().parents[2]
     # Another user's checkout, as under sudo, is read too.
     command = [

@@ -112,14 +112,6 @@ class CrashReport:
     traceback: bool = False
 
 
-def _let_go_of_output() -> None:
-    """Give standard output that cannot be written another place: Python flushes it as it ends."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def report(error: BaseException, settings: CrashReport) -> int:
     """Print ``error`` to standard error as a user can use it; its exit code."""
     if isinstance(error, SystemExit):
@@ -163,7 +155,7 @@ def report(error: BaseException, settings: CrashReport) -> int:
         where = f" ({error.filename})" if error.filename else ""
         say(f"patchlight: could not go on: {error.strerror}{where}", err=True)
         say(f"  {what_to_do}, and run the command again", err=True)
-        _let_go_of_output()
+        let_go_of_output()
         return 1
     said = str(error).strip() or "no message"
     say(f"patchlight: unexpected {type(error).__name__}: {said}", err=True)

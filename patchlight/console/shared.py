@@ -116,8 +116,11 @@ def described(ctx: click.Context) -> list[tuple[str, str]]:
 
 
 def let_go_of_output() -> None:
-    """The reader of our output is gone: give Python a place to write to, or it complains."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Give standard output that cannot be written another place: Python flushes it as it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 DAILY = "Daily work"

@@ -1,4 +1,4 @@
-"""Keeps the flow tables of packet switches as they are wanted.
+"""Keeps the requested flow tables in the packet switches.
 
 To install a table, the switch is read, and what differs is removed and added. It is checked again
 when a switch connects, when its counters show that an entry is missing, and from time to time while
@@ -177,6 +177,33 @@ class FlowSync:
             for i, table in tables.items()
         }
         changes = {i: flowtable.diff(have[i], tables[i]) for i in have}
+        removed, added = await self._change(have, changes, deadline_s)
+        now = await _each(
+            added if read_back else (), lambda i: self._read(i, deadline_s)
+        )
+        for i in have:
+            done = _joined(changes[i].held, removed.get(i), added.get(i))
+            table = now.get(i)
+            if isinstance(table, FlowTable) and done.error is None:
+                done = _without_lost(done, changes[i].adds, table)
+            applied[i] = done
+        for i, result in applied.items():
+            self._expected[i] = _expected_cookies(
+                tables[i], result, now.get(i)
+            )
+        failed = {i: result.failed for i, result in applied.items()}
+        self.refused = {
+            i: f for i, f in {**self.refused, **failed}.items() if f
+        }
+        return applied
+
+    async def _change(
+        self,
+        have: Mapping[int, FlowTable],
+        changes: Mapping[int, flowtable.FlowChange],
+        deadline_s: float,
+    ) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Remove, then add, where anything is to be removed or added: the results of both."""
         first = flowtable.removals_first(have, changes)
 
         removed = await _each(
@@ -208,55 +235,7 @@ class FlowSync:
                 deadline_s,
             ),
         )
-        now = await _each(
-            adds if read_back else (), lambda i: self._read(i, deadline_s)
-        )
-        for i in have:
-            done = Applied(held=changes[i].held)
-            for step in (removed.get(i), added.get(i)):
-                if isinstance(step, Applied):
-                    done = done.plus(step)
-                elif step is not None:
-                    done = replace(done, error=str(step))
-            if (
-                isinstance(table := now.get(i), FlowTable)
-                and done.error is None
-            ):
-                there = {
-                    entry.cookie
-                    for entry in (
-                        *table,
-                        *(each.entry for each in done.failed),
-                    )
-                }
-                lost = tuple(
-                    RefusedEntry(e, _LOST)
-                    for e in adds[i]
-                    if e.cookie not in there
-                )
-                done = done.plus(
-                    Applied(
-                        added=-len(lost),
-                        failed=lost,
-                    )
-                )
-            applied[i] = done
-        for i, result in applied.items():
-            lacking = {e.cookie for e in result.held} | {
-                r.entry.cookie for r in result.failed
-            }
-            self._expected[i] = {entry.cookie for entry in tables[i]} - lacking
-            if isinstance(table := now.get(i), FlowTable):
-                # Those that it should have replaced may still be there.
-                keys = {each.entry.key for each in result.failed}
-                self._expected[i] |= {
-                    e.cookie for e in table if e.is_ours and e.key in keys
-                }
-        failed = {i: result.failed for i, result in applied.items()}
-        self.refused = {
-            i: f for i, f in {**self.refused, **failed}.items() if f
-        }
-        return applied
+        return removed, added
 
     async def _read(self, datapath_id: int, deadline_s: float) -> FlowTable:
         spread = any(
@@ -376,6 +355,56 @@ class FlowSync:
             counts = (applied.added, applied.removed, len(applied.failed))
             message = "switch %#x was repaired: %d flow entries added, %d removed, %d refused"
             LOG.warning(message, datapath_id, *counts)
+
+
+def _joined(
+    held: tuple[FlowEntry, ...],
+    *steps: Applied | Exception | None,
+) -> Applied:
+    """The result of a switch's steps: what each changed, and the last error."""
+    done = Applied(held=held)
+    for step in steps:
+        if isinstance(step, Applied):
+            done = done.plus(step)
+        elif step is not None:
+            done = replace(done, error=str(step))
+    return done
+
+
+def _without_lost(
+    done: Applied,
+    added: Iterable[FlowEntry],
+    table: FlowTable,
+) -> Applied:
+    """The result after reading back: entries that are not in the table are refused ones."""
+    known = {entry.cookie for entry in table}
+    known.update(refused.entry.cookie for refused in done.failed)
+    lost = tuple(
+        RefusedEntry(entry, _LOST)
+        for entry in added
+        if entry.cookie not in known
+    )
+    return done.plus(Applied(added=-len(lost), failed=lost))
+
+
+def _expected_cookies(
+    wanted: FlowTable,
+    result: Applied,
+    now: FlowTable | Exception | None,
+) -> set[int]:
+    """The cookies that the switch has after this; ``now`` is its table where it was read back."""
+    lacking = {entry.cookie for entry in result.held}
+    lacking.update(refused.entry.cookie for refused in result.failed)
+    found = {entry.cookie for entry in wanted} - lacking
+    if isinstance(now, FlowTable):
+        # Entries that a refused one should have replaced may still be there.
+        keys = {refused.entry.key for refused in result.failed}
+        found.update(
+            entry.cookie
+            for entry in now
+            if entry.is_ours and entry.key in keys
+        )
+    return found
 
 
 async def _each(

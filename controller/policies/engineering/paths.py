@@ -345,12 +345,9 @@ def _chosen(
     together: dict[tuple[int, str], int] = {}
     for wish in wishes:
         options: dict[int, str | None] = {}
-        for path in light.paths:
-            if wish.site in path.ends:
-                partner = path.ends[path.ends[0] == wish.site]
-                if partner in wish.partners:
-                    options[column := program.column(0.0)] = partner
-                    kept_by[path].append(column)
+        for path, partner in _present(light, wish):
+            options[column := program.column(0.0)] = partner
+            kept_by[path].append(column)
         for partner in wish.partners:
             for way in light.ways(wish.site, partner):
                 cost = _CIRCUIT * len(way) + _DB * light.loss_db(way)
@@ -394,6 +391,15 @@ def _chosen(
         [path for column, path in stays.items() if taken_columns[column]],
         [new for column, new in news.items() if taken_columns[column]],
     )
+
+
+def _present(light: PresentLight, wish: Wish) -> Iterator[tuple[OcsPath, str]]:
+    """The present paths from the site to one of its partners, and which partner."""
+    for path in light.paths:
+        if wish.site in path.ends:
+            partner = path.ends[path.ends[0] == wish.site]
+            if partner in wish.partners:
+                yield path, partner
 
 
 def _why_not(light: PresentLight, wishes: Sequence[Wish]) -> str:

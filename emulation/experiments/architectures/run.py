@@ -237,7 +237,7 @@ class ArchitectureOptions:
 def run_experiment(
     options: ArchitectureOptions, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """What ``result.json`` holds; ``tell`` gets (done, in all). ``BadInput`` for unlike sizes."""
+    """The content of ``result.json``; ``tell`` gets (done, all). ``BadInput`` for unlike sizes."""
     networks = [network_of(spec) for spec in options.networks]
     if len({network.nodes for network in networks}) > 1:
         sizes = ", ".join(

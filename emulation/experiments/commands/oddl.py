@@ -40,7 +40,7 @@ def _whole(text: str) -> int:
 
 
 def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
-    """What reads an option's values that are joined by commas, without spaces and empty ones."""
+    """A reader of an option's comma-separated values, without spaces and empty ones."""
 
     def split(
         context: click.Context,

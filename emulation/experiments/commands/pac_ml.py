@@ -389,7 +389,7 @@ def _blocked(cell: Mapping[str, Any], name: str) -> out.Cell:
 
 
 def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
-    """Paired differences of all but constants, where there is one to compare with."""
+    """Paired differences to the best constant, excluding constant policies."""
     names = [name for name in policies_in(laws) if name not in CONSTANTS]
     if not names or any(
         cell["lowest"]["constant"] is None for cell in laws.values()
@@ -431,7 +431,7 @@ def print_less_maximum(
     laws: dict[str, Any],
     beside: bool,
 ) -> None:
-    """What policies block less than maximum parallelisation, as the paper counts its gain."""
+    """How much less policies block than maximum parallelisation, as the paper counts its gain."""
     if not all(cell["less_maximum"] for cell in laws.values()):
         return
     title = f"Blocks less than maximum parallelisation (% of that), {rule}"

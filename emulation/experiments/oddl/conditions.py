@@ -57,7 +57,7 @@ class Workload(NamedTuple):
     tokens_bytes: float = 0.0
 
     def rounds(self, network: Network, nodes: Ints) -> list[Round]:
-        """What nodes send in an iteration, as the network does it best."""
+        """The rounds that nodes send in an iteration, as the network does it best."""
         members = len(nodes)
         gradient = network.collective("ring", nodes, self.gradient_bytes)
         if not self.tokens_bytes:
@@ -130,7 +130,7 @@ class JobArrivals:
         return str(self.trace)
 
     def around(self, size: int) -> Surroundings:
-        """What a job of so many nodes finds when its turn comes."""
+        """The nodes that a job of this size gets when its turn comes, and the jobs beside it."""
         cluster = NetworkCluster(network_of(self.network))
         jobs = self._jobs(cluster.network.nodes)
         arrives_s = jobs[-1].view.arrived_s
@@ -222,7 +222,7 @@ class LightTimes(NamedTuple):
 
 
 class Conditions(NamedTuple):
-    """What of the real thing is there: oversubscription, and what else slows a network down.
+    """Which real effects are modelled: oversubscription, and others that slow a network down.
 
     ``ecmp``: flows draw a path, else their packets take all. ``placed``: on the nodes that the
     queue finds, else on the first ones. ``latency``: of links, messages, tuning and control.
@@ -249,7 +249,7 @@ class Scene(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """Those of the cluster."""
+        """The nodes of the cluster."""
         return self.radix**3 // 4
 
     def network(

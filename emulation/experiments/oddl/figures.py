@@ -114,7 +114,7 @@ def _log_ticks(
 def _decomposed(
     result: dict[str, Any],
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Of the largest jobs the steps that change the speedup, where any does, and their titles."""
+    """The steps that change the speedup of the largest jobs, if any, and their titles."""
     model = result["scenarios_model"]
     found = []
     for nodes, by_network in list(result["decomposition"][model].items())[-3:]:

@@ -33,7 +33,7 @@ COMPARED = {
     "sip_ring": ("sip_ring", 1.0),
     "ideal": ("ideal", 1.0),
 }
-"""What ODDL is compared with: the network and its taper."""
+"""The networks that ODDL is compared with, each with its taper."""
 
 HEADLINE = "compute"
 """The step whose speedup is given for the whole: everything but overlap is in it."""
@@ -410,7 +410,7 @@ def arrivals_of(options: FlowOptions, seed: int) -> conditions.JobArrivals:
 def run_flows(
     options: FlowOptions, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """What ``result.json`` holds; ``tell`` gets (done, in all). ``BadInput`` for bad options."""
+    """The content of ``result.json``; ``tell`` gets (done, all). ``BadInput`` for bad options."""
     models = {
         name: conditions.workload(name)._asdict() for name in options.models
     }

@@ -1,4 +1,4 @@
-"""What a run of one case measured, and figures of it: pure, at the rates of the unscaled lab."""
+"""Measurements of one case, and their figures: pure, at the rates of the unscaled lab."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Iteration:
     slots=True,
 )
 class PortRate:
-    """What the switch port of ``host`` counted in the second before ``at`` (Unix time)."""
+    """The counts of the switch port of ``host`` in the second before ``at`` (Unix time)."""
 
     at: float
     host: str
@@ -145,7 +145,7 @@ class CaseFigures:
     slots=True,
 )
 class LiveFigures:
-    """What a change of the network under a running job did to it.
+    """The effect of a change of the network on a running job.
 
     ``longest_gap_s`` is the longest time between two iterations of the first job ending;
     ``iteration_before_s`` and ``iteration_after_s`` are means over the iterations that lie
@@ -296,7 +296,7 @@ def received_bps(
     job: JobRun,
     cuts: Floats,
 ) -> Floats:
-    """What each worker of a job received in each step, by its port's counter: ranks × steps."""
+    """The bytes that each worker received in each step, by its port's counter: ranks × steps."""
     found = []
     for host in job.status.spec.hosts:
         samples = [
@@ -312,7 +312,7 @@ def received_bps(
 
 
 def live_figures(run: CaseRun) -> LiveFigures:
-    """What the one reconfiguration during ``run`` did to its first job."""
+    """The effect of the one reconfiguration during ``run`` on its first job."""
     change = the_change(run)
     ends, *_ = (iteration_ends(job) for job in run.jobs)
     gaps = list(pairwise(ends))

@@ -210,7 +210,7 @@ def write_report(
 def _plots(
     result: dict[str, Any], runs: Sequence[analysis.CaseRun]
 ) -> dict[str, Callable[[], Figure]]:
-    """What is drawn, by the name of its files."""
+    """The plots, by the name of their files."""
     by_name: dict[tuple[str, analysis.Wiring], analysis.CaseRun] = {
         (run.case, run.wiring): run
         for run in runs
@@ -361,7 +361,7 @@ def too_busy(result: dict[str, Any]) -> str:
 
 
 def _of_real(result: dict[str, Any]) -> str:
-    """What the rows with a real model are, in a sentence; empty where there are none."""
+    """A sentence on the rows with a real model; empty where there are none."""
     real = result.get("real")
     if real is None:
         return ""
@@ -452,7 +452,7 @@ def page(
 
 
 def _machine(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the experiment ran on, as rows."""
+    """The machine and versions of the experiment, as rows."""
     shown = {key.replace("_", " "): str(fact) for key, fact in facts.items()}
     if memory := facts.get("memory_bytes"):
         del shown["memory bytes"]

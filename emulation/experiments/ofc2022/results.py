@@ -200,7 +200,7 @@ MOST_COMPUTE_STRETCH = 0.05
     slots=True,
 )
 class Disturbance:
-    """What others took from the experiment, as shares; ``too_busy`` says what is over its limit.
+    """Processor time taken by others, as shares; ``too_busy`` says what is over its limit.
 
     ``busy_before`` is of processor time in the second before; ``steal`` what a virtual machine's
     host gave to others; ``compute_stretch`` how much longer than given compute phases took.
@@ -270,7 +270,7 @@ SCHEMA_VERSION = 3
     slots=True,
 )
 class Setting:
-    """What was run, where and when, and what disturbed it; ``iterations`` of a job of four GPUs."""
+    """Options, machine, time and disturbances; ``iterations`` of a job of four GPUs."""
 
     lab: str
     scale: float
@@ -307,7 +307,7 @@ class PaperComparison:
         paper: float,
         measured: float,
     ) -> "PaperComparison":
-        """Of two figures."""
+        """The relative difference of two figures."""
         return cls(
             name,
             paper,

@@ -43,7 +43,7 @@ _STATUS_POLL_S = 0.1
 
 
 class ExperimentClient:
-    """What the experiment asks of a controller. Answers that cannot be used are errors."""
+    """The experiment's requests to a controller. Unusable answers are errors."""
 
     def __init__(self, controller: ControllerClient) -> None:
         self._controller = controller
@@ -86,7 +86,7 @@ class ExperimentClient:
     def reconfigurations(
         self, since: float
     ) -> tuple[analysis.MeasuredChange, ...]:
-        """Those that began after the Unix time ``since`` and changed something."""
+        """Reconfigurations that began after the Unix time ``since`` and changed something."""
         rows = self._controller.reconfigurations()
         return tuple(
             _committed(r) for r in rows if r.started_at > since and r.changes
@@ -100,7 +100,7 @@ class ExperimentClient:
         return [JobStatus.from_dict(row.as_json) for row in rows]
 
     def job(self, job_id: str) -> JobStatus:
-        """What is known of one job now."""
+        """The controller's record of one job."""
         return JobStatus.from_dict(self._controller.job(job_id).as_json)
 
     def iterations(self, job_id: str) -> tuple[analysis.Iteration, ...]:
@@ -324,7 +324,7 @@ _LOOK_S = 1.0  # how long one looks at how busy the machine is before
     slots=True,
 )
 class Ofc2022Options:
-    """What the user wants. ``lab`` is a file or a built-in lab's name; ``name`` calls it otherwise.
+    """The user's options. ``lab`` is a file or a built-in lab's name; ``name`` renames it.
 
     ``worker_kind``: ``docker``, ``process``, or ``auto``: containers if an engine answers. With the
     trainer ``torch`` case (a) is also run with a real model. ``servers``: network namespaces, or

@@ -46,7 +46,7 @@ _TRIALS = 4  # episodes in each round
 _TAG = 0x54524C53
 
 NAMES = (*CONSTANTS, *_PLAIN, ROLL_OUT)
-"""Those that the experiment runs by itself, in addition to the learned ones that are shipped."""
+"""The experiment's own policies, beside the shipped learned ones."""
 
 
 class PolicyFaults:
@@ -127,7 +127,7 @@ def made_for(name: str, rule: str) -> bool:
 
 
 def card_of(name: str) -> Card | None:
-    """What a learned policy for a RAMP says of itself; ``None`` for other ones."""
+    """The card of a learned policy for a RAMP; ``None`` for other policies."""
     card = (
         None
         if name in NAMES

@@ -73,7 +73,7 @@ class PolicyFigures:
         by_seed: Mapping[int, EpisodeOutcome],
         published: paper.Published | None,
     ) -> PolicyFigures:
-        """Of these episodes; ``BadInput`` if no job came in any."""
+        """The figures of these episodes; ``BadInput`` if no job came in any."""
         outcomes = list(by_seed.values())
         results = [outcome.result for outcome in outcomes]
         arrivals = sum(result.arrivals for result in results)
@@ -239,7 +239,7 @@ class Lowest:
 
     @classmethod
     def of(cls, policies: Mapping[str, PolicyFigures]) -> Lowest:
-        """Of a cell's policies."""
+        """The lowest of a cell's policies."""
         rates: dict[str, Any] = {
             name: each.blocking_rate for name, each in policies.items()
         }
@@ -314,7 +314,7 @@ def _published() -> dict[str, Any]:
     kw_only=True,
 )
 class PacMlResult:
-    """What was run, where and when, and the figures by placement rule and law.
+    """Options, machine and time, and the figures by placement rule and law.
 
     ``salt`` draws the same episodes again (``PacMlOptions``). ``law_instance`` is that of laws B, C
     and D, ``None`` for new ones in each episode; ``varied`` is what else differs from the paper.
@@ -508,7 +508,7 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
 
 
 def faults_of(result: dict[str, Any]) -> list[str]:
-    """What policies did wrong: how often, and the first time."""
+    """The faults of policies: how many, and the first."""
     found: dict[str, tuple[int, str]] = {}
     for name, faults in _faults(result):
         count, first = found.get(name, (0, ""))

@@ -48,7 +48,7 @@ _START_S = 5.0  # of the processes
 
 @dataclass(frozen=True)
 class PacMlOptions:
-    """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``.
+    """The user's options. ``seeds`` ``None`` is 10, or 3 if ``quick``.
 
     In ``policies``, ``all`` means all built-in and shipped ones. A learned policy runs only with
     the placement rule that it was trained for. ``salt``: ``Scenario.salted``; ``None`` is a secret
@@ -100,7 +100,7 @@ class PacMlOptions:
 
     @property
     def all_seeds(self) -> range:
-        """Those of the episodes of each kind."""
+        """The seeds of all episodes."""
         count = self.seeds or (QUICK_SEEDS if self.quick else SEEDS)
         return range(self.first_seed, self.first_seed + count)
 
@@ -191,7 +191,7 @@ def run_experiment(
     tell: Callable[[int, int], None],
     early: FirstLook = lambda cells: None,
 ) -> dict[str, Any]:
-    """What ``result.json`` holds; ``tell`` gets (percent done, 100).
+    """The content of ``result.json``; ``tell`` gets (percent done, 100).
 
     Ctrl-C keeps the finished episodes; ``Interrupted`` is raised if there are none.
     """
@@ -319,7 +319,7 @@ def run_experiment(
 def _outside_training(
     options: PacMlOptions, profiles: Profiles
 ) -> dict[str, list[str]]:
-    """What each learned policy was not trained for, where there is something."""
+    """For each learned policy the conditions that it was not trained for, if any."""
     found: dict[str, dict[str, None]] = {}
     for cell in options.cells:
         for name in options.names(cell.rule):
@@ -466,7 +466,7 @@ def _tunings(options: PacMlOptions) -> list[episodes.TuningTask]:
 
 
 def _trials(options: PacMlOptions) -> list[episodes.TrialTask]:
-    """What decides for policies that leave the decision to a constant degree, in each cell."""
+    """The policy that decides in each cell, where a policy gives way to a constant degree."""
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     return [
         episodes.TrialTask(cell, name, rounds)

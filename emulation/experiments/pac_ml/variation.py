@@ -29,7 +29,7 @@ _MILLISECOND = 1e-3
 
 @dataclass(frozen=True)
 class Variation:
-    """What is other than in the paper; as it comes, nothing is.
+    """Differences from the paper's experiment; none by default.
 
     ``mix``: shares of the jobs by model. ``law_instance`` fixes laws B, C and D, which are else
     made for each episode (``requirements.SkewNormal``). With ``milliseconds`` the profiles' times
@@ -57,7 +57,7 @@ class Variation:
         milliseconds: bool = False,
         remaining_error: float = 0.0,
     ) -> Variation:
-        """Of ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``; else ``BadInput``."""
+        """Parses ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``; else ``BadInput``."""
         second = _MILLISECOND if milliseconds else 1.0
         usual = scenarios.FixedArrivals(
             scenarios.FixedArrivals().interval_s * second
@@ -79,7 +79,7 @@ class Variation:
 
     @classmethod
     def under(cls, condition: str, usual_error: float = 0.0) -> Variation:
-        """Of a condition that policies are trained under, as ``fixed:150 error:0.3 gnmt=1``."""
+        """Parses a training condition like ``fixed:150 error:0.3 gnmt=1``."""
         arrivals, _, rest = condition.strip().partition(" ")
         error = usual_error
         mix = rest.strip()
@@ -94,7 +94,7 @@ class Variation:
 
     @property
     def written(self) -> dict[str, str]:
-        """What is other than in the paper, apart from the laws, as users write it."""
+        """The differences from the paper, apart from the laws, as users write them."""
         usual = Variation.parse(milliseconds=self.milliseconds)
         found: dict[str, str] = {}
         if self.ramp != usual.ramp:
@@ -246,7 +246,7 @@ def outside_training(
     models: Sequence[str],
     published: bool,
 ) -> list[str]:
-    """What is other here than where the model was trained, a line for each; none if it is alike."""
+    """The differences to the model's training, a line each."""
     environment = _mapping(
         _mapping(card.training.get("config")).get("environment")
     )
@@ -295,7 +295,7 @@ def outside_training(
 def _other_conditions(
     environment: Mapping[str, Any], variation: Variation
 ) -> list[str]:
-    """What of arrivals and mix no training condition had."""
+    """Arrivals and mix that no training condition had."""
     trained = _conditions(environment)
     alike = [each for each in trained if dict(each.mix) == dict(variation.mix)]
     here = variation.arrivals
@@ -318,7 +318,7 @@ def _other_conditions(
 
 
 def _conditions(environment: Mapping[str, Any]) -> list[Variation]:
-    """What it was trained under."""
+    """Its training conditions."""
     told = environment.get("conditions")
     conditions = told if isinstance(told, list) and told else ["fixed:1000"]
     usual = environment.get("remaining_error")

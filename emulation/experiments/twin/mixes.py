@@ -30,14 +30,14 @@ OTHERS = (
     ("cheapest", "cheapest"),
     ("least-delay", "least-delay"),
 )
-"""Of these each mix draws one to compare."""
+"""Each mix draws one of these pairs to compare."""
 _NIC_BPS = 20_000_000_000
 _ALONE_S = 12.0, 30.0  # A job alone takes so long, from and to.
 _LATEST_S = 8.0  # The last job comes by then.
 
 
 class Overheads(NamedTuple):
-    """What a lab needs beside computing and communicating, in seconds, measured with one job.
+    """A lab's overhead beside computing and communicating, in seconds, measured with one job.
 
     ``start_s`` is from a job's place to its first iteration, ``end_s`` from its last one to its
     end, ``wiring_s`` what a change of circuits takes beside their switching time.
@@ -130,7 +130,7 @@ def predicted_times(
     policies: tuple[str, str],
     overheads: Overheads,
 ) -> Mapping[str, JobTimes]:
-    """What the simulator says of each job, by name, if they come at these times.
+    """The simulator's prediction for each job, by name, if they come at these times.
 
     Waiting for circuits counts as a part of the start.
     """

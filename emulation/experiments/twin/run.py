@@ -199,7 +199,7 @@ def _overheads(
     lab: Lab,
     mix: Mix,
 ) -> Overheads:
-    """What starting, ending and wiring take, from one job of two workers on two leaves."""
+    """The times of starting, ending and rewiring, from one job of two workers on two leaves."""
     first = lab.hosts[0].name
     last = lab.hosts[-1].name
     spec = replace(
@@ -247,7 +247,7 @@ def _ended(
     ids: Sequence[str],
     specs: Sequence[JobSpec],
 ) -> dict[str, MeasuredJob]:
-    """What was measured of these jobs, by name, once all have ended.
+    """The measurements of these jobs, by name, once all have ended.
 
     An error if one fails, or nothing happens.
     """

@@ -159,7 +159,7 @@ class QueuedEnv(MaskedEnv):
 
     @abstractmethod
     def _features(self) -> Observation:
-        """What is seen in addition to the cluster."""
+        """Extra observations, beside the cluster."""
 
     # -- time
 
@@ -268,12 +268,12 @@ def fifo(env: "ScheduleEnv", seen: Observation) -> int:
 
 
 def shortest(env: "ScheduleEnv", seen: Observation) -> int:
-    """Of the jobs that fit, the one with the least time left."""
+    """The job that fits with the least time left."""
     return _least(env, seen, seen["jobs"][:, 1])
 
 
 def smallest(env: "ScheduleEnv", seen: Observation) -> int:
-    """Of the jobs that fit, the one with the least time left on the fewest GPUs."""
+    """The job that fits with the least time left on the fewest GPUs."""
     left = seen["jobs"][:, 1].astype(float)
     return _least(
         env, seen, seen["jobs"][:, 0] * left / np.maximum(1e-9, 1 - left)

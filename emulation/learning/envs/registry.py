@@ -132,7 +132,7 @@ def register_all() -> None:
 
 @dataclass(frozen=True)
 class EnvironmentRecipe:
-    """How an environment is made, one or several; ``registered`` is what is known of ours."""
+    """Makes an environment, or several; ``registered`` is its entry among ours, if any."""
 
     name: str
     registered: Registered | None

@@ -173,7 +173,7 @@ def _bytes_of(seen: Any) -> bytes:
 
 
 def _heuristics(recipe: EnvironmentRecipe) -> str:
-    """Those that it names only do what is allowed."""
+    """Its heuristics take allowed actions only."""
     for name, rule in {
         **heuristics_of(env := recipe.make()),
         **trained_of(env),

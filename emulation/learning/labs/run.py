@@ -51,7 +51,7 @@ APART = 5
 
 @dataclass(frozen=True)
 class Gain:
-    """What a network would have gained beside the rule on decisions that were kept apart.
+    """A network's gain over the rule on held-out decisions.
 
     ``gain`` and ``gain_ci95`` are per decision, in times that jobs last, over ``decisions``, in
     ``changed`` of which it differs from the rule.
@@ -221,7 +221,7 @@ COMPARED = (
         for each in ("maximum", "constant:4", "least-delay")
     ),
 )
-"""What a model is compared with, the rule that it begins as last."""
+"""The policies that a model is compared with; the last is the rule that it begins as."""
 
 
 @dataclass(frozen=True)
@@ -407,7 +407,7 @@ def about(
     wall_s: float,
     fitted: Fitted,
 ) -> dict[str, Any]:
-    """What a card says of a training run."""
+    """The card's record of a training run."""
     gains = (
         {}
         if fitted.gain is None

@@ -171,7 +171,7 @@ class Looking:
 
     @cached_property
     def policy(self) -> WeighsPartitions:
-        """It lists options and shows what is seen of them; the rule decides, not its scores."""
+        """Records options and observations; the rule decides, not its scores."""
         return policy_of(OptionNetwork(self.config.network))
 
     def __call__(self, seed: int) -> list[Tried]:
@@ -263,7 +263,7 @@ class WhatIf:
             )
 
     def state(self) -> dict[str, Any]:
-        """What to go on from, as plain tensors."""
+        """The checkpoint's state, as plain tensors."""
         tried = [
             {
                 "seed": each.seed,

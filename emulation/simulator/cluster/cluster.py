@@ -466,7 +466,7 @@ class LabCluster:
         return self._asked[1]
 
     def _ports_at(self, gpu: int) -> Mapping[str, Set[int]]:
-        """Those of one GPU's NIC."""
+        """The OCS ports of one GPU's NIC."""
         if (known := self._ports.get(gpu)) is not None:
             return known
         found: dict[str, set[int]] = {}

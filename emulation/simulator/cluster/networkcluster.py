@@ -44,7 +44,7 @@ _DRAWN = 136
 
 @dataclass
 class Usage:
-    """What went over each link so far (bits), and for how long jobs' circuits were dark (s)."""
+    """The bits over each link so far, and for how long jobs' circuits were dark (s)."""
 
     carried_bits: Floats
     dark_s: float = 0.0
@@ -81,7 +81,7 @@ class NetworkCluster:
 
     @property
     def nic_bps(self) -> float:
-        """What a node sends at most."""
+        """The highest rate at which a node sends."""
         return self.network.nic_bps
 
     @property
@@ -133,7 +133,7 @@ class NetworkCluster:
 
 
 def failures_of(cluster: Cluster) -> list[Outage]:
-    """What fails on a cluster at times that are known, in order."""
+    """A cluster's failures at known times, in order."""
     if not isinstance(cluster, NetworkCluster):
         return []
     return [

@@ -46,7 +46,7 @@ class Cause(StrEnum):
     eq=False,
 )
 class SimulatedJob:
-    """What the simulation knows of a job. Times are seconds, ``nan`` until they are known.
+    """A job's state in the simulation. Times are seconds, ``nan`` until they are known.
 
     It wants ``workers`` GPUs; one whose degree is open, while it waits, the least that it can have.
     ``units`` of work are to be done, ``remaining`` of them are left;
@@ -124,7 +124,7 @@ class SimulatedJob:
 
     @property
     def name(self) -> str:
-        """What the trace calls it."""
+        """Its name in the trace."""
         return self.spec.view.name
 
     @property
@@ -139,7 +139,7 @@ class SimulatedJob:
 
     @property
     def user(self) -> str:
-        """Whose it is."""
+        """Its user."""
         return self.spec.view.user
 
     @property
@@ -149,7 +149,7 @@ class SimulatedJob:
         return f"{self.workers} GPU{'s' * (self.workers != 1)}{f' of {models}' * bool(models)}"
 
     def progress(self, now_s: float, known: bool) -> Progress:
-        """What an order policy is told; how much is left only where that is known."""
+        """Its progress for an order policy; the rest only where that is known."""
         attained_gpu_s = self.attained_gpu_s
         remaining = self.remaining
         if self.state is State.RUNNING:

@@ -1,4 +1,4 @@
-"""What queue policies see of a simulated cluster: they choose the next job and its GPUs."""
+"""A simulated cluster as queue policies see it: they choose the next job and its GPUs."""
 
 import math
 import time
@@ -95,7 +95,7 @@ class SimulatedSite:
     # -- what is known
 
     def rank(self, job: SimulatedJob) -> float:
-        """What the order policy says of a job now."""
+        """The order policy's priority of a job now."""
         simulation = self._simulation
         progress = job.progress(simulation.now_s, self._known)
         return self._priority(simulation.view(), job.spec.view, progress)
@@ -114,7 +114,7 @@ class SimulatedSite:
         return now_s + again_s + job.progress(now_s, known=True).remaining_s
 
     def fate(self, name: str) -> JobFate:
-        """What has become of the job of that name."""
+        """The state of the job of that name."""
         return self._simulation.fate(name)
 
     def free_for(self, job: SimulatedJob) -> int:
@@ -146,7 +146,7 @@ class SimulatedSite:
     def _degree(
         self, view: contract.ClusterView, job: contract.JobView
     ) -> int | None:
-        """What the partition policy says of a job that leaves its degree open."""
+        """The partition policy's degree for a job that leaves it open."""
         accounts = self.accounts
         most = math.inf if accounts is None else accounts.room(job.user)
         most = min(most, view.free_for(job).bit_count())
@@ -203,7 +203,7 @@ class SimulatedSite:
         ring: Ring,
         without: Sequence[SimulatedJob] = (),
     ) -> Mapping[str, PortMap] | None:
-        """Those that the topology policy wants for a job there; ``None`` if it finds none."""
+        """The maps that the topology policy wants for a job there; ``None`` if it finds none."""
         if self._topology is None or len(ring) == 1:
             return {}
         try:
@@ -391,7 +391,7 @@ class SimulatedSite:
         jobs: Sequence[contract.ElasticJob],
         queue: Sequence[contract.QueuedJob],
     ) -> Mapping[str, int]:
-        """What the elasticity policy answers."""
+        """The elasticity policy's answer."""
         assert self._elasticity is not None  # Whoever has none does not ask.
         return self._elasticity.resize(self._simulation.view(), jobs, queue)
 
@@ -425,7 +425,7 @@ def sized(job: contract.JobView, workers: int) -> contract.JobView:
 def _measured(
     running: Sequence[SimulatedJob],
 ) -> Mapping[int, tuple[float, float]]:
-    """What each GPU's NIC sends and receives now, as the ports of a lab would count it."""
+    """The rates that each GPU's NIC sends and receives now, as a lab's ports would count them."""
     found: dict[int, tuple[float, float]] = {}
     for job in running:
         if len(job.ring) > 1 and job.unit_s < math.inf:

@@ -61,7 +61,7 @@ def run_options(
 
 
 def engine_of(processes: int | None, ray: str | None = None) -> Engine:
-    """What ``--processes`` and ``--ray`` ask for."""
+    """The executor that ``--processes`` and ``--ray`` name."""
     from patchlight.emulation.simulator.executors import Engine
 
     if ray is None:

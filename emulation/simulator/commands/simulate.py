@@ -256,7 +256,7 @@ def _left_to_the_lab(
 
 
 def simulation_of(given: dict[str, Any]) -> SimulationOptions:
-    """What the options of ``simulate`` ask for; ``BadInput`` if they do not go together."""
+    """The options of ``simulate``; ``BadInput`` if they exclude each other."""
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.simulator.cluster import Settings
     from patchlight.emulation.simulator.cluster.trace_simulation import (

@@ -145,7 +145,7 @@ def profile(
 
 @dataclass(slots=True)
 class _Value:
-    """What a step gave, the operations it came from, and whether training needs its gradient."""
+    """A step's result, its source operations, and whether training needs its gradient."""
 
     value: Any
     sources: tuple[int, ...] = ()
@@ -331,7 +331,7 @@ class _Profiler:
     def _callable(
         self, node: fx.Node
     ) -> tuple[Callable[..., Any], nn.Module | None]:
-        """What the step calls with its arguments and keywords, and the module it is, if any."""
+        """The function that the step calls, its arguments and keywords, and its module, if any."""
         if node.op == "call_module":
             module = self.traced.get_submodule(str(node.target))
             return (lambda args, kwargs: module(*args, **kwargs)), module

@@ -122,7 +122,7 @@ def result_of_chakra(
     skip_bad: bool = False,
     peak_flops: float | None = None,
 ) -> dict[str, Any]:
-    """What ``result.json`` holds of jobs: the name, files and beginning of each.
+    """The jobs' part of ``result.json``: name, files and start of each.
 
     Each job has the nodes behind those of the one before it, rank by rank.
     """

@@ -75,7 +75,7 @@ _HALF_A_RING = ("ALL_GATHER", "REDUCE_SCATTER", "REDUCE_SCATTER_BLOCK")
 
 @dataclass(frozen=True)
 class Operation:
-    """What some ranks do: compute, or send ``rounds`` (of positions in ``ranks``).
+    """An operation of some ranks: computing, or sending ``rounds`` (of positions in ``ranks``).
 
     ``needs`` are the operations before it, ``lanes`` what it occupies: each runs one at a time, of
     those that are ready the one with the lowest ``place``.
@@ -109,7 +109,7 @@ class ChakraJob:
 
 @dataclass
 class _Reading:
-    """What the traces of a job say, by the numbers of its operations.
+    """The traces of a job, by the numbers of its operations.
 
     ``met`` are an operation's nodes, each with its rank; ``place`` is how late it stands in a
     rank's trace, at most; ``lanes`` have their operations in the order in which they ran.
@@ -145,7 +145,7 @@ class _Reading:
                     self.lanes.setdefault((rank, *lane), []).append(number)
 
     def needs(self, kinds: Sequence[str]) -> list[set[int]]:
-        """What each operation waits for, by these kinds of dependencies."""
+        """The operations that each one waits for, by these kinds of dependencies."""
         needs: list[set[int]] = [set() for _ in self.met]
         missing = 0
         for key, number in self.numbers.items():
@@ -255,7 +255,7 @@ class _Reading:
     def operation(
         self, number: int, groups: Mapping[str, Sequence[int]]
     ) -> Operation:
-        """What the ranks do that meet in an operation; ``BadInput`` if it is invalid."""
+        """The collective or transfer of an operation's ranks; ``BadInput`` if it is invalid."""
         met = self.met[number]
         rank, node = met[0]
         if node.type == "COMM_COLL_NODE":
@@ -379,7 +379,7 @@ def _meeting(
     rank: int,
     ranks: int,
 ) -> tuple[Any, Any]:
-    """What tells a node's operation from others; nodes of one rank that agree are in order."""
+    """The key that identifies a node's operation; nodes of one rank with one key are in order."""
     if node.type == "COMM_COLL_NODE":
         return "collective", _group(node)
     if node.type in _PARTNERS:
@@ -395,7 +395,7 @@ def _meeting(
 
 
 def _lane(node: TraceNode) -> tuple[str, str | None] | None:
-    """What runs a node, one at a time, and its name if the trace has one; ``None`` for nothing."""
+    """The unit that runs a node, one at a time, and its name in the trace; ``None`` for none."""
     communicates = node.type.startswith("COMM_")
     if node.type == "METADATA_NODE" or (node.on_cpu and not communicates):
         thread = node.attributes.get("tid")

@@ -61,7 +61,7 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """What runs: jobs, the sessions of each one after the other, and the links of those.
+    """A run's input: jobs, the sessions of each in order, and their links.
 
     ``capacity_bps`` has a value for each link that ``links`` names. Job j has the sessions
     ``rounds[j]`` to ``rounds[j + 1]``; session s uses the links
@@ -396,7 +396,7 @@ def _fail_or_mend(
     event: int,
     now_s: float,
 ) -> tuple[int, int, int]:
-    """What an event does: how many items the heap has then, sessions that change, and that left."""
+    """Carry out an event: items in the heap, sessions that change, sessions that left."""
     changing = ended = 0
     if d.links[event] >= 0:
         changing = resize(
@@ -440,19 +440,11 @@ def _fail_or_mend(
 
 
 @compiled
-def _play(
-    r: Any,
-    s: Any,
-    t: Any,
-    d: Any,
-    least: int,
-    unmeasured: int,
-    watched: int,
-) -> None:
+def _start(r: Any, t: Any, d: Any) -> int:
+    """Let jobs that wait for none begin, and put all events in; how many items then."""
     sessions = len(r.bits)
     jobs = len(r.begins_s)
     size = 0
-    # State is passed by value, so calls cost time: those for an order are made where there is one.
     in_order = len(t.jobs) > 0
     for job in range(jobs):
         if r.needs[job] == 0 and in_order:
@@ -482,34 +474,40 @@ def _play(
             events + event,
             d.at_s[event],
         )
+    return size
+
+
+@compiled
+def _play(
+    r: Any,
+    s: Any,
+    t: Any,
+    d: Any,
+    least: int,
+    unmeasured: int,
+    watched: int,
+) -> None:
+    sessions = len(r.bits)
+    jobs = len(r.begins_s)
+    # State is passed by value, so calls cost time: those for an order are made where there is one,
+    # and what happens at each event stays in this loop.
+    in_order = len(t.jobs) > 0
+    events = sessions + 2 * jobs
+    size = _start(r, t, d)
     behind = watched  # Who has not done enough yet.
     while size and (least == 0 or behind):
         now_s = r.keys[r.heap[0]]
         limit_s = now_s + _AT_ONCE * abs(now_s)
         changing = ended = 0
-        while size and r.keys[r.heap[0]] <= limit_s:
+        # An event comes by itself: a session that has just begun or changed is not to leave.
+        alone = False
+        while (
+            size
+            and r.keys[r.heap[0]] <= limit_s
+            and not alone
+            and (r.heap[0] < events or not (changing or ended))
+        ):
             item = r.heap[0]
-            if item >= events:
-                # By itself: a session that has just begun, or changed, is not to leave at once.
-                if not changing and not ended:
-                    size = drop(
-                        r.keys,
-                        r.heap,
-                        r.places,
-                        size,
-                        item,
-                    )
-                    size, changing, ended = _fail_or_mend(
-                        r,
-                        s,
-                        d,
-                        size,
-                        item - events,
-                        now_s,
-                    )
-                    if not changing and not ended:
-                        continue
-                break
             size = drop(
                 r.keys,
                 r.heap,
@@ -517,6 +515,17 @@ def _play(
                 size,
                 item,
             )
+            if item >= events:
+                size, changing, ended = _fail_or_mend(
+                    r,
+                    s,
+                    d,
+                    size,
+                    item - events,
+                    now_s,
+                )
+                alone = changing > 0 or ended > 0
+                continue
             if item >= sessions + jobs:  # A wait is over.
                 job = item - sessions - jobs
                 session = r.current[job]
@@ -560,10 +569,10 @@ def _play(
                 if in_order and r.done[job] == r.iterations[job]:
                     _end_job(r, t, job)
                 enough = r.done[job] == least
-                if job < watched and (
-                    enough or r.done[job] == r.iterations[job] < least
-                ):
-                    behind -= 1
+                behind -= int(
+                    job < watched
+                    and (enough or r.done[job] == r.iterations[job] < least)
+                )
         if in_order:
             size = _begin_turns(
                 r,
@@ -581,11 +590,10 @@ def _play(
             before_bps = s.before_bps[session]
             if rate_bps == before_bps:
                 continue
+            lasted_s = now_s - r.since_s[session]
             if before_bps == 0.0:
-                r.stalled_s[r.job_of[session]] += now_s - r.since_s[session]
-            r.remaining_bits[session] -= before_bps * (
-                now_s - r.since_s[session]
-            )
+                r.stalled_s[r.job_of[session]] += lasted_s
+            r.remaining_bits[session] -= before_bps * lasted_s
             r.since_s[session] = now_s
             if rate_bps > 0:
                 at_s = now_s + max(0.0, r.remaining_bits[session]) / rate_bps

@@ -327,7 +327,7 @@ def _disturbances(
     trouble: Trouble,
     changes: Sequence[Change],
 ) -> Disturbances:
-    """What goes wrong, for these jobs. Who begins again waits for circuits, too."""
+    """Failures and slow nodes for these jobs. A job that restarts waits for circuits, too."""
     factors = [trouble.factors(job.nodes) for job in jobs]
     on_node: dict[int, list[int]] = {}
     for number, job in enumerate(jobs):
@@ -362,7 +362,7 @@ def run_jobs(
 ) -> Outcome:
     """Run jobs that share a network to their ends, whatever goes wrong on the way.
 
-    ``BadInput`` for trouble with nodes and links that there are not; ``PatchlightError`` if a job
+    ``BadInput`` for trouble with unknown nodes or links; ``PatchlightError`` if a job
     cannot go on.
     """
     sessions = [sessions_of(network, job) for job in jobs]
@@ -394,7 +394,7 @@ class Flows(NamedTuple):
 def completions(network: Network, flows: Flows) -> Floats:
     """When each flow is complete, in seconds: its latency, and its bytes at max-min fair rates.
 
-    ``BadInput`` for flows of no bytes, to oneself, from nodes that there are not, or whose arrays
+    ``BadInput`` for flows of no bytes, to their own node, of unknown nodes, or whose arrays
     differ in length; ``PatchlightError`` if a flow never ends.
     """
     count = len(flows.source)

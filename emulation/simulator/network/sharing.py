@@ -403,7 +403,7 @@ def _look(
     links: int,
     count: int,
 ) -> int:
-    """Mark those beside whose bottleneck is none any more, or who hold a slower one up."""
+    """Mark sessions whose bottleneck is no longer full, and those that hold up slower ones."""
     for number in range(links):
         link = s.touched[number]
         used_bps = 0.0

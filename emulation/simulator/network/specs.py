@@ -257,7 +257,7 @@ CALM = Trouble()
 
 
 class Disturbances(NamedTuple):
-    """What goes wrong, as arrays.
+    """Failures and slow nodes as arrays.
 
     Iteration i of job j computes ``factors[first_factor[j] + i]`` times as long; behind its last
     factor the first comes again. Event e is at ``at_s[e]``: ``links[e]`` has the capacity
@@ -308,7 +308,7 @@ def _check(
 
 
 def _parts(failure: Failure, network: Network) -> Iterator[tuple[int, int]]:
-    """What fails, as (node, −1) or (−1, link)."""
+    """The failing part, as (node, −1) or (−1, link)."""
     if failure.what == "node":
         yield failure.first, -1
     elif failure.what == "link":
@@ -347,7 +347,7 @@ NETWORKS: Mapping[str, Callable[..., Network]] = {
     "oddl": optical.oddl,
     "rotornet": optical.rotornet,
 }
-"""What makes each kind of network; the parameters of a spec are those of the function."""
+"""The function that makes each kind of network; its parameters are those of a spec."""
 
 _MTU = 1500
 

@@ -365,7 +365,7 @@ class _Decisions:
             [now[:, 1:], (now[:, -1] + come)[:, None]], axis=1
         )
         self._refused = self._number(then)
-        # In prices, what is had back of the later units, and what jobs that become some pay.
+        # In prices: the refund for units not used, and what jobs that become such units pay.
         self._back = later[self._of] + come * (exact - 1.0)
         kinds = list(
             dict.fromkeys(each for row in jobs.options for each in row if each)

@@ -238,7 +238,7 @@ class RollOut:
         limit_s: float,
         rule: Rule,
     ) -> tuple[Option, ...]:
-        """What a rule tries for a job of this model that may take ``limit_s``."""
+        """The degrees that a rule tries for a job of this model with this limit."""
         found = (
             self._option(graph, limit_s, degree) for degree in rule.degrees
         )

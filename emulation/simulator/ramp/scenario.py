@@ -454,7 +454,7 @@ def mean_and_interval(values: Sequence[float]) -> Interval:
 
 
 def _student(tail: float, freedom: int) -> float:
-    """What Student's t exceeds with this probability."""
+    """The value that Student's t exceeds with this probability."""
     # Not above: importing it takes longer than --help should.
     from scipy.special import stdtrit
 

@@ -211,7 +211,7 @@ LAWS: Mapping[str, TraceLaw] = {law.name: law for law in (HELIOS, PAI)}
 
 _MOST_BYTES = 512 * 2**20
 _READERS = {"philly-json": read_log, "swf": read_swf, "sacct": read_sacct}
-"""Of the formats that are not CSV tables."""
+"""Readers of formats that are not CSV tables."""
 
 
 def read_trace(path: str | Path, *, skip_bad: bool = False) -> list[TraceJob]:

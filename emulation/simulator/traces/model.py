@@ -64,7 +64,7 @@ class Trace:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of how it was read: nothing, or a sentence for each thing."""
+        """Notes on how it was read, a sentence each."""
         said = []
         if self.format == "swf":
             said.append(f"{self.file}: its processors count as GPUs")
@@ -87,7 +87,7 @@ class Trace:
 
 
 class Wrong(ValueError):
-    """What is wrong with one value: in words, and in a few words to count it by."""
+    """A wrong value: the message, and a short form to count it by."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

@@ -277,7 +277,7 @@ _STATES = ("Terminated", "Failed", "Running", "Waiting")
 
 @dataclass(slots=True)
 class _Job:
-    """What was found of a job; ``spoilt`` is what is wrong with it, where, and in which file."""
+    """A job as read; ``spoilt`` says what is wrong with it, where, and in which file."""
 
     line: int
     user: str = ""

@@ -42,7 +42,7 @@ class CrewTraining:
 
 @dataclass(frozen=True)
 class NodeLoad:
-    """What a node does in an iteration, as it is emulated: bytes and seconds are scaled already."""
+    """A node's work in an emulated iteration: bytes and seconds are scaled already."""
 
     gradient_bytes: int
     compute_s: float
@@ -200,7 +200,7 @@ def _tell(process: subprocess.Popen[str], line: str) -> None:
 
 
 def _heard(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a node says next; ``PatchlightError`` if that is what went wrong, or nothing."""
+    """A node's next message; ``PatchlightError`` for an error message, or for none."""
     assert process.stdout is not None
     line = process.stdout.readline()
     found: dict[str, Any] = (

@@ -303,7 +303,7 @@ def _rewire(lab: Lab, maps: Mapping[str, Sequence[str]]) -> float:
 
 @contextmanager
 def _host_keys_in(file: Path) -> Iterator[None]:
-    """Who emulated switches are is nothing to remember: their ports are others' the next time."""
+    """Keep host keys in ``file``: emulated switches have other ports and keys the next time."""
     logging.getLogger("patchlight.ssh").addHandler(logging.NullHandler())
     before = os.environ.get(FILE_VARIABLE)
     os.environ[FILE_VARIABLE] = str(file)

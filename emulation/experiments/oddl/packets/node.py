@@ -50,7 +50,7 @@ class LightTask:
 
 @dataclass(frozen=True)
 class NodeTask:
-    """What a node is to do; ``neighbours`` are file numbers of sockets to both of them."""
+    """A node's task; ``neighbours`` are file numbers of the sockets to both."""
 
     number: int
     namespace: str
@@ -124,7 +124,7 @@ class _Node:
             return join_ring(task)
 
     def _send_light(self, path: LitPath | None) -> None:
-        """What the agreement calls at each change."""
+        """Called by the agreement at each change."""
         light = self._task.light
         assert light is not None
         if path is None:

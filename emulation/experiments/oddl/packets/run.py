@@ -86,7 +86,7 @@ _LEAST_RATE_BPS = 1e6
 
 @dataclass(frozen=True)
 class PacketOptions:
-    """What is run. ``rounds`` times, each network in its turn does ``iterations``.
+    """The plan of a run: in each of ``rounds``, each network in turn does ``iterations``.
 
     So for the first of ``tuning_times_s``, one round for the others; in the lab, tuning takes
     ``slowdown`` times as long.
@@ -138,11 +138,11 @@ class PacketOptions:
 
     @property
     def pairs(self) -> int:
-        """Of iterations with and without a neighbour that floods: as many as are in all rounds."""
+        """Pairs of iterations with and without a flooding neighbour, in all rounds."""
         return max(LEAST_PAIRS, self.rounds * self.iterations)
 
     def load(self, nodes: int = NODES) -> NodeLoad:
-        """What a node of so many does in an iteration of the emulated lab."""
+        """A node's work in an iteration of the emulated lab with so many nodes."""
         work = workload(self.model)
         nbytes = max(4, round(work.gradient_bytes / self.scale / 4) * 4)
         sent_bits = 8 * nbytes * 2 * (nodes - 1) / nodes
@@ -154,7 +154,7 @@ class PacketOptions:
 
 
 class _Point(NamedTuple):
-    """What was measured with one tuning time: rounds of trainings by arm, frames that were lost."""
+    """Measurements with one tuning time: rounds of trainings by arm, and lost frames."""
 
     tuning_time_s: float
     rounds: Sequence[dict[str, CrewTraining]]
@@ -164,7 +164,7 @@ class _Point(NamedTuple):
 def run_packets(
     options: PacketOptions, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What ``result.json`` holds; ``say`` hears of every step. The labs go however this ends."""
+    """The content of ``result.json``; ``say`` gets each step. The labs are removed in any case."""
     origin = provenance(())
     began = time.monotonic()
     load = options.load()
@@ -303,7 +303,7 @@ def _stages(
     arm: str,
     slowdown: float,
 ) -> dict[str, dict[str, float]]:
-    """Of each stage the median and the longest time of a node, in the job's seconds."""
+    """The median and the longest time of a node in each stage, in the job's seconds."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for each in rounds:
         for iteration in each[arm].iterations:

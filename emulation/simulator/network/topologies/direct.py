@@ -394,7 +394,7 @@ class TopoOpt(Network):
     matched: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
     def strides(self, members: int, ring_part: float = 1.0) -> tuple[int, ...]:
-        """Those of as many ports as its rings get."""
+        """The strides of as many rings as there are ports for rings."""
         part = ring_part if members <= MOST_MATCHED else 1.0
         return _strides(members, _ring_ports(self.degree, part))
 
