@@ -245,6 +245,19 @@ def _first_free(
 
 
 @compiled
+def _is_free(
+    left_s: _Floats,
+    members: _Ints,
+    first: _Ints,
+    block: int,
+) -> bool:
+    for place in range(first[block], first[block + 1]):
+        if left_s[members[place]] > 0:
+            return False
+    return True
+
+
+@compiled
 def _least_harmful(
     left_s: _Floats,
     members: _Ints,
@@ -264,11 +277,7 @@ def _least_harmful(
             if not wanted[env, size]:
                 continue
             for block in range(begin[size], begin[size + 1]):
-                left[block] = True
-                for place in range(first[block], first[block + 1]):
-                    if left_s[env, members[place]] > 0:
-                        left[block] = False
-                        break
+                left[block] = _is_free(left_s[env], members, first, block)
                 if left[block]:
                     free[count] = block
                     count += 1

@@ -414,7 +414,8 @@ def _of_whole(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema of a group or list, without its brief form."""
     match schema:
         case {"anyOf": [_, {"type": "array" | "object"} as whole]}:
-            return whole
+            inner: Mapping[str, Any] = whole
+            return inner
     return schema
 
 

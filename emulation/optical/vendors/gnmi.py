@@ -556,16 +556,7 @@ class OcpGnmiServer(ProtocolServer):
         """Make this the configuration; ``_Refused`` before anything is done."""
         valid = dict[str, CrossConnect]()
         invalid = dict[str, tuple[CrossConnect, str]]()
-        config = gnmi.at(wanted, "optical-switch", "config")
-        if config.get("cold-boot-recovery", "REMOVE") not in _RECOVERIES:
-            raise _Refused(
-                Code.INVALID_ARGUMENT,
-                f"cold-boot-recovery is one of {', '.join(_RECOVERIES)}",
-            )
-        if config.get("bidirectional"):
-            raise _Refused(
-                Code.INVALID_ARGUMENT, "this device is not bidirectional"
-            )
+        self._check_config(gnmi.at(wanted, "optical-switch", "config"))
         ports = {self._name(port): port for port in self._every_port()}
         components = gnmi.at(wanted, "components", "component")
         if unknown := [*(components.keys() - ports.keys())]:
@@ -609,6 +600,23 @@ class OcpGnmiServer(ProtocolServer):
         self._invalid = invalid
         self._settings = wanted
         self._sets += 1
+        self._switch_off(disabled)
+
+    @staticmethod
+    def _check_config(config: gnmi.Tree) -> None:
+        """``_Refused`` for a configuration of the whole device that it does not support."""
+        if config.get("cold-boot-recovery", "REMOVE") not in _RECOVERIES:
+            raise _Refused(
+                Code.INVALID_ARGUMENT,
+                f"cold-boot-recovery is one of {', '.join(_RECOVERIES)}",
+            )
+        if config.get("bidirectional"):
+            raise _Refused(
+                Code.INVALID_ARGUMENT, "this device is not bidirectional"
+            )
+
+    def _switch_off(self, disabled: set[Port]) -> None:
+        """Circuits through disabled ports pass nothing; all others do."""
         for circuit in self._circuits().values():
             (c, *_) = circuit.directions
             if disabled & {("in", c.inp), ("out", c.out)}:
