@@ -251,7 +251,7 @@ def _is_free(
     first: _Ints,
     block: int,
 ) -> bool:
-    for place in range(first[block], first[block + 1]):
+    for place in range(first[block], first[block + 1]):  # noqa: SIM110  (Numba knows no any)
         if left_s[members[place]] > 0:
             return False
     return True
