@@ -28,6 +28,7 @@ from patchlight.testbed.errors import BadInput, nearest, short
 from patchlight.testbed.io.describe import described, expected
 from patchlight.testbed.io.reader import (
     BROKEN,
+    MOST_ISSUES,
     FileIssues,
     Given,
     Items,
@@ -570,7 +571,8 @@ def read_data(
         try:
             return validate(data)
         except ValidationError as error:
-            mistakes = error.errors(include_url=False)
+            found = error.errors(include_url=False, include_input=False)
+            mistakes = found[:MOST_ISSUES]
         # Inner ones first, and from behind: an item that is removed changes the indices after it.
         mistakes.sort(key=lambda mistake: len(mistake["loc"]))
         for mistake in reversed(mistakes):
@@ -582,6 +584,8 @@ def read_data(
                 issues,
             ):
                 return None
+        if len(found) > MOST_ISSUES and issues.is_full:
+            issues.at(locate(root), "and more")  # raises all
 
 
 @cache

@@ -54,6 +54,11 @@ class FileIssues:
     def __bool__(self) -> bool:
         return bool(self._issues)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next issue raises all."""
+        return len(self._issues) >= MOST_ISSUES
+
     def add(
         self,
         line: int,
@@ -63,7 +68,7 @@ class FileIssues:
         """Note an issue at this line and column; raise all of them if there are too many."""
         if (line, column) in self._settled:
             return
-        if len(self._issues) < MOST_ISSUES:
+        if not self.is_full:
             self._issues[
                 FileIssue(
                     self.file,
