@@ -19,10 +19,7 @@ from patchlight.emulation.simulator.ramp.scenario import (
 )
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
 from patchlight.testbed.errors import BadInput, FileError, nearest
-from patchlight.testbed.io.keys import plain, read
-from patchlight.testbed.io.reader import FileIssues, read_text
-from patchlight.testbed.io.records import record, setting
-from patchlight.testbed.io.types import (
+from patchlight.testbed.io.keys import (
     Text,
     choice,
     grouped,
@@ -30,8 +27,12 @@ from patchlight.testbed.io.types import (
     mapping,
     matching,
     number,
+    plain,
+    read,
     whole,
 )
+from patchlight.testbed.io.reader import FileIssues, read_text
+from patchlight.testbed.io.records import record, setting
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = {

@@ -64,6 +64,7 @@ def published(schema: Mapping[str, Any]) -> dict[str, Any]:
         "exclusiveMinimum",
         "required",
         "additionalProperties",
+        "minProperties",
         "description",
     )
     if "properties" in schema:

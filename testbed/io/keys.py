@@ -1,9 +1,12 @@
-"""Files whose keys are pydantic models: read with all their mistakes, by line and column."""
+"""Files whose keys are pydantic models: read with all their mistakes, by line and column.
 
-import json
+A model is a group of keys (``Keys``). Its texts have a form of their own (``Text``), its numbers
+have bounds.
+"""
+
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
@@ -19,19 +22,260 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, core_schema
 
 from patchlight.testbed.errors import BadInput, nearest, short
 from patchlight.testbed.io.describe import described, expected
-from patchlight.testbed.io.nodes import (
+from patchlight.testbed.io.reader import (
     BROKEN,
+    MOST_ISSUES,
+    FileIssues,
     Given,
     Items,
+    Located,
+    Number,
+    WholeNumber,
+    compose,
     data_of,
     describe,
-    is_bare_text,
     locate,
 )
-from patchlight.testbed.io.reader import FileIssues, Located, compose
+from patchlight.testbed.units import WRITTEN, Units, pattern
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A type of texts: ``take`` makes the value, or refuses the text with ``BadInput``.
+
+    ``units`` may follow its number; with ``numbers``, a bare number is text, too.
+    """
+
+    what: str
+    take: Callable[[str], Any]
+    json: Mapping[str, Any] = field(default_factory=dict)
+    numbers: bool = False
+    example: str = ""
+    units: tuple[str, ...] = ()
+    write: Callable[[Any], Any] = str
+
+    def read(self, value: object) -> Any:
+        """The value of a scalar."""
+        if self.numbers and isinstance(value, Number):
+            value = value.text
+        if not isinstance(value, str):
+            raise PydanticCustomError("text", "expected a text")
+        try:
+            return self.take(value)
+        except BadInput as error:
+            raise refused(error) from None
+
+    def __get_pydantic_core_schema__(self, _: Any, __: Any) -> Any:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, _: Any, __: Any) -> dict[str, Any]:
+        example = self.example or (*self.json.get("enum", ()), "")[0]
+        return {
+            "type": ["string", "number"] if self.numbers else "string",
+            **({"examples": [self.example]} if self.example else {}),
+            **self.json,
+            "title": self.what,
+            "example": example,
+            "units": self.units,
+        }
+
+
+def refused(error: BadInput) -> PydanticCustomError:
+    """A mistake as pydantic collects it."""
+    return PydanticCustomError("refused", "{words}", {"words": error.message})
+
+
+def matching(
+    regex: str,
+    what: str,
+    expected: str,
+    example: str,
+    longest: int = 255,
+) -> Text:
+    """A text of at most ``longest`` characters that matches a pattern; ``what`` names it."""
+    compiled = re.compile(regex)
+
+    def take(text: str) -> str:
+        if compiled.fullmatch(text) and len(text) <= longest:
+            return text
+        raise BadInput(
+            f"{short(text)!r} is not {what}: expected {expected}, like {example!r}"
+        )
+
+    return Text(
+        what,
+        take,
+        {"pattern": f"^{regex}$", "maxLength": longest},
+        example=example,
+    )
+
+
+def printable(longest: int, refusal: str) -> Callable[[str], str]:
+    """A parser of printable, non-blank texts that refuses others with ``refusal``."""
+
+    def take(text: str) -> str:
+        if text.strip() and text.isprintable() and len(text) <= longest:
+            return text
+        raise BadInput(f"{short(text)!r} {refusal}")
+
+    return take
+
+
+def quantity(
+    parse: Callable[[str], object],
+    known: Units,
+    what: str,
+    example: str,
+) -> Text:
+    """A number with one of the ``known`` units."""
+    names = tuple(known)
+    write, _ = WRITTEN[names[0]]
+    return Text(
+        f"{what} with its unit",
+        parse,
+        {"pattern": pattern(known)},
+        example=example,
+        units=names,
+        write=write,
+    )
+
+
+def choice(what: str, *choices: str) -> Text:
+    """One of several words."""
+
+    def take(text: str) -> str:
+        if text in choices:
+            return text
+        raise BadInput(
+            f"{short(text)!r} is not {what}: {nearest(text, choices)}"
+        )
+
+    return Text(
+        f"{what}: {' or '.join(choices)}", take, {"enum": list(choices)}
+    )
+
+
+def whole(what: str, least: int, most: int) -> FieldInfo:
+    """What follows ``int`` in a type of whole numbers within bounds."""
+    info: FieldInfo = Field(strict=True, ge=least, le=most, title=what)
+    return info
+
+
+def number(what: str, **bounds: Any) -> FieldInfo:
+    """What follows ``float`` in a type of finite numbers, with bounds ``ge``, ``gt`` and ``le``."""
+    info: FieldInfo = Field(
+        strict=True,
+        allow_inf_nan=False,
+        title=what,
+        **bounds,
+    )
+    return info
+
+
+def grouped(value: object) -> object:
+    """A whole number that may be written in groups of digits, like ``14_000_000``."""
+    written = isinstance(value, str) and re.fullmatch(
+        "[+-]?[0-9]{1,3}(?:_[0-9]{3})+", value
+    )
+    return int(str(value)) if written else value
+
+
+def listing(what: str) -> FieldInfo:
+    """What follows a ``tuple`` in a type of lists: the name of its items."""
+    info: FieldInfo = Field(title=f"a list of {what}")
+    return info
+
+
+def mapping(what: str, example: str) -> FieldInfo:
+    """What follows a ``dict`` in a type of mappings."""
+    info: FieldInfo = Field(
+        title=what,
+        json_schema_extra={"example": example, "additionalProperties": False},
+    )
+    return info
+
+
+YesNo = Annotated[bool, Field(strict=True)]
+
+
+_HEXADECIMAL = re.compile(
+    r"0x[0-9a-fA-F]{1,16}|(?:[0-9a-fA-F]{2}:){7}[0-9a-fA-F]{2}"
+    r"|0[0-9a-fA-F]{15}|(?=[0-9]*[a-fA-F])[0-9a-fA-F]{16}"
+)
+
+
+class HexadecimalNumber(int):
+    """A whole number written as ``0x…``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hexadecimal:
+    """A whole number, also as switches print a datapath id: "0x2", ``00:00:00:00:00:00:00:02``, or
+    ``0000000000000002``."""
+
+    what: str
+    least: int
+    most: int
+    write = HexadecimalNumber
+
+    def read(self, value: object) -> int:
+        """The number, decimal or hexadecimal."""
+        text = value.text if isinstance(value, Number) else value
+        found = value if isinstance(value, WholeNumber) else -1
+        if isinstance(text, str) and _HEXADECIMAL.fullmatch(text):
+            found = int(text.replace(":", ""), 16)
+        if self.least <= found <= self.most:
+            return int(found)
+        raise PydanticCustomError("whole", "expected a whole number")
+
+    def __get_pydantic_core_schema__(self, _: Any, __: Any) -> Any:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, _: Any, __: Any) -> dict[str, Any]:
+        bounds = {"minimum": self.least, "maximum": self.most}
+        text = {"type": "string", "pattern": f"^({_HEXADECIMAL.pattern})$"}
+        return {
+            "title": self.what,
+            "anyOf": [{"type": "integer", **bounds}, text],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Brief:
+    """A scalar ``form`` of a group or list, whose data ``take`` makes of the scalar."""
+
+    form: Text
+    take: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        def whole_of(value: object) -> Any:
+            if isinstance(value, Given | Items | list | tuple | dict):
+                return value
+            self.form.read(value)
+            return self.take(value)
+
+        return core_schema.no_info_before_validator_function(
+            whole_of, handler(source)
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: Any, handler: Any
+    ) -> dict[str, Any]:
+        brief = self.form.__get_pydantic_json_schema__(None, None)
+        return {
+            "anyOf": [brief, handler(schema["schema"])],
+            "example": brief["example"],
+        }
+
+
+def one_or_more(item: Text) -> Brief:
+    """A list of items, or one item alone."""
+    return Brief(item, lambda value: [value])
+
 
 _UNIT = re.compile("_(bps|s|db|dbm|bytes)$")
 
@@ -79,6 +323,7 @@ class Keys(BaseModel):
         extra="forbid",
         arbitrary_types_allowed=True,
         protected_namespaces=(),
+        defer_build=True,
         alias_generator=lambda name: _UNIT.sub("", name),
     )
     makes: ClassVar[Callable[..., Any]] = dict
@@ -115,11 +360,9 @@ class Keys(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(
-        cls, core_schema: Any, handler: Any
+        cls, core: Any, handler: Any
     ) -> dict[str, Any]:
-        schema: dict[str, Any] = handler.resolve_ref_schema(
-            handler(core_schema)
-        )
+        schema: dict[str, Any] = handler.resolve_ref_schema(handler(core))
         for key, value in usual(cls).items():
             # Text for people, if nothing else describes what holds without the key.
             if isinstance(value, str | int | float) and value != "":
@@ -328,7 +571,8 @@ def read_data(
         try:
             return validate(data)
         except ValidationError as error:
-            mistakes = error.errors(include_url=False)
+            found = error.errors(include_url=False, include_input=False)
+            mistakes = found[:MOST_ISSUES]
         # Inner ones first, and from behind: an item that is removed changes the indices after it.
         mistakes.sort(key=lambda mistake: len(mistake["loc"]))
         for mistake in reversed(mistakes):
@@ -340,6 +584,8 @@ def read_data(
                 issues,
             ):
                 return None
+        if len(found) > MOST_ISSUES and issues.is_full:
+            issues.at(locate(root), "and more")  # raises all
 
 
 @cache
@@ -363,10 +609,10 @@ def _prune(
     while rest and isinstance(data, Given | Items):
         if isinstance(data, Given) and rest[0] not in data:
             break
-        around = _of_whole(schema)
+        around = whole_form(schema)
         owner = data
         step = rest.pop(0)
-        schema = _inner(around, step)
+        schema = inner(around, step)
         data = owner[step]
         if isinstance(owner, Given):
             named = (owner, step)
@@ -374,7 +620,7 @@ def _prune(
         else:
             node = owner.nodes[step]
     if mistake["type"] == "missing":
-        _note_missing(data, rest[0], _of_whole(schema), issues)
+        _note_missing(data, rest[0], whole_form(schema), issues)
         return True
     if mistake["type"] == "extra_forbidden":
         issues.at(
@@ -383,7 +629,12 @@ def _prune(
         )
     elif rest == ["[key]"]:
         key_node = owner.nodes[step][0]
-        issues.at(locate(key_node), _words(mistake, key_node, schema))
+        words = (
+            _words(mistake, key_node, schema)
+            if isinstance(key_node, yaml.ScalarNode)
+            else f"expected a text as key, found {describe(key_node)}"
+        )
+        issues.at(locate(key_node), words)
     elif not (mistake["type"] == "too_short" and named[1] in named[0].broken):
         issues.at(locate(node), _words(mistake, node, schema))
     if owner is None:
@@ -402,7 +653,7 @@ def _note_missing(
     issues: FileIssues,
 ) -> None:
     if name not in given.broken:
-        about = _inner(schema, name)["description"]
+        about = inner(schema, name)["description"]
         issues.at(
             locate(given.node),
             f"{schema['title']} lacks {name!r}: expected {about}",
@@ -410,18 +661,18 @@ def _note_missing(
     given[name] = BROKEN
 
 
-def _of_whole(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def whole_form(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema of a group or list, without its brief form."""
     match schema:
-        case {"anyOf": [_, {"type": "array" | "object"} as whole]}:
-            inner: Mapping[str, Any] = whole
-            return inner
+        case {"anyOf": [_, {"type": "array" | "object"}]}:
+            whole: Mapping[str, Any] = schema["anyOf"][1]
+            return whole
     return schema
 
 
-def _inner(schema: Mapping[str, Any], step: str | int) -> Mapping[str, Any]:
+def inner(schema: Mapping[str, Any], step: str | int) -> Mapping[str, Any]:
     """The schema of a value in a group or list."""
-    schema = _of_whole(schema)
+    schema = whole_form(schema)
     found: Mapping[str, Any]
     if "properties" in schema:
         found = schema["properties"].get(step, {})
@@ -449,7 +700,7 @@ def _words(
         return str(mistake["ctx"]["words"])
     if kind == "value_error":
         return str(mistake["ctx"]["error"])
-    if isinstance(node, yaml.ScalarNode) and _of_whole(schema) is not schema:
+    if isinstance(node, yaml.ScalarNode) and whole_form(schema) is not schema:
         schema = schema["anyOf"][0]
     found = describe(node)
     if kind in ("too_short", "too_long"):
@@ -460,44 +711,3 @@ def _words(
     quote = is_bare and of_texts and not schema.get("units")
     hint = ": put it in quotes" if quote else ""
     return f"expected {expected(schema)}, found {found}{hint}"
-
-
-def value_of(
-    group: type[Keys],
-    key: str,
-    given: str | Sequence[str] | Mapping[str, str],
-) -> Any:
-    """The plain value of a key as a command line gives it, or ``BadInput``.
-
-    One text of a list has commas between its items.
-    """
-    issues = FileIssues("")
-    schema = described(group)["properties"][key]
-    found = read(group, f"{key}: {_in_flow(given, schema)}", issues)
-    if issues:
-        raise BadInput("; ".join(issue.message for issue in issues.found))
-    return plain(found[key].value)
-
-
-def _in_flow(
-    given: str | Sequence[str] | Mapping[str, str],
-    schema: Mapping[str, Any],
-) -> str:
-    """A value in YAML's flow style."""
-    if isinstance(given, Mapping):
-        inner = _inner(schema, "")
-        pairs = (
-            f"{json.dumps(name, ensure_ascii=False)}: {_in_flow(text, inner)}"
-            for name, text in given.items()
-        )
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(given, str) and _of_whole(schema).get("type") == "array":
-        given = [text.strip() for text in given.split(",")]
-    if not isinstance(given, str):
-        inner = _inner(schema, 0)
-        return f"[{', '.join(_in_flow(text, inner) for text in given)}]"
-    # The shell has removed the quotes that would mark a number as text.
-    is_number = schema.get("type") in ("integer", "number", "boolean")
-    if is_number and not is_bare_text(given):
-        return given
-    return json.dumps(given, ensure_ascii=False)

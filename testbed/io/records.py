@@ -6,9 +6,8 @@ from typing import Any, Self
 from pydantic import create_model, model_validator
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.keys import Keys, key, needed
-from patchlight.testbed.io.nodes import BROKEN
-from patchlight.testbed.io.types import refused
+from patchlight.testbed.io.keys import Keys, key, needed, refused
+from patchlight.testbed.io.reader import BROKEN
 
 _REQUIRED: Any = dataclasses.MISSING
 

@@ -10,22 +10,24 @@ from pydantic import BeforeValidator, WrapValidator, create_model
 from patchlight.testbed import jobs, units
 from patchlight.testbed.errors import BadInput, short
 from patchlight.testbed.io.describe import described, published, table
-from patchlight.testbed.io.keys import Keys, key, needed
-from patchlight.testbed.io.nodes import Number
-from patchlight.testbed.io.types import (
+from patchlight.testbed.io.keys import (
     Brief,
+    Keys,
     Text,
     YesNo,
     choice,
     grouped,
+    key,
     listing,
     mapping,
     matching,
+    needed,
     number,
     one_or_more,
     quantity,
     whole,
 )
+from patchlight.testbed.io.reader import Number
 from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME, GpuModel
 
 LONGEST_NAME = 41

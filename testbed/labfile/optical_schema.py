@@ -5,13 +5,16 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.keys import Keys, OneLine, key, needed
-from patchlight.testbed.io.types import (
+from patchlight.testbed.io.keys import (
+    Keys,
+    OneLine,
     Text,
     YesNo,
     choice,
+    key,
     listing,
     mapping,
+    needed,
     number,
     whole,
 )

@@ -4,11 +4,14 @@ Ranges, one-line fibres and defaults are expanded in the YAML nodes first: every
 source's position, and the schema needs no ranges.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from itertools import product
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -19,20 +22,20 @@ from patchlight.testbed.errors import (
     nearest,
     short,
 )
-from patchlight.testbed.io.keys import read_node
-from patchlight.testbed.io.nodes import locate
 from patchlight.testbed.io.reader import (
     FileIssues,
     Located,
     compose,
+    locate,
     read_text,
 )
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.optical_links import Light, Meeting
 from patchlight.testbed.lab.packet_sizes import too_small
 from patchlight.testbed.lab.rules import NOTHING_SAID
-from patchlight.testbed.labfile.check import check_lab
-from patchlight.testbed.labfile.schema import COMMON, LabKeys
+
+if TYPE_CHECKING:
+    from patchlight.testbed.labfile.schema import LabKeys
 
 # Keys that accept ranges; free text (a GPU's model) does not.
 RANGED = {
@@ -75,6 +78,8 @@ _Pair = tuple[yaml.Node, yaml.Node]
 
 def _write_out(root: yaml.Node, issues: FileIssues) -> yaml.Node:
     """The file with all ranges and defaults expanded; notes mistakes in ranges."""
+    from patchlight.testbed.labfile.schema import COMMON
+
     if not isinstance(root, yaml.MappingNode):
         return root
     defaults = {text_of(key): value for key, value in root.value}.get(
@@ -573,6 +578,11 @@ def checked_fields(text: str, name: str) -> LabKeys:
 
 
 def _checked(text: str, name: str) -> LabKeys:
+    # Not above: pydantic and the models take longer to import than a short command runs.
+    from patchlight.testbed.io.keys import read_node
+    from patchlight.testbed.labfile.check import check_lab
+    from patchlight.testbed.labfile.schema import LabKeys
+
     issues = FileIssues(name, LabFileError)
     root = compose(
         text,

@@ -5,8 +5,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, create_model
 
-from patchlight.testbed.io.keys import Keys, key, needed, optional
-from patchlight.testbed.io.types import YesNo, choice, listing, number
+from patchlight.testbed.io.keys import (
+    Keys,
+    YesNo,
+    choice,
+    key,
+    listing,
+    needed,
+    number,
+    optional,
+)
 from patchlight.testbed.lab import model
 from patchlight.testbed.lab.rules import SNMP_HASHES, Snmp, SshAccess
 from patchlight.testbed.labfile import optical_schema as optical

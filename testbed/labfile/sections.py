@@ -9,12 +9,14 @@ from pydantic.fields import FieldInfo
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.keys import Keys, key, needed
-from patchlight.testbed.io.types import (
+from patchlight.testbed.io.keys import (
+    Keys,
     Text,
     YesNo,
     choice,
+    key,
     listing,
+    needed,
     number,
     printable,
     quantity,

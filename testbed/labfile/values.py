@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.types import (
+from patchlight.testbed.io.keys import (
     Hexadecimal,
     Text,
     choice,

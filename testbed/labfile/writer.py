@@ -17,10 +17,14 @@ from patchlight.testbed.io.describe import (
     sample,
     sections,
 )
-from patchlight.testbed.io.keys import Keys, Listed, OneLine, read
-from patchlight.testbed.io.nodes import is_bare_text
-from patchlight.testbed.io.reader import FileIssues
-from patchlight.testbed.io.types import HexadecimalNumber
+from patchlight.testbed.io.keys import (
+    HexadecimalNumber,
+    Keys,
+    Listed,
+    OneLine,
+    read,
+)
+from patchlight.testbed.io.reader import FileIssues, is_bare_text
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 from patchlight.testbed.labfile import reader
 from patchlight.testbed.labfile.schema import COMMON, LabKeys

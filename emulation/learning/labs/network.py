@@ -55,17 +55,18 @@ from patchlight.emulation.learning.export import (
 )
 from patchlight.emulation.simulator.traces.files import LAWS
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.keys import plain, read
-from patchlight.testbed.io.reader import FileIssues
-from patchlight.testbed.io.records import record, setting
-from patchlight.testbed.io.types import (
+from patchlight.testbed.io.keys import (
     Text,
     choice,
     grouped,
     listing,
     number,
+    plain,
+    read,
     whole,
 )
+from patchlight.testbed.io.reader import FileIssues
+from patchlight.testbed.io.records import record, setting
 
 DRAWN = "drawn"
 LEARNED = ("partition",)

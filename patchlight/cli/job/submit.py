@@ -13,7 +13,8 @@ from patchlight.console import rendering as out
 from patchlight.console.options import complete_policy
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.io.describe import described, sample
-from patchlight.testbed.io.keys import Keys, plain, read, value_of
+from patchlight.testbed.io.keys import Keys, plain, read
+from patchlight.testbed.io.options import value_of
 from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.jobfile.reader import (
     JobBatch,

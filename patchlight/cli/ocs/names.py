@@ -9,11 +9,12 @@ import yaml
 
 from patchlight.console.connection import completer
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.nodes import describe, locate
 from patchlight.testbed.io.reader import (
     FileIssues,
     Located,
     compose,
+    describe,
+    locate,
     read_standard_input,
     read_text,
     stands_twice,

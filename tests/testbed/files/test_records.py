@@ -14,9 +14,7 @@ from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.graphs.files import positions
 from patchlight.testbed.io import keys
 from patchlight.testbed.io.describe import described, published
-from patchlight.testbed.io.reader import FileIssues
-from patchlight.testbed.io.records import record, setting
-from patchlight.testbed.io.types import (
+from patchlight.testbed.io.keys import (
     Text,
     choice,
     grouped,
@@ -26,6 +24,8 @@ from patchlight.testbed.io.types import (
     number,
     whole,
 )
+from patchlight.testbed.io.reader import FileIssues
+from patchlight.testbed.io.records import record, setting
 
 
 class MenuError(FileError):

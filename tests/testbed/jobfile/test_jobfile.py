@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.describe import described
-from patchlight.testbed.io.keys import value_of
+from patchlight.testbed.io.options import value_of
 from patchlight.testbed.jobfile.reader import (
     JobFileError,
     Overrides,
