@@ -11,7 +11,6 @@ SELECTION=(
     tests/agents/test_network_environment.py
     tests/agents/test_permitted.py
     tests/agents/training/test_ring.py
-    tests/cli/test_conformance.py
     tests/cli/test_lab.py
     tests/cli/test_main.py
     tests/cli/test_ocs_direct.py
