@@ -6,12 +6,12 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from patchlight.controller.api.caller import Operator, as_operator
-from patchlight.controller.api.openapi import DATA, also, changing
+from patchlight.controller.api.openapi import DATA, also, changing, in_one_pass
 from patchlight.controller.changes.service import ChangeOrPlan, CircuitService
 from patchlight.testbed.lab.topology import FORMATS, topology_of
 from patchlight.testbed.wire.rest import circuits as rest
 from patchlight.testbed.wire.rest import requests
-from patchlight.testbed.wire.rest.lab import Links, TopologyShape
+from patchlight.testbed.wire.rest.lab import LinksAnswer, TopologyShape
 
 TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def _look(routes: APIRouter, service: CircuitService) -> None:
     parts = service.parts
 
     @routes.get("/links", **DATA)
-    async def links() -> Links:
+    async def links() -> LinksAnswer:
         return await service.links()
 
     @routes.get("/circuit-switches", **DATA)
@@ -62,7 +62,7 @@ def _look(routes: APIRouter, service: CircuitService) -> None:
             parts.lab, parts.maps.links(await parts.maps.read())
         )
         if format == "json":
-            # Links through unread switches are unknown, and omitted.
+            # LinksAnswer through unread switches are unknown, and omitted.
             return TopologyShape(
                 **found.as_json,
                 unread=parts.devices.unread,
@@ -163,25 +163,26 @@ def started(change: int, response: Response) -> None:
 
 
 def _follow(routes: APIRouter, service: CircuitService) -> None:
-    @routes.get("/reconfigurations", **DATA)
+    @routes.get("/reconfigurations", response_model=rest.Changes, **DATA)
     async def reconfigurations(
         last: requests.PageLength = requests.PAGE,
         after: requests.Number | None = None,
         since: requests.Moment | None = None,
         until: requests.Moment = requests.LATEST,
         before: requests.Number = requests.NO_NUMBER,
-    ) -> rest.Changes:
+    ) -> Response:
         """The last changes, or the first ones after a number.
 
         With ``since``: the last of those that began between then and ``until``, before a number.
         """
-        return await service.changes(
+        found = await service.changes(
             last,
             after,
             since,
             until,
             before,
         )
+        return in_one_pass(found)
 
     @routes.get("/reconfigurations/{number}", **DATA)
     async def reconfiguration(

@@ -105,12 +105,16 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             answer.rigid_because = scheduler.why_rigid(job_id)
         return answer
 
-    @routes.get("/jobs/{job_id}/iterations", **DATA)
+    @routes.get(
+        "/jobs/{job_id}/iterations",
+        response_model=rest.Iterations,
+        **DATA,
+    )
     async def iterations(
         job_id: str,
         after: requests.Number = 0,
         latest: requests.PageLength | None = None,
-    ) -> rest.Iterations:
+    ) -> Response:
         if latest is not None:
             found = table.ledger.latest_iterations(table[job_id].id, latest)
             last = table.ledger.reported(job_id)
@@ -118,12 +122,8 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             found, last = table.ledger.iterations(
                 table[job_id].id, after, _MOST_REPORTS
             )
-        # Records as they were made, also those of older versions.
-        made = rest.IterationReport.model_construct
-        return rest.Iterations(
-            iterations=[made(**row) for row in found],
-            next=last,
-        )
+        # As stored, also by older versions; thousands of models would take five times as long.
+        return JsonAnswer({"iterations": found, "next": last})
 
     @routes.get("/jobs/{job_id}/history", **DATA)
     async def history(job_id: str) -> rest.JobHistory:
@@ -346,13 +346,13 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         return rest.Defragmented(change=begun(change))
 
     @routes.get("/policies", **DATA)
-    async def policies() -> rest.Policies:
-        return rest.Policies(policies=scheduler.policies.words)
+    async def policies() -> rest.PoliciesAnswer:
+        return rest.PoliciesAnswer(policies=scheduler.policies.words)
 
     @routes.put("/policies", **DATA)
     async def use(
         request: requests.PoliciesRequest, caller: Operator
-    ) -> rest.Policies:
+    ) -> rest.PoliciesAnswer:
         said = request.model_dump(exclude_unset=True)
         files = [
             name
@@ -370,7 +370,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
             kind: "" for kind in KINDS if kind in said and said[kind] is None
         }
         await scheduler.policies.use(PolicyChoice(**said))
-        return rest.Policies(policies=scheduler.policies.words)
+        return rest.PoliciesAnswer(policies=scheduler.policies.words)
 
     @routes.post("/drain", **DATA)
     async def drain(

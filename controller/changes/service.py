@@ -32,7 +32,12 @@ from patchlight.testbed.lab.spectrum import ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.wire.rest import circuits as rest
 from patchlight.testbed.wire.rest import requests
-from patchlight.testbed.wire.rest.lab import HostWithoutLink, Link, Links, Via
+from patchlight.testbed.wire.rest.lab import (
+    HostWithoutLink,
+    Link,
+    LinksAnswer,
+    Via,
+)
 
 ChangeOrPlan = rest.ChangeAnswer | rest.PlanAnswer
 
@@ -351,10 +356,10 @@ class CircuitService:
 
     # -- circuits as they are ------------------------------------------------------------------
 
-    async def links(self) -> Links:
+    async def links(self) -> LinksAnswer:
         """The links of the present cross-connects."""
         present = self.parts.maps.links(await self.parts.maps.read())
-        return Links(
+        return LinksAnswer(
             # Links through these are unknown, and omitted.
             unread=self.parts.devices.unread,
             links=[

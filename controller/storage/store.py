@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import TypedDict
@@ -56,21 +56,6 @@ _MARKS = ("stop", "drained", "policies", "usage", "paths", "macs", "discovery")
 _NAME_OF_MARK = "$mark"
 
 
-# Importing them takes long, and commands that only know the store's name need none.
-@cache
-def _changes() -> "type[ChangeAnswer]":
-    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
-
-    return ChangeAnswer
-
-
-@cache
-def _saved_maps() -> "type[SavedMaps]":
-    from patchlight.testbed.wire.rest.circuits import SavedMaps
-
-    return SavedMaps
-
-
 # Records of older versions lack some of these.
 _NO_CHANGE: Mapping[str, Any] = {
     **dict.fromkeys(("message", "by", "origin"), ""),
@@ -95,7 +80,10 @@ T = TypeVar("T")
 
 def read_change(row: Mapping[str, Any]) -> "ChangeAnswer":
     """A change in the form of the API; ``ValueError`` if it is not one."""
-    return _changes().model_validate({**_NO_CHANGE, **row})
+    # Importing it takes long, and commands that only know the store's name need none.
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
+
+    return ChangeAnswer.model_validate({**_NO_CHANGE, **row})
 
 
 BaselineKey = tuple[str, int, int, str]
@@ -491,17 +479,18 @@ class Store(Database):
 
     def saved_maps(self) -> "dict[str, SavedMaps]":
         """All saved maps, by name; unreadable ones have none."""
+        from patchlight.testbed.wire.rest.circuits import SavedMaps
 
-        def saved(row: dict[str, Any], name: str) -> "tuple[str, SavedMaps]":
+        def saved(row: dict[str, Any], name: str) -> tuple[str, SavedMaps]:
             if row.get("name", name) != name:
                 raise ValueError(f"it belongs to {row['name']}")
-            return name, _saved_maps().model_validate({**row, "name": name})
+            return name, SavedMaps.model_validate({**row, "name": name})
 
         def substitute(
             kept: str | bytes,
-        ) -> "Substitute[tuple[str, SavedMaps]]":
+        ) -> Substitute[tuple[str, SavedMaps]]:
             name = kept if isinstance(kept, str) else kept.hex()
-            row = _saved_maps()(
+            row = SavedMaps(
                 name=name,
                 maps={},
                 by="",

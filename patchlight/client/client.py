@@ -65,7 +65,7 @@ class ControllerClient(CircuitCalls):
 
     def links(self) -> list[rest_lab.Link]:
         """The links that the present cross-connects make: ``a``, ``b``, ``rate_bps``, ``via``."""
-        return self._call(rest_lab.Links, "GET", "/links").links
+        return self._call(rest_lab.LinksAnswer, "GET", "/links").links
 
     def circuits(self) -> dict[str, rest_circuits.OcsMap]:
         """The map of each OCS, as ``{"ocs1": {"map": ["1>7", …]}}``."""
@@ -293,14 +293,16 @@ class ControllerClient(CircuitCalls):
 
     def policies(self) -> rest_lab.PoliciesInUse:
         """The policies that decide now, by kind, and whether the lab defragments, interleaves."""
-        return self._call(rest_jobs.Policies, "GET", "/policies").policies
+        return self._call(
+            rest_jobs.PoliciesAnswer, "GET", "/policies"
+        ).policies
 
     def use_policies(
         self, chosen: Mapping[str, str | bool | None]
     ) -> rest_lab.PoliciesInUse:
         """Set policies as in ``policies``, the others stay; returns all of them."""
         return self._call(
-            rest_jobs.Policies, "PUT", "/policies", dict(chosen)
+            rest_jobs.PoliciesAnswer, "PUT", "/policies", dict(chosen)
         ).policies
 
     def drain(self, why: str = "") -> list[str]:

@@ -41,7 +41,6 @@ from patchlight.testbed.errors import (
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.wire.lab_api import api_address
-from patchlight.testbed.wire.rest import requests
 
 T = TypeVar("T")
 
@@ -53,40 +52,33 @@ class _Direct(NoHooks):
         ]
 
 
-# The service's method and the body's type for each request. In the path, ``*`` is an argument and
-# ``#`` a number.
-_CALLS: Mapping[tuple[str, str], tuple[str, type[requests.Strict] | None]] = {
-    ("GET", "/alarms"): ("alarms", None),
-    ("GET", "/circuit-switches"): ("switches", None),
-    ("GET", "/circuits"): ("circuits", None),
-    ("GET", "/circuits/*/light"): ("light", None),
-    ("GET", "/drift"): ("drift", None),
-    ("GET", "/links"): ("links", None),
-    ("GET", "/locks"): ("locks", None),
-    ("GET", "/maps"): ("saved_maps", None),
-    ("GET", "/reconfigurations"): ("changes", None),
-    ("GET", "/reconfigurations/#"): ("change", None),
-    ("GET", "/stop"): ("stop_button", None),
-    ("DELETE", "/maps/*"): ("forget", None),
-    ("PUT", "/maps/*"): ("save", requests.PresentMapsRequest),
-    ("POST", "/baselines"): ("accept_power", requests.BaselinesRequest),
-    ("POST", "/drift/adopt"): ("adopt", requests.PresentMapsRequest),
-    ("POST", "/drift/repair"): ("repair", requests.RepairRequest),
-    ("POST", "/light-paths"): ("light_paths", requests.LightRequest),
-    ("POST", "/locks"): ("lock", requests.LockRequest),
-    ("POST", "/locks/release"): ("unlock", requests.UnlockRequest),
-    ("POST", "/maps/*/restore"): ("restore", requests.ChangeRequest),
-    ("POST", "/reconfigurations"): (
-        "reconfigure",
-        requests.ReconfigurationRequest,
-    ),
-    ("POST", "/reconfigurations/#/rollback"): (
-        "roll_back",
-        requests.ChangeRequest,
-    ),
-    ("POST", "/stop"): ("press_stop", requests.StopRequest),
-    ("POST", "/stop/clear"): ("clear_stop", requests.StopRequest),
-    ("POST", "/together"): ("together", requests.TogetherRequest),
+# The service's method for each request. In the path, ``*`` is an argument and ``#`` a number.
+_CALLS: Mapping[tuple[str, str], str] = {
+    ("GET", "/alarms"): "alarms",
+    ("GET", "/circuit-switches"): "switches",
+    ("GET", "/circuits"): "circuits",
+    ("GET", "/circuits/*/light"): "light",
+    ("GET", "/drift"): "drift",
+    ("GET", "/links"): "links",
+    ("GET", "/locks"): "locks",
+    ("GET", "/maps"): "saved_maps",
+    ("GET", "/reconfigurations"): "changes",
+    ("GET", "/reconfigurations/#"): "change",
+    ("GET", "/stop"): "stop_button",
+    ("DELETE", "/maps/*"): "forget",
+    ("PUT", "/maps/*"): "save",
+    ("POST", "/baselines"): "accept_power",
+    ("POST", "/drift/adopt"): "adopt",
+    ("POST", "/drift/repair"): "repair",
+    ("POST", "/light-paths"): "light_paths",
+    ("POST", "/locks"): "lock",
+    ("POST", "/locks/release"): "unlock",
+    ("POST", "/maps/*/restore"): "restore",
+    ("POST", "/reconfigurations"): "reconfigure",
+    ("POST", "/reconfigurations/#/rollback"): "roll_back",
+    ("POST", "/stop"): "press_stop",
+    ("POST", "/stop/clear"): "clear_stop",
+    ("POST", "/together"): "together",
 }
 
 
@@ -122,7 +114,7 @@ class DirectClient(ControllerClient):
         prefer: str = "",
         **query: Any,
     ) -> T:
-        for (verb, pattern), (name, asked) in _CALLS.items():
+        for (verb, pattern), name in _CALLS.items():
             part = "([0-9]+)" if "#" in pattern else "([^/]+)"
             at = (
                 re.fullmatch(re.sub("[*#]", part, pattern), path)
@@ -136,9 +128,10 @@ class DirectClient(ControllerClient):
                 for text in at.groups()
             ]
             given: tuple[Any, ...] = ()
-            if asked is not None:
+            method_of = getattr(self._service, name)
+            if request := method_of.__annotations__.get("request"):
                 try:
-                    given = (asked.model_validate(body), self._who)
+                    given = (request.model_validate(body), self._who)
                 except ValidationError as error:
                     mistakes = (
                         mistake_in_words(e, e["loc"], "request")
@@ -149,7 +142,7 @@ class DirectClient(ControllerClient):
                         f"the controller does not take that: {words}"
                     ) from error
             try:
-                work = getattr(self._service, name)(*places, *given, **query)
+                work = method_of(*places, *given, **query)
                 answer: T = self._loop.run_until_complete(work)
                 return answer
             except (BadInput, OutcomeUnknown):

@@ -123,7 +123,7 @@ class SubmittedJob(JobInList):
     plan: Preview | Absent = None
 
 
-class IterationReport(Answer, extra="allow"):
+class IterationReport(Answer):
     """One iteration of one worker of an ``attempt``; ``loss`` if a model is trained; over RDMA the
     queue pairs made and the retries since its start."""
 
@@ -243,7 +243,7 @@ class Defragmented(Answer):
     change: ChangeAnswer | None
 
 
-class Policies(Answer):
+class PoliciesAnswer(Answer):
     """The present policies, by kind."""
 
     policies: PoliciesInUse

@@ -351,7 +351,7 @@ class Shutdown(Answer):
     jobs: dict[str, int]
 
 
-class Links(Answer):
+class LinksAnswer(Answer):
     """The present links; ``unread`` has switches whose maps are unknown, and why."""
 
     unread: dict[str, str]
