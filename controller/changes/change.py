@@ -6,6 +6,7 @@ a failure after that rolls back.
 """
 
 import asyncio
+import functools
 import logging
 import time
 from collections import defaultdict
@@ -34,7 +35,7 @@ from patchlight.testbed.errors import (
     PatchlightError,
     in_words,
 )
-from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import Links, lab_links
@@ -304,6 +305,7 @@ class Change:
             turning_s = self._parts.lab.optical_switch(name).switching_time_s
             await asyncio.sleep(min(turning_s / 2, _UNDER_WAY_S))
             expected = self._parts.power_check.expected(links, name, makes)
+            _ = self._announced
         finally:
             # It is made or has failed before anything is rolled back.
             await asyncio.wait([making])
@@ -447,14 +449,21 @@ class Change:
         self.record.enter("flows")
         self.record.note(await self._parts.flows.follow(links))
 
+    @functools.cached_property
+    def _announced(self) -> frozenset[Endpoint] | None:
+        """The ports whose NICs are announced; ``None`` if a trunk moves: those of all jobs."""
+        is_trunk = self._plan.moves_trunk(self._parts.lab)
+        return None if is_trunk else self._plan.moved
+
     async def _announce(self, links: Links) -> list[str]:
         """Announce the NICs that moved; whose workers do not hear each other although these links
         join them, as text."""
         parts = self._parts
         if not self._plan.moved:
             return []
-        moved = None if self._plan.moves_trunk(parts.lab) else self._plan.moved
-        found = await parts.traffic.announce(moved, Reach(parts.lab, links))
+        found = await parts.traffic.announce(
+            self._announced, Reach(parts.lab, links)
+        )
         self.record.note([*found.unknown])
         # With wavelength channels a path may be there only while its workers send.
         return [] if parts.lab.coloured else [*found.silent]
