@@ -120,6 +120,16 @@ def steps(client: Any) -> dict[str, Any]:
             (f"{ENTRY.format('a')}/config", {"name": "b"}),
             (f"{ENTRY.format('a')}/config", {"name": "a"}),
             (f"{ENTRY.format('a')}/state", {"status": "CONNECTED"}),
+            ("/connections", "nothing"),
+            ("/connections/port-connection[name=a]/config", "nothing"),
+            (
+                "/components/component[name=port-1]/ocp-ocs-port/config",
+                {"enabled": "yes"},
+            ),
+            (
+                "/components/component[name=port-77]/ocp-ocs-port/config",
+                {"enabled": True},
+            ),
             ("/optical-switch/config", {"cold-boot-recovery": "DANCE"}),
             ("/optical-switch/config", {"bidirectional": True}),
         )

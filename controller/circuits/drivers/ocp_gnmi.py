@@ -26,7 +26,6 @@ from patchlight.controller.circuits.drivers.base import (
 )
 from patchlight.controller.circuits.drivers.table import Row, RowState
 from patchlight.controller.circuits.protocols import gnmi
-from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -257,25 +256,6 @@ class OcpGnmi(NumberedDriver):
         self, by_index: Sequence[str], directions: Mapping[str, str]
     ) -> dict[contract.Side, list[str]]:
         """The names of inputs and outputs, in the order of their canonical numbers."""
-        dialect = self._dialect
-        if dialect.input_port and dialect.output_port:
-            numbers = range(1, self.ports + 1)
-            found: dict[contract.Side, list[str]] = {
-                "in": [
-                    filled(dialect.input_port, str, port=n) for n in numbers
-                ],
-                "out": [
-                    filled(dialect.output_port, str, port=n) for n in numbers
-                ],
-            }
-            if missing := {*found["in"], *found["out"]}.difference(by_index):
-                raise PatchlightError(
-                    f"{self.name} has no port {min(missing)}",
-                    hint="correct input_port and output_port in its dialect, or 'ports' in the "
-                    "lab file",
-                )
-            return found
-        found = {"in": [], "out": []}
         members: dict[str, list[str]] = {}
         for name in by_index:
             members.setdefault(self._group_of[name], []).append(name)
@@ -286,8 +266,17 @@ class OcpGnmi(NumberedDriver):
                 direction, len(names) // 2
             )
             inputs.update(names[:half])
+        found: dict[contract.Side, list[str]] = {"in": [], "out": []}
         for name in by_index:
             found["in" if name in inputs else "out"].append(name)
+        templates = self._dialect.input_port, self._dialect.output_port
+        for side, template in zip(contract.SIDES, templates, strict=True):
+            if template:
+                given = (
+                    filled(template, str, port=n)
+                    for n in range(1, self.ports + 1)
+                )
+                found[side] = [name for name in given if name in by_index]
         return found
 
     def _powers_in(

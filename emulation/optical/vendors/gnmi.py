@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import copy
 import datetime
-import functools
 import hashlib
 import json
 import ssl
@@ -37,8 +36,6 @@ from patchlight.testbed.lab.portmap import CrossConnect
 
 Steps = gnmi.Steps
 Port = tuple[Side, int]
-Group = tuple[str, tuple[str, ...]]
-"""Its direction, and the groups that it may be joined to."""
 
 _MODULES = {
     "connections": "ocp-ocs-optical-switch-connections",
@@ -56,37 +53,26 @@ _LISTS = {
     "connection-groups": "peer-name",
     "alarm": "id",
 }
-_WRITABLE: Mapping[str, Any] = {
-    "connections": {
-        "port-connection": {
-            "*": {
-                "name": str,
-                "config": {
-                    "name": str,
-                    "input-port-name": str,
-                    "output-port-name": str,
-                },
-            }
-        }
-    },
-    "optical-switch": {
-        "config": {"bidirectional": bool, "cold-boot-recovery": str}
-    },
-    "components": {
-        "component": {
-            "*": {
-                "name": str,
-                "ocp-ocs-port": {
-                    "config": {
-                        "enabled": bool,
-                        "alias": str,
-                        "description": str,
-                    }
-                },
-            }
-        }
-    },
+_WRITABLE = {
+    "/connections/port-connection/name": str,
+    "/connections/port-connection/config/name": str,
+    "/connections/port-connection/config/input-port-name": str,
+    "/connections/port-connection/config/output-port-name": str,
+    "/optical-switch/config/bidirectional": bool,
+    "/optical-switch/config/cold-boot-recovery": str,
+    "/components/component/name": str,
+    "/components/component/ocp-ocs-port/config/enabled": bool,
+    "/components/component/ocp-ocs-port/config/alias": str,
+    "/components/component/ocp-ocs-port/config/description": str,
 }
+# For each shape, the groups and what each may be joined to.
+_GROUPS = {
+    "": "inputs:outputs outputs:inputs",
+    "any": "all:all",
+    "three": "A:B,C B:A C:A,C",
+    "fabrics": "A1:B1 A2:B2 A3:B3 A4:B4 B1:A1 B2:A2 B3:A3 B4:A4",
+}
+_DIRECTIONS = {"inputs": "INPUT-ONLY", "outputs": "OUTPUT-ONLY"}
 _RECOVERIES = ("MAINTAIN", "RESTORE", "REMOVE")
 _STATUS = {Phase.SWITCHING: "PENDING_CONNECTION", Phase.LIT: "CONNECTED"}
 _PORT_STATUS = {
@@ -287,7 +273,7 @@ class OcpGnmiServer(ProtocolServer):
                         keys = gnmi.keys_of(steps)
                         gnmi.put(wanted, keys, gnmi.value_of(value))
                     done.append({"path": path, "op": operation})
-                _check(wanted, _WRITABLE)
+                _check(wanted)
             except (ValueError, AttributeError, RecursionError) as error:
                 raise _Refused(Code.INVALID_ARGUMENT, str(error)) from error
             self._load(wanted)
@@ -450,12 +436,12 @@ class OcpGnmiServer(ProtocolServer):
         groups = {
             name: {
                 "name": name,
-                "direction": direction,
+                "direction": self._direction(name),
                 "connection-groups": {
                     peer: {"peer-name": peer} for peer in peers
                 },
             }
-            for name, (direction, peers) in self._groups().items()
+            for name, peers in self._groups().items()
         }
         state = config | {
             "connection-recovery-capability": "MAINTAIN",
@@ -648,7 +634,7 @@ class OcpGnmiServer(ProtocolServer):
             found.append(port)
         inp, out = found
         groups = [self._group(port) for port in found]
-        if groups[1] not in self._groups()[groups[0]][1]:
+        if groups[1] not in self._groups()[groups[0]]:
             raise _Refused(
                 Code.INVALID_ARGUMENT,
                 f"{name}: group {groups[0]} is not joined to {groups[1]}",
@@ -714,31 +700,18 @@ class OcpGnmiServer(ProtocolServer):
                 return f"{letter}{int(_FABRICS * at) + 1}"
         return f"{side}puts"
 
-    def _groups(self) -> Mapping[str, Group]:
-        return _groups(self._device.faults.groups)
+    def _direction(self, group: str) -> str:
+        if self._device.faults.groups == "fabrics":
+            group = "inputs" if group.startswith("A") else "outputs"
+        return _DIRECTIONS.get(group, "ANY")
 
-
-@functools.cache
-def _groups(shape: str) -> Mapping[str, Group]:
-    match shape:
-        case "any":
-            return {"all": ("ANY", ("all",))}
-        case "three":
-            return {
-                "A": ("ANY", ("B", "C")),
-                "B": ("ANY", ("A",)),
-                "C": ("ANY", ("A", "C")),
-            }
-        case "fabrics":
-            groups: dict[str, Group] = {}
-            for number in range(1, _FABRICS + 1):
-                groups[f"A{number}"] = ("INPUT-ONLY", (f"B{number}",))
-                groups[f"B{number}"] = ("OUTPUT-ONLY", (f"A{number}",))
-            return groups
-    return {
-        "inputs": ("INPUT-ONLY", ("outputs",)),
-        "outputs": ("OUTPUT-ONLY", ("inputs",)),
-    }
+    def _groups(self) -> dict[str, list[str]]:
+        """Each group, with those that it may be joined to."""
+        rows = _GROUPS[self._device.faults.groups].split()
+        return {
+            name: peers.split(",")
+            for name, _, peers in (row.partition(":") for row in rows)
+        }
 
 
 @dataclass
@@ -873,21 +846,18 @@ def _without(value: Any, name: str) -> Any:
     return {k: _without(v, name) for k, v in value.items() if k != name}
 
 
-def _check(
-    tree: gnmi.Tree,
-    schema: Mapping[str, Any],
-    where: str = "",
-) -> None:
+def _check(tree: gnmi.Tree) -> None:
     """``ValueError`` for what cannot be written."""
-    for name, value in tree.items():
-        kind = schema.get(name, schema.get("*"))
+    for keys, value in gnmi.leaves(tree):
+        path = "".join(f"/{key}" for key in keys)
+        if keys[0] != "optical-switch":
+            # All else is in a list: without its key.
+            keys = (*keys[:2], *keys[3:])
+        kind = _WRITABLE.get("".join(f"/{key}" for key in keys))
         if kind is None:
-            raise ValueError(f"{where}/{name} cannot be written")
-        is_inner = isinstance(kind, Mapping)
-        if type(value) is not (dict if is_inner else kind):
-            raise ValueError(f"{where}/{name} cannot be {value!r}")
-        if is_inner:
-            _check(value, kind, f"{where}/{name}")
+            raise ValueError(f"{path} cannot be written")
+        if type(value) is not kind:
+            raise ValueError(f"{path} cannot be {value!r}")
 
 
 async def _copy(
