@@ -9,8 +9,22 @@ from patchlight.controller.api.caller import Operator, as_operator
 from patchlight.controller.api.openapi import DATA, also, changing, in_one_pass
 from patchlight.controller.changes.service import ChangeOrPlan, CircuitService
 from patchlight.testbed.lab.topology import FORMATS, topology_of
-from patchlight.testbed.wire.rest import circuits as rest
 from patchlight.testbed.wire.rest import requests
+from patchlight.testbed.wire.rest.circuits import (
+    Alarms,
+    AllSavedMaps,
+    Baselines,
+    ChangeAnswer,
+    Changes,
+    CircuitSwitches,
+    DriftShape,
+    LightAnswer,
+    Locks,
+    Named,
+    OcsMap,
+    SavedMaps,
+    StopButton,
+)
 from patchlight.testbed.wire.rest.lab import LinksAnswer, TopologyShape
 
 TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
@@ -38,15 +52,15 @@ def _look(routes: APIRouter, service: CircuitService) -> None:
         return await service.links()
 
     @routes.get("/circuit-switches", **DATA)
-    async def circuit_switches() -> rest.CircuitSwitches:
+    async def circuit_switches() -> CircuitSwitches:
         return await service.switches()
 
     @routes.get("/circuits/{ocs}/light", **DATA)
-    async def light(ocs: str) -> rest.LightAnswer:
+    async def light(ocs: str) -> LightAnswer:
         return await service.light(ocs)
 
     @routes.get("/drift", **DATA)
-    async def drift() -> rest.DriftShape:
+    async def drift() -> DriftShape:
         return await service.drift()
 
     @routes.get(
@@ -70,7 +84,7 @@ def _look(routes: APIRouter, service: CircuitService) -> None:
         return PlainTextResponse(FORMATS[format](found))
 
     @routes.get("/circuits", **DATA)
-    async def circuits(response: Response) -> dict[str, rest.OcsMap]:
+    async def circuits(response: Response) -> dict[str, OcsMap]:
         found = await service.circuits()
         # Clients can use it as ``planned_from``: the condition that maps are unchanged.
         if tag := service.tag():
@@ -80,12 +94,12 @@ def _look(routes: APIRouter, service: CircuitService) -> None:
     @routes.get("/alarms", **DATA)
     async def alarms(
         ocs: Annotated[list[str] | None, Query()] = None,
-    ) -> rest.Alarms:
+    ) -> Alarms:
         return await service.alarms(ocs or [])
 
 
 def _change(routes: APIRouter, service: CircuitService) -> None:
-    options = changing(rest.ChangeAnswer)
+    options = changing(ChangeAnswer)
 
     @routes.post("/reconfigurations", **options)
     async def reconfigure(
@@ -163,7 +177,7 @@ def started(change: int, response: Response) -> None:
 
 
 def _follow(routes: APIRouter, service: CircuitService) -> None:
-    @routes.get("/reconfigurations", response_model=rest.Changes, **DATA)
+    @routes.get("/reconfigurations", response_model=Changes, **DATA)
     async def reconfigurations(
         last: requests.PageLength = requests.PAGE,
         after: requests.Number | None = None,
@@ -189,7 +203,7 @@ def _follow(routes: APIRouter, service: CircuitService) -> None:
         number: requests.Number,
         step: requests.Number = 0,
         wait_s: requests.WaitSeconds = 0.0,
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """One change; with its ``progress`` while it runs, once that is beyond ``step``, or after
         ``wait_s``."""
         return await service.change(number, step, wait_s)
@@ -199,7 +213,7 @@ def _follow(routes: APIRouter, service: CircuitService) -> None:
         number: requests.Number,
         request: requests.StopRequest,
         caller: Operator,
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """Stop a change before its next step, and undo what it did; this takes a moment.
 
         409 for a change that is committed, or about to be. A failed one stays unchanged.
@@ -211,11 +225,11 @@ def _keep(routes: APIRouter, service: CircuitService) -> None:
     @routes.post("/baselines", **DATA)
     async def accept(
         request: requests.BaselinesRequest, who: Operator
-    ) -> rest.Baselines:
+    ) -> Baselines:
         return await service.accept_power(request, who)
 
     @routes.get("/maps", **DATA)
-    async def maps() -> rest.AllSavedMaps:
+    async def maps() -> AllSavedMaps:
         return await service.saved_maps()
 
     @routes.put("/maps/{name}", **DATA)
@@ -223,39 +237,37 @@ def _keep(routes: APIRouter, service: CircuitService) -> None:
         name: str,
         request: requests.PresentMapsRequest,
         who: Operator,
-    ) -> rest.SavedMaps:
+    ) -> SavedMaps:
         return await service.save(name, request, who)
 
     @routes.delete("/maps/{name}", dependencies=[Depends(as_operator)], **DATA)
-    async def forget(name: str) -> rest.Named:
+    async def forget(name: str) -> Named:
         return await service.forget(name)
 
     @routes.get("/locks", **DATA)
-    async def locks() -> rest.Locks:
+    async def locks() -> Locks:
         return await service.locks()
 
     @routes.post("/locks", **DATA)
-    async def lock(request: requests.LockRequest, who: Operator) -> rest.Locks:
+    async def lock(request: requests.LockRequest, who: Operator) -> Locks:
         return await service.lock(request, who)
 
     @routes.post("/locks/release", **DATA)
-    async def unlock(
-        request: requests.UnlockRequest, who: Operator
-    ) -> rest.Locks:
+    async def unlock(request: requests.UnlockRequest, who: Operator) -> Locks:
         return await service.unlock(request, who)
 
     @routes.get("/stop", **DATA)
-    async def stopped() -> rest.StopButton:
+    async def stopped() -> StopButton:
         return await service.stop_button()
 
     @routes.post("/stop", **DATA)
     async def press(
         request: requests.StopRequest, who: Operator
-    ) -> rest.StopButton:
+    ) -> StopButton:
         return await service.press_stop(request, who)
 
     @routes.post("/stop/clear", **DATA)
     async def clear(
         request: requests.StopRequest, who: Operator
-    ) -> rest.StopButton:
+    ) -> StopButton:
         return await service.clear_stop(request, who)

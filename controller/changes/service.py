@@ -32,6 +32,30 @@ from patchlight.testbed.lab.spectrum import ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.wire.rest import circuits as rest
 from patchlight.testbed.wire.rest import requests
+from patchlight.testbed.wire.rest.circuits import (
+    Alarms,
+    AlarmShape,
+    AllSavedMaps,
+    Baselines,
+    ChangeAnswer,
+    Changes,
+    CircuitLight,
+    CircuitSwitches,
+    CircuitSwitchShape,
+    DriftOf,
+    DriftShape,
+    IdentityShape,
+    LightAnswer,
+    Locks,
+    MapChangeAnswer,
+    Named,
+    OcsMap,
+    PlanAnswer,
+    PortCondition,
+    Pressed,
+    SavedMaps,
+    StopButton,
+)
 from patchlight.testbed.wire.rest.lab import (
     HostWithoutLink,
     Link,
@@ -39,7 +63,7 @@ from patchlight.testbed.wire.rest.lab import (
     Via,
 )
 
-ChangeOrPlan = rest.ChangeAnswer | rest.PlanAnswer
+ChangeOrPlan = ChangeAnswer | PlanAnswer
 
 
 class CircuitService:
@@ -243,13 +267,11 @@ class CircuitService:
             return begun(await self.transactions.begin(decide, why, options))
         return ended(await self.transactions.change(decide, why, options))
 
-    def _planned(
-        self, plan: ChangePlan, objections: list[str]
-    ) -> rest.PlanAnswer:
+    def _planned(self, plan: ChangePlan, objections: list[str]) -> PlanAnswer:
         before = set(plan.links_before.pairs())
         after = set(plan.links_after.pairs())
         committed = self.parts.committed.maps
-        return rest.PlanAnswer(
+        return PlanAnswer(
             state="planned",
             changes={
                 name: _as_answer(change)
@@ -298,7 +320,7 @@ class CircuitService:
         since: float | None = None,
         until: float = requests.LATEST,
         before: int = requests.NO_NUMBER,
-    ) -> rest.Changes:
+    ) -> Changes:
         """The last changes, or the first ones after a number, or the last of a period."""
         if since is None:
             rows = self.parts.store.reconfigurations(last, after)
@@ -306,16 +328,14 @@ class CircuitService:
             rows = self.parts.store.past_reconfigurations(
                 (since, until), last, before
             )
-        return rest.Changes.model_construct(
-            reconfigurations=self._as_known(rows)
-        )
+        return Changes.model_construct(reconfigurations=self._as_known(rows))
 
     async def change(
         self,
         number: int,
         step: int = 0,
         wait_s: float = 0.0,
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """One change; while in progress once it is beyond ``step``, or after ``wait_s``."""
         record = self.transactions.under_way(number)
         if record is not None and wait_s:
@@ -332,15 +352,13 @@ class CircuitService:
         number: requests.Number,
         request: requests.StopRequest,
         who: ChangeOptions,
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """Stop a change before its next step, and undo what it did."""
         if (await self.change(number)).state in ("intent", "committed"):
             self.transactions.cancel(number, who.by, request.why)
         return await self.change(number)
 
-    def _as_known(
-        self, rows: list[rest.ChangeAnswer]
-    ) -> list[rest.ChangeAnswer]:
+    def _as_known(self, rows: list[ChangeAnswer]) -> list[ChangeAnswer]:
         """Add the progress of running changes, and which change undid the others."""
         undone = self.parts.store.undone_by(
             min((row.id for row in rows), default=0)
@@ -376,13 +394,13 @@ class CircuitService:
             ],
         )
 
-    async def circuits(self) -> dict[str, rest.OcsMap]:
+    async def circuits(self) -> dict[str, OcsMap]:
         """The map of each optical switch."""
         maps = await self.parts.maps.read()
         # No map rather than an empty one, which would clear the switch if applied later.
         held = maps.assumed
         unread = {
-            name: rest.OcsMap(
+            name: OcsMap(
                 map=None,
                 unreachable=reason,
                 assumed=[*held[name].one_way_texts],
@@ -390,7 +408,7 @@ class CircuitService:
             for name, reason in maps.unread.items()
         }
         known = {
-            name: rest.OcsMap(map=[*port_map.one_way_texts])
+            name: OcsMap(map=[*port_map.one_way_texts])
             for name, port_map in maps.items()
         }
         return {name: (known | unread)[name] for name in self.parts.drivers}
@@ -400,12 +418,12 @@ class CircuitService:
         maps = self.parts.maps.last
         return "" if maps is None or maps.unread else fingerprint(maps)
 
-    async def switches(self) -> rest.CircuitSwitches:
+    async def switches(self) -> CircuitSwitches:
         """Each optical switch: whether it answers, and its identity."""
         rows = []
         for status in self.parts.devices.status():
             switch = self.parts.lab.optical_switch(status["name"])
-            row = rest.CircuitSwitchShape(
+            row = CircuitSwitchShape(
                 **status,
                 driver=switch.driver,
                 address=switch.address,
@@ -421,26 +439,26 @@ class CircuitService:
                 try:
                     driver = self.parts.drivers[switch.name]
                     identity = asdict(await driver.identify())
-                    row.identity = rest.IdentityShape(**identity)
+                    row.identity = IdentityShape(**identity)
                     row.standing_alarms = sum(
                         alarm.standing for alarm in await driver.alarms()
                     )
                 except PatchlightError as error:
                     row.words = error.message
             rows.append(row)
-        return rest.CircuitSwitches(circuit_switches=rows)
+        return CircuitSwitches(circuit_switches=rows)
 
-    async def light(self, ocs: str) -> rest.LightAnswer:
+    async def light(self, ocs: str) -> LightAnswer:
         """The power of each circuit of one switch, and its ports that are not ready."""
         (name,) = self._named([ocs])
         report = await power_report(
             self.parts, name, await self.parts.maps.read()
         )
-        return rest.LightAnswer(
+        return LightAnswer(
             monitored=report.monitored,
             circuits=[_light(reading) for reading in report.readings],
             ports={
-                str(port): rest.PortCondition(
+                str(port): PortCondition(
                     condition=state.condition,
                     words=state.words,
                 )
@@ -449,24 +467,24 @@ class CircuitService:
             unreachable=report.unreachable,
         )
 
-    async def alarms(self, ocs: Collection[str] = ()) -> rest.Alarms:
+    async def alarms(self, ocs: Collection[str] = ()) -> Alarms:
         """The devices' alarms."""
-        return rest.Alarms(
+        return Alarms(
             alarms=[
-                rest.AlarmShape(ocs=name, **asdict(alarm))
+                AlarmShape(ocs=name, **asdict(alarm))
                 for name in self._named(ocs)
                 for alarm in await self.parts.devices.alarms(name)
             ]
         )
 
-    async def drift(self) -> rest.DriftShape:
+    async def drift(self) -> DriftShape:
         """How each device differs from its last committed map, and the change that left it so."""
         committed = self.parts.store.committed_maps(lambda _, row: row)
         drift = await self.transactions.drift()
         unread = self.parts.devices.unread
-        return rest.DriftShape(
+        return DriftShape(
             drift={
-                name: rest.DriftOf(
+                name: DriftOf(
                     **drift.get(name, Drift((), ())).as_texts(),
                     reconfiguration=committed.get(name, {}).get(
                         "reconfiguration"
@@ -483,7 +501,7 @@ class CircuitService:
 
     async def accept_power(
         self, request: requests.BaselinesRequest, who: ChangeOptions
-    ) -> rest.Baselines:
+    ) -> Baselines:
         """Use the present power as baselines, except for failed circuits."""
         maps = await self.parts.maps.read()
         counts: dict[str, int] = {}
@@ -500,26 +518,26 @@ class CircuitService:
             )
         event = {"circuits": counts, "by": who.by}
         self.parts.store.add_event(time.time(), "baselines", event)
-        return rest.Baselines(circuits=counts)
+        return Baselines(circuits=counts)
 
-    async def saved_maps(self) -> rest.AllSavedMaps:
+    async def saved_maps(self) -> AllSavedMaps:
         """The saved maps."""
         maps = list(self.parts.store.saved_maps().values())
-        return rest.AllSavedMaps(maps=maps)
+        return AllSavedMaps(maps=maps)
 
     async def save(
         self,
         name: str,
         request: requests.PresentMapsRequest,
         who: ChangeOptions,
-    ) -> rest.SavedMaps:
+    ) -> SavedMaps:
         """Save the present maps under a name."""
         wiring.check_map_name(name)
         maps = await self.parts.maps.read()
         texts = {
             ocs: [*maps[ocs].one_way_texts] for ocs in self._named(request.ocs)
         }
-        saved = rest.SavedMaps(
+        saved = SavedMaps(
             name=name,
             maps=texts,
             by=who.by,
@@ -529,13 +547,13 @@ class CircuitService:
         self.parts.store.save_map(name, dict(saved))
         return saved
 
-    async def forget(self, name: str) -> rest.Named:
+    async def forget(self, name: str) -> Named:
         """Delete saved maps."""
         self._saved(name)
         self.parts.store.delete_map(name)
-        return rest.Named(name=name)
+        return Named(name=name)
 
-    def _saved(self, name: str) -> rest.SavedMaps:
+    def _saved(self, name: str) -> SavedMaps:
         saved = self.parts.store.saved_maps()
         if name not in saved:
             raise BadInput(
@@ -543,7 +561,7 @@ class CircuitService:
             )
         return saved[name]
 
-    def _restorable(self, name: str) -> rest.SavedMaps:
+    def _restorable(self, name: str) -> SavedMaps:
         saved = self._saved(name)
         if not saved.maps:
             raise Refused(
@@ -551,13 +569,13 @@ class CircuitService:
             )
         return saved
 
-    async def locks(self) -> rest.Locks:
+    async def locks(self) -> Locks:
         """Every locked port."""
         return _locks(self.parts.locks.all())
 
     async def lock(
         self, request: requests.LockRequest, who: ChangeOptions
-    ) -> rest.Locks:
+    ) -> Locks:
         """Lock ports for all users, or for all but the caller."""
         places = self._places(request.ocs, request.ports)
         kind: LockKind = "kept" if request.keep else "locked"
@@ -573,7 +591,7 @@ class CircuitService:
 
     async def unlock(
         self, request: requests.UnlockRequest, who: ChangeOptions
-    ) -> rest.Locks:
+    ) -> Locks:
         """Remove locks."""
         places = self._places(request.ocs, request.ports)
         return _locks(
@@ -585,41 +603,41 @@ class CircuitService:
             )
         )
 
-    async def stop_button(self) -> rest.StopButton:
+    async def stop_button(self) -> StopButton:
         """Whether the stop button is pressed."""
         pressed = self.parts.stop.pressed
-        return rest.StopButton(
-            pressed=None if pressed is None else rest.Pressed(**pressed),
+        return StopButton(
+            pressed=None if pressed is None else Pressed(**pressed),
             unwritten=self.parts.stop.unwritten,
         )
 
     async def press_stop(
         self, request: requests.StopRequest, who: ChangeOptions
-    ) -> rest.StopButton:
+    ) -> StopButton:
         """Stop the change in progress, and refuse new ones."""
         self.parts.stop.press(who.by, request.why)
         return await self.stop_button()
 
     async def clear_stop(
         self, request: requests.StopRequest, who: ChangeOptions
-    ) -> rest.StopButton:
+    ) -> StopButton:
         """Allow changes again."""
         self.parts.stop.clear(who.by, request.why)
         return await self.stop_button()
 
 
-def ended(record: Reconfiguration) -> rest.ChangeAnswer:
+def ended(record: Reconfiguration) -> ChangeAnswer:
     """A change as it ended."""
-    return rest.ChangeAnswer(**record.as_row)
+    return ChangeAnswer(**record.as_row)
 
 
-def begun(record: Reconfiguration) -> rest.ChangeAnswer:
+def begun(record: Reconfiguration) -> ChangeAnswer:
     """A change in progress."""
-    return rest.ChangeAnswer(**record.as_intent)
+    return ChangeAnswer(**record.as_intent)
 
 
-def _as_answer(change: MapChange[Any]) -> rest.MapChangeAnswer:
-    return rest.MapChangeAnswer(
+def _as_answer(change: MapChange[Any]) -> MapChangeAnswer:
+    return MapChangeAnswer(
         breaks=[str(c) for c in change.breaks],
         makes=[str(c) for c in change.makes],
     )
@@ -636,9 +654,9 @@ def _via(ocs: str, entry: Entry) -> Via:
     return via
 
 
-def _light(reading: PortReading) -> rest.CircuitLight:
+def _light(reading: PortReading) -> CircuitLight:
     expected = reading.expected
-    return rest.CircuitLight(
+    return CircuitLight(
         cross_connect=str(reading.cross_connect),
         in_dbm=reading.in_dbm,
         out_dbm=reading.out_dbm,
@@ -650,5 +668,5 @@ def _light(reading: PortReading) -> rest.CircuitLight:
     )
 
 
-def _locks(locks: Iterable[PortLock]) -> rest.Locks:
-    return rest.Locks(locks=[rest.Lock(**asdict(lock)) for lock in locks])
+def _locks(locks: Iterable[PortLock]) -> Locks:
+    return Locks(locks=[rest.Lock(**asdict(lock)) for lock in locks])

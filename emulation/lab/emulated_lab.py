@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build
@@ -58,9 +58,7 @@ from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import own_program
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import JobAnswer, SubmittedJob
+from patchlight.testbed.wire.rest.jobs import JobAnswer, SubmittedJob
 
 
 class NeedsRoot(PatchlightError):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import links
@@ -33,10 +33,7 @@ from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.linux import namespaces, rate_limits
 from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.rate_limits import Impairment
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
-
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
 _ECHO_REQUEST = 8
 _ECHO_REPLY = 0

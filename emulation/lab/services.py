@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build, links
@@ -52,10 +51,7 @@ from patchlight.testbed.linux.sockets import (
     unix_socket_answers,
 )
 from patchlight.testbed.wire.lab_api import system_socket
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.lab import Status
-
+from patchlight.testbed.wire.rest.lab import Status
 
 # Modules that devices, agents and a controller import at their start.
 _IMPORTS = (

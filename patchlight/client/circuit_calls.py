@@ -8,7 +8,26 @@ from urllib.parse import quote
 
 from patchlight.client.connection import PAGE, ApiConnection
 from patchlight.testbed.lab.wiring import check_map_name
-from patchlight.testbed.wire.rest import circuits as rest
+from patchlight.testbed.wire.rest.circuits import (
+    Alarms,
+    AlarmShape,
+    AllSavedMaps,
+    Baselines,
+    ChangeAnswer,
+    Changes,
+    CircuitSwitches,
+    CircuitSwitchShape,
+    DriftOf,
+    DriftShape,
+    LightAnswer,
+    Lock,
+    Locks,
+    Named,
+    PlanAnswer,
+    Pressed,
+    SavedMaps,
+    StopButton,
+)
 
 
 class HowToChange(TypedDict, total=False):
@@ -32,21 +51,19 @@ class CircuitCalls(ApiConnection):
         path: str,
         body: Mapping[str, Any],
         options: HowToChange,
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         given: dict[str, Any] = {**body, **options}
         prefer = "respond-async" if given.pop("detach", False) else ""
         return self._call(
-            rest.ChangeAnswer,
+            ChangeAnswer,
             "POST",
             path,
             given,
             prefer,
         )
 
-    def _planned(self, path: str, body: Mapping[str, Any]) -> rest.PlanAnswer:
-        return self._call(
-            rest.PlanAnswer, "POST", path, {**body, "dry_run": True}
-        )
+    def _planned(self, path: str, body: Mapping[str, Any]) -> PlanAnswer:
+        return self._call(PlanAnswer, "POST", path, {**body, "dry_run": True})
 
     def reconfigure(
         self,
@@ -56,7 +73,7 @@ class CircuitCalls(ApiConnection):
         only: bool = False,
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
         **options: Unpack[HowToChange],
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """Make cross-connects and free ports.
 
         Of a wavelength switch they name a channel: ``1-2@193.100``, and ``3@193.100`` frees one.
@@ -72,7 +89,7 @@ class CircuitCalls(ApiConnection):
         *,
         only: bool = False,
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
-    ) -> rest.PlanAnswer:
+    ) -> PlanAnswer:
         """What that would change, and the objections to it."""
         return self._planned(
             "/reconfigurations", _wanted(maps, disconnect, only=only)
@@ -80,13 +97,13 @@ class CircuitCalls(ApiConnection):
 
     def roll_back(
         self, /, number: int, **options: Unpack[HowToChange]
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """Undo one change, and nothing that other changes did."""
         return self._change(
             f"/reconfigurations/{number}/rollback", {}, options
         )
 
-    def preview_roll_back(self, /, number: int) -> rest.PlanAnswer:
+    def preview_roll_back(self, /, number: int) -> PlanAnswer:
         """What that would change."""
         return self._planned(f"/reconfigurations/{number}/rollback", {})
 
@@ -97,7 +114,7 @@ class CircuitCalls(ApiConnection):
         *,
         force: bool = False,
         **options: Unpack[HowToChange],
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """Connect servers or hosts to one packet switch; ``force`` also moves jobs' circuits."""
         return self._change(
             "/together", {"nodes": list(nodes), "force": force}, options
@@ -105,7 +122,7 @@ class CircuitCalls(ApiConnection):
 
     def preview_together(
         self, /, nodes: Sequence[str], *, force: bool = False
-    ) -> rest.PlanAnswer:
+    ) -> PlanAnswer:
         """What that would change."""
         return self._planned(
             "/together", {"nodes": list(nodes), "force": force}
@@ -116,7 +133,7 @@ class CircuitCalls(ApiConnection):
         /,
         pairs: Sequence[tuple[str, str]],
         **options: Unpack[HowToChange],
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """Connect pairs of ends by optical paths over any number of circuit switches."""
         return self._change(
             "/light-paths", {"pairs": list(map(list, pairs))}, options
@@ -124,56 +141,51 @@ class CircuitCalls(ApiConnection):
 
     def preview_light_paths(
         self, /, pairs: Sequence[tuple[str, str]]
-    ) -> rest.PlanAnswer:
+    ) -> PlanAnswer:
         """What that would change."""
         return self._planned("/light-paths", {"pairs": list(map(list, pairs))})
 
     def restore(
         self, /, name: str, **options: Unpack[HowToChange]
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """Restore the maps saved under a name."""
         return self._change(f"{_map_path(name)}/restore", {}, options)
 
-    def preview_restore(self, /, name: str) -> rest.PlanAnswer:
+    def preview_restore(self, /, name: str) -> PlanAnswer:
         """What that would change."""
         return self._planned(f"{_map_path(name)}/restore", {})
 
     def repair(
         self, /, names: Sequence[str], **options: Unpack[HowToChange]
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """Bring the devices back to their last committed maps."""
         return self._change("/drift/repair", {"ocs": list(names)}, options)
 
-    def preview_repair(self, /, names: Sequence[str]) -> rest.PlanAnswer:
+    def preview_repair(self, /, names: Sequence[str]) -> PlanAnswer:
         """What that would change."""
         return self._planned("/drift/repair", {"ocs": list(names)})
 
-    def adopt(self, names: Sequence[str], why: str = "") -> rest.ChangeAnswer:
+    def adopt(self, names: Sequence[str], why: str = "") -> ChangeAnswer:
         """Commit the present maps of the devices."""
         return self._call(
-            rest.ChangeAnswer,
+            ChangeAnswer,
             "POST",
             "/drift/adopt",
             {"ocs": list(names), "why": why},
         )
 
-    def reconfigurations(
-        self, last: int | None = None
-    ) -> list[rest.ChangeAnswer]:
+    def reconfigurations(self, last: int | None = None) -> list[ChangeAnswer]:
         """Every change so far (or the ``last`` few), oldest first."""
         path = "/reconfigurations"
         if last is not None and last <= PAGE:
-            return self._call(
-                rest.Changes, "GET", path, last=last
-            ).reconfigurations
+            return self._get(Changes, path, last=last).reconfigurations
 
         def page_after(
-            row: rest.ChangeAnswer | None,
-        ) -> list[rest.ChangeAnswer]:
+            row: ChangeAnswer | None,
+        ) -> list[ChangeAnswer]:
             after = row.id if row else 0
-            return self._call(
-                rest.Changes,
-                "GET",
+            return self._get(
+                Changes,
                 path,
                 last=PAGE,
                 after=after,
@@ -188,13 +200,12 @@ class CircuitCalls(ApiConnection):
         *,
         last: int = PAGE,
         before: int | None = None,
-    ) -> list[rest.ChangeAnswer]:
+    ) -> list[ChangeAnswer]:
         """The ``last`` changes of a period, oldest first; with ``before``, of lower numbers."""
         wanted: dict[str, Any] = {} if before is None else {"before": before}
         wanted |= {"since": since, "until": until}
-        return self._call(
-            rest.Changes,
-            "GET",
+        return self._get(
+            Changes,
             "/reconfigurations",
             last=last,
             **wanted,
@@ -205,23 +216,22 @@ class CircuitCalls(ApiConnection):
         number: int,
         step: int = 0,
         wait_s: float = 0.0,
-    ) -> rest.ChangeAnswer:
+    ) -> ChangeAnswer:
         """One change; one under way with its ``progress``.
 
         With ``wait_s`` (30 at most), that is waited for until it is beyond this ``step``.
         """
-        return self._call(
-            rest.ChangeAnswer,
-            "GET",
+        return self._get(
+            ChangeAnswer,
             f"/reconfigurations/{number}",
             step=step,
             wait_s=wait_s,
         )
 
-    def cancel_change(self, number: int, why: str = "") -> rest.ChangeAnswer:
+    def cancel_change(self, number: int, why: str = "") -> ChangeAnswer:
         """Halt a change before its next step, and undo what it did; it ends a moment later."""
         return self._call(
-            rest.ChangeAnswer,
+            ChangeAnswer,
             "POST",
             f"/reconfigurations/{number}/cancel",
             {"why": why},
@@ -229,37 +239,33 @@ class CircuitCalls(ApiConnection):
 
     # -- looking at circuits -------------------------------------------------------------------
 
-    def light(self, name: str) -> rest.LightAnswer:
+    def light(self, name: str) -> LightAnswer:
         """The power (dBm) of each cross-connect of an OCS, and its ports that are not ready."""
-        return self._call(rest.LightAnswer, "GET", f"/circuits/{name}/light")
+        return self._get(LightAnswer, f"/circuits/{name}/light")
 
-    def circuit_switches(self) -> list[rest.CircuitSwitchShape]:
+    def circuit_switches(self) -> list[CircuitSwitchShape]:
         """Each circuit switch, whether it answers, and its identity."""
-        return self._call(
-            rest.CircuitSwitches, "GET", "/circuit-switches"
-        ).circuit_switches
+        return self._get(CircuitSwitches, "/circuit-switches").circuit_switches
 
     def accept_light(self, names: Sequence[str]) -> dict[str, int]:
         """Take the present power as baselines; returns the number of circuits of each OCS."""
         return self._call(
-            rest.Baselines, "POST", "/baselines", {"ocs": list(names)}
+            Baselines, "POST", "/baselines", {"ocs": list(names)}
         ).circuits
 
-    def alarms(self, names: Sequence[str] = ()) -> list[rest.AlarmShape]:
+    def alarms(self, names: Sequence[str] = ()) -> list[AlarmShape]:
         """The alarms of the devices since the start of the controller."""
-        return self._call(
-            rest.Alarms, "GET", "/alarms", ocs=list(names)
-        ).alarms
+        return self._get(Alarms, "/alarms", ocs=list(names)).alarms
 
-    def drift(self) -> dict[str, rest.DriftOf]:
+    def drift(self) -> dict[str, DriftOf]:
         """How each device differs from its last committed map."""
-        return self._call(rest.DriftShape, "GET", "/drift").drift
+        return self._get(DriftShape, "/drift").drift
 
     # -- what operators leave ------------------------------------------------------------------
 
-    def locks(self) -> list[rest.Lock]:
+    def locks(self) -> list[Lock]:
         """Every locked port."""
-        return self._call(rest.Locks, "GET", "/locks").locks
+        return self._get(Locks, "/locks").locks
 
     def lock(
         self,
@@ -268,7 +274,7 @@ class CircuitCalls(ApiConnection):
         *,
         keep: bool = False,
         why: str = "",
-    ) -> list[rest.Lock]:
+    ) -> list[Lock]:
         """Lock ports for everybody, or with ``keep`` for everybody else."""
         body = {
             "ocs": name,
@@ -276,51 +282,51 @@ class CircuitCalls(ApiConnection):
             "keep": keep,
             "why": why,
         }
-        return self._call(rest.Locks, "POST", "/locks", body).locks
+        return self._call(Locks, "POST", "/locks", body).locks
 
     def unlock(
         self,
         name: str,
         ports: Sequence[int | str],
         why: str = "",
-    ) -> list[rest.Lock]:
+    ) -> list[Lock]:
         """Remove locks, and return them."""
         body = {"ocs": name, "ports": list(ports), "why": why}
-        return self._call(rest.Locks, "POST", "/locks/release", body).locks
+        return self._call(Locks, "POST", "/locks/release", body).locks
 
-    def saved_maps(self) -> list[rest.SavedMaps]:
+    def saved_maps(self) -> list[SavedMaps]:
         """The maps that were saved."""
-        return self._call(rest.AllSavedMaps, "GET", "/maps").maps
+        return self._get(AllSavedMaps, "/maps").maps
 
     def save_map(
         self,
         name: str,
         names: Sequence[str] = (),
         why: str = "",
-    ) -> rest.SavedMaps:
+    ) -> SavedMaps:
         """Keep the present maps under a name."""
         return self._call(
-            rest.SavedMaps,
+            SavedMaps,
             "PUT",
             _map_path(name),
             {"ocs": list(names), "why": why},
         )
 
-    def forget_map(self, name: str) -> rest.Named:
+    def forget_map(self, name: str) -> Named:
         """Forget saved maps."""
-        return self._call(rest.Named, "DELETE", _map_path(name))
+        return self._call(Named, "DELETE", _map_path(name))
 
-    def stop_button(self) -> rest.Pressed | None:
+    def stop_button(self) -> Pressed | None:
         """Who pressed the stop button, when and why; ``None`` if it is not pressed."""
-        return self._call(rest.StopButton, "GET", "/stop").pressed
+        return self._get(StopButton, "/stop").pressed
 
-    def press_stop(self, why: str = "") -> rest.StopButton:
+    def press_stop(self, why: str = "") -> StopButton:
         """Halt the change under way, and refuse new ones."""
-        return self._call(rest.StopButton, "POST", "/stop", {"why": why})
+        return self._call(StopButton, "POST", "/stop", {"why": why})
 
-    def clear_stop(self, why: str = "") -> rest.StopButton:
+    def clear_stop(self, why: str = "") -> StopButton:
         """Let changes begin again."""
-        return self._call(rest.StopButton, "POST", "/stop/clear", {"why": why})
+        return self._call(StopButton, "POST", "/stop/clear", {"why": why})
 
 
 def _map_path(name: str) -> str:

@@ -20,9 +20,57 @@ from patchlight.client.connection import (
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobBatch, JobGiven, jobs_meant
-from patchlight.testbed.wire.rest import circuits as rest_circuits
-from patchlight.testbed.wire.rest import jobs as rest_jobs
-from patchlight.testbed.wire.rest import lab as rest_lab
+from patchlight.testbed.wire.rest.circuits import (
+    ChangeAnswer,
+    OcsMap,
+    PathShape,
+    PathsShape,
+)
+from patchlight.testbed.wire.rest.jobs import (
+    Decisions,
+    DecisionShape,
+    Defragmentation,
+    Defragmented,
+    Drained,
+    IterationReport,
+    Iterations,
+    JobAnswer,
+    JobHistory,
+    JobInList,
+    Jobs,
+    LogPartShape,
+    PoliciesAnswer,
+    Preview,
+    Previews,
+    ProposalShape,
+    RegroupPlan,
+    Resumed,
+    StateOfJob,
+    Submitted,
+    SubmittedJob,
+)
+from patchlight.testbed.wire.rest.lab import (
+    AttemptRow,
+    AuditShape,
+    EventList,
+    GpuSample,
+    GpuSamples,
+    Link,
+    LinksAnswer,
+    NewToken,
+    PoliciesInUse,
+    PortSample,
+    PortSamples,
+    Samples,
+    Search,
+    SearchPlan,
+    Shutdown,
+    Status,
+    TokenShape,
+    TokensShape,
+    TopologyShape,
+    WhoAmI,
+)
 
 __all__ = ["ControllerClient", "ControllerError", "NoAnswer", "OtherLab"]
 
@@ -53,9 +101,9 @@ class ControllerClient(CircuitCalls):
         """The controller's lab, as the text of a lab file."""
         return self._answer("GET", "/lab.yaml").text
 
-    def status(self) -> rest_lab.Status:
+    def status(self) -> Status:
         """The state of the controller, and which switches and agents are reachable."""
-        return self._call(rest_lab.Status, "GET", "/status")
+        return self._get(Status, "/status")
 
     def metrics(self) -> str:
         """The controller's metrics, as Prometheus reads them."""
@@ -63,17 +111,17 @@ class ControllerClient(CircuitCalls):
             self._find_out(any_file=True)
         return self._answer("GET", f"{self._root}/metrics").text
 
-    def links(self) -> list[rest_lab.Link]:
+    def links(self) -> list[Link]:
         """The links that the present cross-connects make: ``a``, ``b``, ``rate_bps``, ``via``."""
-        return self._call(rest_lab.LinksAnswer, "GET", "/links").links
+        return self._get(LinksAnswer, "/links").links
 
-    def circuits(self) -> dict[str, rest_circuits.OcsMap]:
+    def circuits(self) -> dict[str, OcsMap]:
         """The map of each OCS, as ``{"ocs1": {"map": ["1>7", …]}}``."""
-        return self._call(dict[str, rest_circuits.OcsMap], "GET", "/circuits")
+        return self._get(dict[str, OcsMap], "/circuits")
 
-    def topology(self) -> rest_lab.TopologyShape:
+    def topology(self) -> TopologyShape:
         """The present nodes, packet switches and trunks: see ``testbed.lab.topology``."""
-        return self._call(rest_lab.TopologyShape, "GET", "/topology")
+        return self._get(TopologyShape, "/topology")
 
     def topology_file(self, format: str) -> str:
         """The same as a file for another scheduler: ``slurm``, ``slurm-conf`` or ``kueue``."""
@@ -82,9 +130,7 @@ class ControllerClient(CircuitCalls):
     def shut_down(self, *, release: bool = False) -> dict[str, int]:
         """End the controller; returns the counts of live jobs by state, which go on. ``release``:
         first remove Patchlight's entries from the packet switches."""
-        return self._call(
-            rest_lab.Shutdown, "POST", "/shutdown", release=release
-        ).jobs
+        return self._call(Shutdown, "POST", "/shutdown", release=release).jobs
 
     # -- jobs ------------------------------------------------------------------------------
 
@@ -94,7 +140,7 @@ class ControllerClient(CircuitCalls):
         topology: str | None = None,
         *,
         plan: bool = False,
-    ) -> list[rest_jobs.SubmittedJob]:
+    ) -> list[SubmittedJob]:
         """Queue jobs, all or none, and return their statuses.
 
         Each is a ``JobSpec``, a mapping with the keys of a job file, or a job file's path. They
@@ -103,7 +149,7 @@ class ControllerClient(CircuitCalls):
         has a ``plan`` as ``preview`` returns it, if one can be made.
         """
         submitted = self._submit(
-            rest_jobs.Submitted,
+            Submitted,
             jobs,
             topology,
             plan=plan,
@@ -112,10 +158,10 @@ class ControllerClient(CircuitCalls):
 
     def preview(
         self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
-    ) -> list[rest_jobs.Preview]:
+    ) -> list[Preview]:
         """What such jobs would get now, or wait for; nothing is queued."""
         previews = self._submit(
-            rest_jobs.Previews,
+            Previews,
             jobs,
             topology,
             dry_run=True,
@@ -140,7 +186,7 @@ class ControllerClient(CircuitCalls):
 
     def jobs(
         self, /, last: int | None = None, **which: str | float
-    ) -> list[rest_jobs.JobInList]:
+    ) -> list[JobInList]:
         """Every job's status, or that of the ``last`` few, oldest first.
 
         ``which``: only those of a ``state``, ``user`` or ``name``, and those that waited or ran
@@ -150,21 +196,19 @@ class ControllerClient(CircuitCalls):
             key: value for key, value in which.items() if value
         }
         if last is not None and last <= _AT_ONCE:
-            return self._call(
-                rest_jobs.Jobs,
-                "GET",
+            return self._get(
+                Jobs,
                 "/jobs",
                 last=last,
                 **wanted,
             ).jobs
 
         def page_after(
-            job: rest_jobs.JobInList | None,
-        ) -> list[rest_jobs.JobInList]:
+            job: JobInList | None,
+        ) -> list[JobInList]:
             after = job.id if job else ""
-            return self._call(
-                rest_jobs.Jobs,
-                "GET",
+            return self._get(
+                Jobs,
                 "/jobs",
                 last=PAGE,
                 after=after,
@@ -173,53 +217,44 @@ class ControllerClient(CircuitCalls):
 
         return self._pages(page_after)[-(last or 0) :]
 
-    def jobs_meant(self, text: str) -> list[rest_jobs.JobInList]:
+    def jobs_meant(self, text: str) -> list[JobInList]:
         """The jobs of that id, else of that name, else whose id begins so; the latest first."""
-        return self._call(rest_jobs.Jobs, "GET", "/jobs", meant=text).jobs
+        return self._get(Jobs, "/jobs", meant=text).jobs
 
-    def job(self, job_id: str) -> rest_jobs.JobAnswer:
+    def job(self, job_id: str) -> JobAnswer:
         """One job's status."""
-        return self._call(rest_jobs.JobAnswer, "GET", _job_path(job_id))
+        return self._get(JobAnswer, _job_path(job_id))
 
-    def stop(self, job_id: str, *, force: bool = False) -> rest_jobs.JobInList:
+    def stop(self, job_id: str, *, force: bool = False) -> JobInList:
         """End a job's gang; with ``force`` also one that another user submitted."""
-        return self._call(
-            rest_jobs.JobInList, "DELETE", _job_path(job_id), force=force
-        )
+        return self._call(JobInList, "DELETE", _job_path(job_id), force=force)
 
-    def restart(
-        self, job_id: str, *, force: bool = False
-    ) -> rest_jobs.JobInList:
+    def restart(self, job_id: str, *, force: bool = False) -> JobInList:
         """Begin a job again: one that has ended as a new job, one that runs as its next attempt."""
         return self._call(
-            rest_jobs.JobInList,
+            JobInList,
             "POST",
             f"{_job_path(job_id)}/restart",
             force=force,
         )
 
-    def history(self, job_id: str) -> list[rest_jobs.StateOfJob]:
+    def history(self, job_id: str) -> list[StateOfJob]:
         """The states of a job, with the time and the reason of each."""
-        return self._call(
-            rest_jobs.JobHistory, "GET", f"{_job_path(job_id)}/history"
-        ).states
+        return self._get(JobHistory, f"{_job_path(job_id)}/history").states
 
-    def decisions(self, job_id: str) -> list[rest_jobs.DecisionShape]:
+    def decisions(self, job_id: str) -> list[DecisionShape]:
         """What policies decided of a job, oldest first."""
-        return self._call(
-            rest_jobs.Decisions, "GET", f"{_job_path(job_id)}/decisions"
-        ).decisions
+        return self._get(Decisions, f"{_job_path(job_id)}/decisions").decisions
 
     def log(
         self,
         job_id: str,
         worker: int = 0,
         after: int = 0,
-    ) -> rest_jobs.LogPartShape:
+    ) -> LogPartShape:
         """What a worker printed from byte ``after`` on; the last MiB is kept of ended jobs."""
-        return self._call(
-            rest_jobs.LogPartShape,
-            "GET",
+        return self._get(
+            LogPartShape,
             f"{_job_path(job_id)}/log",
             worker=worker,
             after=after,
@@ -227,11 +262,10 @@ class ControllerClient(CircuitCalls):
 
     def recent_iterations(
         self, job_id: str, most: int
-    ) -> tuple[list[rest_jobs.IterationReport], int]:
+    ) -> tuple[list[IterationReport], int]:
         """The latest reports of its workers, oldest first; the ``after`` to go on with."""
-        answer = self._call(
-            rest_jobs.Iterations,
-            "GET",
+        answer = self._get(
+            Iterations,
             f"{_job_path(job_id)}/iterations",
             latest=most,
         )
@@ -239,13 +273,12 @@ class ControllerClient(CircuitCalls):
 
     def iterations(
         self, job_id: str, after: int = 0
-    ) -> tuple[list[rest_jobs.IterationReport], int]:
+    ) -> tuple[list[IterationReport], int]:
         """What the job's workers reported after number ``after``, and the next ``after``."""
-        reports: list[rest_jobs.IterationReport] = []
+        reports: list[IterationReport] = []
         while True:
-            answer = self._call(
-                rest_jobs.Iterations,
-                "GET",
+            answer = self._get(
+                Iterations,
                 f"{_job_path(job_id)}/iterations",
                 after=after,
             )
@@ -256,70 +289,62 @@ class ControllerClient(CircuitCalls):
 
     def regroup(
         self, job_ids: Sequence[str], *, detach: bool = False
-    ) -> rest_circuits.ChangeAnswer:
+    ) -> ChangeAnswer:
         """Bring running jobs under one packet switch each; with ``detach``, do not wait for it."""
         prefer = "respond-async" if detach else ""
         return self._call(
-            rest_circuits.ChangeAnswer,
+            ChangeAnswer,
             "POST",
             "/regroup",
             {"jobs": list(job_ids)},
             prefer,
         )
 
-    def preview_regroup(self, job_ids: Sequence[str]) -> rest_jobs.RegroupPlan:
+    def preview_regroup(self, job_ids: Sequence[str]) -> RegroupPlan:
         """What ``regroup`` would make (cross-connects by OCS), and what speaks against it."""
         return self._call(
-            rest_jobs.RegroupPlan,
+            RegroupPlan,
             "POST",
             "/regroup",
             {"jobs": list(job_ids), "dry_run": True},
         )
 
-    def defragmentation(self) -> rest_jobs.ProposalShape | None:
+    def defragmentation(self) -> ProposalShape | None:
         """The rewiring under running jobs that gains most; ``None`` if none pays."""
-        return self._call(
-            rest_jobs.Defragmentation, "GET", "/defragmentation"
-        ).proposal
+        return self._get(Defragmentation, "/defragmentation").proposal
 
-    def defragment(
-        self, *, detach: bool = False
-    ) -> rest_circuits.ChangeAnswer | None:
+    def defragment(self, *, detach: bool = False) -> ChangeAnswer | None:
         """Carry that change out; returns its record as ``regroup`` does, or ``None``."""
         prefer = "respond-async" if detach else ""
         return self._call(
-            rest_jobs.Defragmented, "POST", "/defragmentation", prefer=prefer
+            Defragmented, "POST", "/defragmentation", prefer=prefer
         ).change
 
-    def policies(self) -> rest_lab.PoliciesInUse:
+    def policies(self) -> PoliciesInUse:
         """The policies that decide now, by kind, and whether the lab defragments, interleaves."""
-        return self._call(
-            rest_jobs.PoliciesAnswer, "GET", "/policies"
-        ).policies
+        return self._get(PoliciesAnswer, "/policies").policies
 
     def use_policies(
         self, chosen: Mapping[str, str | bool | None]
-    ) -> rest_lab.PoliciesInUse:
+    ) -> PoliciesInUse:
         """Set policies as in ``policies``, the others stay; returns all of them."""
         return self._call(
-            rest_jobs.PoliciesAnswer, "PUT", "/policies", dict(chosen)
+            PoliciesAnswer, "PUT", "/policies", dict(chosen)
         ).policies
 
     def drain(self, why: str = "") -> list[str]:
         """Start no more jobs, and end those that run; returns their ids."""
-        return self._call(
-            rest_jobs.Drained, "POST", "/drain", {"why": why}
-        ).ended
+        return self._call(Drained, "POST", "/drain", {"why": why}).ended
 
     def resume(self) -> None:
         """Start jobs again after ``drain``."""
-        self._call(rest_jobs.Resumed, "DELETE", "/drain")
+        self._call(Resumed, "DELETE", "/drain")
 
     # -- access ----------------------------------------------------------------------------
 
-    def whoami(self) -> rest_lab.WhoAmI:
+    def whoami(self) -> WhoAmI:
         """The user, role and origin of this client's requests."""
-        return self._call(rest_lab.WhoAmI, "GET", "/whoami")
+        return self._get(WhoAmI, "/whoami")
 
     def create_token(
         self,
@@ -327,20 +352,20 @@ class ControllerClient(CircuitCalls):
         role: str = "viewer",
         lifetime_s: float | None = None,
         why: str = "",
-    ) -> rest_lab.NewToken:
+    ) -> NewToken:
         """Make a token; its text, ``token``, is answered only now."""
         body = {"user": user, "role": role, "why": why}
         lasts = {} if lifetime_s is None else {"lifetime_s": lifetime_s}
-        return self._call(rest_lab.NewToken, "POST", "/tokens", body | lasts)
+        return self._call(NewToken, "POST", "/tokens", body | lasts)
 
-    def tokens(self) -> list[rest_lab.TokenShape]:
+    def tokens(self) -> list[TokenShape]:
         """Every token that was made, without its text."""
-        return self._call(rest_lab.TokensShape, "GET", "/tokens").tokens
+        return self._get(TokensShape, "/tokens").tokens
 
-    def revoke_token(self, token_id: str) -> rest_lab.TokenShape:
+    def revoke_token(self, token_id: str) -> TokenShape:
         """Revoke the token of that id."""
         return self._call(
-            rest_lab.TokenShape,
+            TokenShape,
             "DELETE",
             f"/tokens/{quote(token_id, safe='')}",
         )
@@ -351,13 +376,12 @@ class ControllerClient(CircuitCalls):
         *,
         user: str = "",
         outcome: str = "",
-    ) -> list[rest_lab.AttemptRow]:
+    ) -> list[AttemptRow]:
         """The last attempts to change something, the oldest first."""
         which = {"user": user, "outcome": outcome}
         wanted = {key: value for key, value in which.items() if value}
-        return self._call(
-            rest_lab.AuditShape,
-            "GET",
+        return self._get(
+            AuditShape,
             "/audit",
             last=last,
             **wanted,
@@ -371,10 +395,10 @@ class ControllerClient(CircuitCalls):
         *,
         listen_s: float = 2.0,
         every_port: bool = False,
-    ) -> rest_lab.Search:
+    ) -> Search:
         """Begin to search the wiring of ports by OCS, or of all; ``listen_s`` is for each round."""
         return self._discover(
-            rest_lab.Search,
+            Search,
             ports,
             listen_s,
             every_port,
@@ -387,10 +411,10 @@ class ControllerClient(CircuitCalls):
         *,
         listen_s: float = 2.0,
         every_port: bool = False,
-    ) -> rest_lab.SearchPlan:
+    ) -> SearchPlan:
         """What that would look at, which circuits go dark meanwhile, and for how long."""
         return self._discover(
-            rest_lab.SearchPlan,
+            SearchPlan,
             ports,
             listen_s,
             every_port,
@@ -415,28 +439,27 @@ class ControllerClient(CircuitCalls):
         body |= {"dry_run": dry_run}
         return self._call(kind, "POST", "/discovery", body)
 
-    def discovery(self, step: int = 0, wait_s: float = 0.0) -> rest_lab.Search:
+    def discovery(self, step: int = 0, wait_s: float = 0.0) -> Search:
         """How far the search is, and once it is ``done`` the ``wiring``.
 
         With ``wait_s`` (30 at most), one under way is waited for until it is beyond this ``step``.
         """
-        return self._call(
-            rest_lab.Search,
-            "GET",
+        return self._get(
+            Search,
             "/discovery",
             step=step,
             wait_s=wait_s,
         )
 
-    def stop_discovery(self) -> rest_lab.Search:
+    def stop_discovery(self) -> Search:
         """Break the search off, and put all circuits back."""
-        return self._call(rest_lab.Search, "DELETE", "/discovery")
+        return self._call(Search, "DELETE", "/discovery")
 
     # -- optical paths ---------------------------------------------------------------------
 
-    def paths(self) -> rest_circuits.PathsShape:
+    def paths(self) -> PathsShape:
         """The networks, the scheduler, and the paths that are used or wait."""
-        return self._call(rest_circuits.PathsShape, "GET", "/paths")
+        return self._get(PathsShape, "/paths")
 
     def want_path(
         self,
@@ -445,34 +468,24 @@ class ControllerClient(CircuitCalls):
         destination: str,
         nbytes: float,
         **options: Any,
-    ) -> rest_circuits.PathShape:
+    ) -> PathShape:
         """Request a path for a flow of so many bytes, with the options of the API."""
         body = {"source": source, "destination": destination, "bytes": nbytes}
-        return self._call(
-            rest_circuits.PathShape, "POST", "/paths", body | options
-        )
+        return self._call(PathShape, "POST", "/paths", body | options)
 
-    def path(
-        self, number: int, wait_s: float = 0.0
-    ) -> rest_circuits.PathShape:
+    def path(self, number: int, wait_s: float = 0.0) -> PathShape:
         """One path; a waiting one once it is granted, or after ``wait_s`` (30 at most)."""
-        return self._call(
-            rest_circuits.PathShape, "GET", f"/paths/{number}", wait_s=wait_s
-        )
+        return self._get(PathShape, f"/paths/{number}", wait_s=wait_s)
 
-    def release_path(self, number: int) -> rest_circuits.PathShape:
+    def release_path(self, number: int) -> PathShape:
         """Release a path, or stop waiting for it."""
-        return self._call(
-            rest_circuits.PathShape, "DELETE", f"/paths/{number}"
-        )
+        return self._call(PathShape, "DELETE", f"/paths/{number}")
 
     # -- samples ---------------------------------------------------------------------------
 
-    def ports(self, since: float = 0.0) -> list[rest_lab.PortSample]:
+    def ports(self, since: float = 0.0) -> list[PortSample]:
         """Samples of each host's rates after Unix time ``since``, in bits per second."""
-        return self._call(
-            rest_lab.PortSamples, "GET", "/ports", since=since
-        ).ports
+        return self._get(PortSamples, "/ports", since=since).ports
 
     def samples(
         self,
@@ -480,31 +493,28 @@ class ControllerClient(CircuitCalls):
         until: float | None = None,
         points: int = 300,
         jobs: Sequence[str] | None = None,
-    ) -> rest_lab.Samples:
+    ) -> Samples:
         """Samples of a period, in some ``points`` windows, of the lab and of all or these jobs."""
         wanted: dict[str, Any] = {} if until is None else {"until": until}
         if jobs is not None:
             wanted["job"] = list(jobs) or [""]
-        return self._call(
-            rest_lab.Samples,
-            "GET",
+        return self._get(
+            Samples,
             "/samples",
             points=points,
             since=since,
             **wanted,
         )
 
-    def gpus(self, since: float = 0.0) -> list[rest_lab.GpuSample]:
+    def gpus(self, since: float = 0.0) -> list[GpuSample]:
         """Samples of each GPU's utilisation after Unix time ``since``."""
-        return self._call(
-            rest_lab.GpuSamples, "GET", "/gpus", since=since
-        ).gpus
+        return self._get(GpuSamples, "/gpus", since=since).gpus
 
     # -- events ----------------------------------------------------------------------------
 
     def events(self, after: int = 0) -> list[Event]:
         """The events after number ``after``."""
-        found = self._call(rest_lab.EventList, "GET", "/events", after=after)
+        found = self._get(EventList, "/events", after=after)
         return [event.model_dump() for event in found.events]
 
     def past_events(
@@ -519,9 +529,8 @@ class ControllerClient(CircuitCalls):
         """The ``last`` events of a period, oldest first; with ``before``, of lower numbers."""
         wanted: dict[str, Any] = {"kind": list(kinds)} if kinds else {}
         wanted |= {} if before is None else {"before": before}
-        found = self._call(
-            rest_lab.EventList,
-            "GET",
+        found = self._get(
+            EventList,
             "/events",
             last=last,
             since=since,
@@ -533,9 +542,8 @@ class ControllerClient(CircuitCalls):
     def last_event(self) -> int:
         """The number of the latest event."""
         none = (1 << 63) - 1
-        return self._call(
-            rest_lab.EventList,
-            "GET",
+        return self._get(
+            EventList,
             "/events",
             after=none,
         ).last

@@ -173,6 +173,9 @@ class ApiConnection:
                 f"it answered {method} {path} with something else"
             ) from error
 
+    def _get(self, kind: type[T], path: str, **query: Any) -> T:
+        return self._call(kind, "GET", path, **query)
+
     def _find_out(self, *, any_file: bool) -> None:
         """Check that it is a controller, and of this lab."""
         theirs = self.identity()

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from patchlight.client.client import ControllerClient
 from patchlight.controller.access.authority import Authority, authority_folder
@@ -34,10 +34,7 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import find_lab, load_lab
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.lab import Status
-
+from patchlight.testbed.wire.rest.lab import Status
 
 _STATUS_POLL_S = 0.1
 

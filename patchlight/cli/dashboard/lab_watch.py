@@ -15,23 +15,21 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from patchlight.cli.dashboard.lab_view import AT_WORK, LabView, job_colours
 from patchlight.client.client import ControllerClient
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import parse_lab
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest import circuits
-    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
-    from patchlight.testbed.wire.rest.jobs import (
-        IterationReport,
-        JobInList,
-        LightMove,
-    )
-    from patchlight.testbed.wire.rest.lab import Status, WindowShape
+from patchlight.testbed.wire.rest import circuits
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
+from patchlight.testbed.wire.rest.jobs import (
+    IterationReport,
+    JobInList,
+    LightMove,
+)
+from patchlight.testbed.wire.rest.lab import Status, WindowShape
 
 EVERY_S = 0.5
 _VIEWED_FOR_S = 5.0

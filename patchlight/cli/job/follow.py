@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import click
 
@@ -19,10 +18,11 @@ from patchlight.console import rendering as out
 from patchlight.console.connection import complete_job, patiently, with_client
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.wire.rest.jobs import RegroupPlan
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import JobAnswer, ProposalShape
+from patchlight.testbed.wire.rest.jobs import (
+    JobAnswer,
+    ProposalShape,
+    RegroupPlan,
+)
 
 _POLL_S = 0.5
 _REPEAT_S = 10.0
