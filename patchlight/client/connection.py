@@ -149,6 +149,7 @@ class ApiConnection:
         kind: type[T],
         method: str,
         path: str,
+        /,
         body: Any = None,
         prefer: str = "",
         **query: Any,
@@ -173,7 +174,7 @@ class ApiConnection:
                 f"it answered {method} {path} with something else"
             ) from error
 
-    def _get(self, kind: type[T], path: str, **query: Any) -> T:
+    def _get(self, kind: type[T], path: str, /, **query: Any) -> T:
         return self._call(kind, "GET", path, **query)
 
     def _find_out(self, *, any_file: bool) -> None:

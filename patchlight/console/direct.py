@@ -110,6 +110,7 @@ class DirectClient(ControllerClient):
         kind: type[T],
         method: str,
         path: str,
+        /,
         body: Any = None,
         prefer: str = "",
         **query: Any,

@@ -17,6 +17,7 @@ from typing import TypedDict, Unpack
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.lab.loops import harmful_loops
 from patchlight.testbed.lab.model import (
+    FABRICS,
     CircuitSwitch,
     Endpoint,
     Fibre,
@@ -31,7 +32,6 @@ from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.packet_drivers import PACKET_DRIVERS
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
-from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import (
     LAB_NAME,
     MODEL,

@@ -100,6 +100,9 @@ class Nic:
 
 T = TypeVar("T")
 
+FABRICS = ("openvswitch", "bridge")
+"""What an emulation makes packet switches from."""
+
 
 @dataclass(
     frozen=True,

@@ -102,6 +102,8 @@ _ROWS = (
 )  # fmt: skip
 OCS_DRIVERS = {row.name: row for row in _ROWS}
 """Drivers of circuit switches."""
+KNOWN_DRIVERS = tuple(row.name for row in _ROWS if row.device)
+"""Built-in drivers of devices, for editors; those of other packages are accepted as well."""
 
 _WSS_ROWS = (
     OcsDriver(

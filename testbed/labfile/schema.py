@@ -27,7 +27,6 @@ from patchlight.testbed.labfile.sections import (
     WorkersKeys,
 )
 
-FABRICS = ("openvswitch", "bridge")
 PATHS = ("none", "nodes")
 
 
@@ -438,7 +437,7 @@ class LabKeys(Keys, title="a lab"):
     network: v.Network = key(
         "the IPv4 network of the NICs; needed with servers", "none"
     )
-    fabric: Annotated[str, choice("a fabric", *FABRICS)] = key(
+    fabric: Annotated[str, choice("a fabric", *model.FABRICS)] = key(
         "the packet switches of an emulation"
     )
     scale: Annotated[float, number("a scale", gt=0)] = key(

@@ -26,6 +26,7 @@ from patchlight.testbed.io.keys import (
 from patchlight.testbed.lab import model
 from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,
+    KNOWN_DRIVERS,
     OCS_DRIVERS,
     WSS_DRIVER_GROUP,
     WSS_DRIVERS,
@@ -44,11 +45,6 @@ from patchlight.testbed.lab.wavelengths import Transceiver
 # OpenFlow 1.3 port numbers are below OFPP_MAX; those of Open vSwitch end at 65279.
 MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
-# Built-in drivers, for editors; external ones are accepted as well.
-KNOWN_DRIVERS = tuple(
-    driver.name for driver in OCS_DRIVERS.values() if driver.device
-)
-
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"
 _HOST = "(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+)"

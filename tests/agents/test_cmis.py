@@ -77,7 +77,7 @@ class Module:
         # A module that is tuned while it sends would sweep over other channels.
         assert self.memory.read(0x10, 130, 1)[0] & 1
         self.memory.write(0x12, 222, bytes([0b11]))
-        time.sleep(self.takes_s)
+        time.sleep(self.takes_s)  # a laser needs its time
         if self.refuses:
             self.memory.write(0x12, 231, bytes([1 << self.refuses]))
             self.memory.write(0x12, 222, bytes([0b01]))

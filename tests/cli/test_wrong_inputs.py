@@ -89,11 +89,12 @@ the built-in labs are
     deploy certificates nosuch --output x
 is not one of
     lab show ofc2022 --format nosuch
-    lab generate nosuch
     lab init --driver nosuch
     emulate up ofc2022 --server-kind moon
     job list --status sleeping L
     token create x --role king L
+is neither a topology (
+    lab generate nosuch
 is not in the range
     lab generate single --servers 0
     lab init --servers 0

@@ -132,7 +132,7 @@ class BareGnmi:
         turning = False
         for method, request in requests:
             if turning:
-                time.sleep(switching_time_s)
+                time.sleep(switching_time_s)  # mirrors turn
             turning = method == "Set" and bool(request.update)
             answer = self._call(method, request)
             for told in getattr(answer, "notification", ()):

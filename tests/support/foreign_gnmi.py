@@ -79,7 +79,7 @@ def steps(client: Any) -> dict[str, Any]:
         }
     )
     threading.Thread(target=lambda: heard.extend(stream), daemon=True).start()
-    time.sleep(0.5)
+    time.sleep(0.5)  # pygnmi does not say when it has subscribed
     found["set"] = client.set(update=[entry("x1", 3, 41), entry("x2", 4, 42)])
     found["status"] = [status_of(client, name) for name in ("x1", "x2")]
     found["peer"] = values(
@@ -154,7 +154,7 @@ def steps(client: Any) -> dict[str, Any]:
     )
     deadline = time.monotonic() + WITHIN_S
     while "x9" not in json.dumps(heard) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.05)  # the pause between two looks
     found["last"] = values(
         client.get(path=["/connections/port-connection[name=*]/config/name"])
     )

@@ -199,7 +199,7 @@ class Switch(gnmi_pb2_grpc.gNMIServicer):  # type: ignore[misc]
         yield gnmi_pb2.SubscribeResponse(sync_response=True)
         number = 0
         while context.is_active():
-            time.sleep(0.01)
+            time.sleep(0.01)  # the pause between two bursts
             if self.habit == "floods":
                 number += BURST
                 yield gnmi_pb2.SubscribeResponse(

@@ -18,9 +18,9 @@ from patchlight.testbed.generate.generate import (
     two_tors,
 )
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.ocs_drivers import KNOWN_DRIVERS
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import write_lab
 
 SHAPES: list[Callable[..., Lab]] = [single, linear, tree, fat_tree]

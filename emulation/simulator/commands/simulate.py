@@ -22,10 +22,7 @@ from patchlight.emulation.simulator.commands.run_options import (
     run_options,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.keys import plain, read
-from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.lab.rules import KINDS, Discipline, PolicyChoice
-from patchlight.testbed.labfile.sections import QueueKeys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -206,6 +203,11 @@ _OPTIONS = (
 
 def _queue(given: dict[str, Any], usual: Discipline) -> dict[str, Any]:
     """Take the queue's options out of ``given``: a ``Discipline``'s fields over ``usual``."""
+    # Not above: importing pydantic takes longer than --help should.
+    from patchlight.testbed.io.keys import plain, read
+    from patchlight.testbed.io.reader import FileIssues
+    from patchlight.testbed.labfile.sections import QueueKeys
+
     pairs = given.pop("queue")
     for pair in pairs:
         if "=" not in pair:

@@ -17,20 +17,13 @@ from patchlight.console.rendering import (
 )
 from patchlight.console.shared import complete_lab
 from patchlight.testbed.errors import BadInput, nearest
-from patchlight.testbed.generate import generate as shapes
-from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.model import FABRICS, Lab
+from patchlight.testbed.lab.ocs_drivers import KNOWN_DRIVERS
 from patchlight.testbed.lab.packet_drivers import (
     DEFAULT_DRIVER,
     PACKET_DRIVERS,
 )
-from patchlight.testbed.labfile import oversights, reader
-from patchlight.testbed.labfile.schema import FABRICS
-from patchlight.testbed.labfile.values import KNOWN_DRIVERS
-from patchlight.testbed.labfile.writer import (
-    json_schema,
-    write_commented_lab,
-    write_lab,
-)
+from patchlight.testbed.labfile import reader
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_rate
 
@@ -81,6 +74,7 @@ def check(
         from patchlight.testbed.jobfile.schema import (
             json_schema as job_file_schema,
         )
+        from patchlight.testbed.labfile.writer import json_schema
 
         print_json(job_file_schema() if schema == "job" else json_schema())
         return
@@ -102,6 +96,8 @@ def check(
 
 
 def _check(file: str, *, strict: bool) -> dict[str, Any]:
+    from patchlight.testbed.labfile import oversights
+
     try:
         path = reader.find_lab(file)
     except BadInput:
@@ -191,12 +187,7 @@ _output = click.option(
     metavar="FILE",
     help="File to write.  [default: standard output]",
 )
-_KINDS: dict[str, Callable[..., Lab]] = {
-    "single": shapes.single,
-    "linear": shapes.linear,
-    "tree": shapes.tree,
-    "fat-tree": shapes.fat_tree,
-}
+_KINDS = ("single", "linear", "tree", "fat-tree")
 
 
 @click.command()
@@ -249,7 +240,7 @@ def generate(
     ocs: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Write a lab file of a common topology, or from a file of another program.
+    """Write a lab file of a common topology.
 
     \b
       single    one switch with all servers
@@ -263,6 +254,10 @@ def generate(
     With --ocs, every NIC is connected to its switch through an OCS. Servers are h1, h2, … with
     one GPU and one NIC each, from 10.0.0.1 on; switches are s1, s2, ….
     """
+    # Not above: importing pydantic takes longer than --help should.
+    from patchlight.testbed.generate import generate as shapes
+    from patchlight.testbed.labfile.writer import write_lab
+
     said = {
         name: value for name, value in options.items() if value is not None
     }
@@ -270,6 +265,12 @@ def generate(
         made = _imported(what, gpus, ocs, said)
         _write(write_lab, shapes.with_switches(made, switches), output)
         return
+    make: Callable[..., Lab] = {
+        "single": shapes.single,
+        "linear": shapes.linear,
+        "tree": shapes.tree,
+        "fat-tree": shapes.fat_tree,
+    }[what]
     if "hosts" not in said:
         raise BadInput(f"{what} needs --servers, like --servers 16")
     if gpus is not None:
@@ -288,9 +289,7 @@ def generate(
         raise BadInput(
             f"--servers-per-switch is for linear and tree, not for {what}"
         )
-    _write(
-        write_lab, shapes.with_switches(_KINDS[what](**said), switches), output
-    )
+    _write(write_lab, shapes.with_switches(make(**said), switches), output)
 
 
 def _imported(
@@ -395,6 +394,9 @@ def init(
     """
     if output not in (None, "-") and Path(output).exists() and not force:
         raise BadInput(f"{output} exists", hint="overwrite it with --force")
+    from patchlight.testbed.generate import generate as shapes
+    from patchlight.testbed.labfile.writer import write_commented_lab
+
     made = shapes.with_switches(shapes.two_tors(**options), switches)
     _write(write_commented_lab, made, output)
     file = "FILE" if output in (None, "-") else output

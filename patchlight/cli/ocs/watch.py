@@ -14,14 +14,13 @@ from patchlight.console import rendering as out
 from patchlight.console.connection import NEWS_WITHIN_S, patiently
 from patchlight.console.events import event_words
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.wire.rest.circuits import (
-    ChangeAnswer,
-    MapChangeAnswer,
-    ProgressAnswer,
-)
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
+    from patchlight.testbed.wire.rest.circuits import (
+        ChangeAnswer,
+        ProgressAnswer,
+    )
 
 Answer = dict[str, Any]
 
@@ -184,6 +183,9 @@ def _followed(
 
 
 def _event_line(event: Answer) -> str:
+    # Not above: importing pydantic takes longer than --help should.
+    from patchlight.testbed.wire.rest.circuits import MapChangeAnswer
+
     changes = ocs.change_lines(
         {
             name: MapChangeAnswer(**change)

@@ -10,6 +10,10 @@ from patchlight.cli.dashboard import charts, page
 from patchlight.cli.dashboard.lab_watch import Past
 from patchlight.cli.dashboard.page import moments
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
+from patchlight.testbed.wire.rest.jobs import JobInList
+from patchlight.testbed.wire.rest.lab import WindowShape
+from tests.support.answers import some
 
 LAB = read_lab(builtin_lab("ofc2022"))
 FOLDER = Path(page.__file__).parent
@@ -31,19 +35,23 @@ def window(at: int, mean: float, iterations: int = 1) -> Any:
         "iterations": iterations,
         "iteration_s": spread if iterations else None,
     }
-    return {
-        "at": at,
-        "gpus": 1,
-        "busy": spread,
-        "sent_bps": None,
-        "predicted_s": 0.2,
-        **told,
-    }
+    return WindowShape.model_validate(
+        {
+            "at": at,
+            "gpus": 1,
+            "busy": spread,
+            "sent_bps": None,
+            "predicted_s": 0.2,
+            **told,
+        }
+    )
 
 
 def past(*windows: Any) -> Past:
-    change: Any = {"id": 7, "changes": {"ocs1": {}}, "started_at": 150.0}
-    job: Any = JOB
+    change = some(
+        ChangeAnswer, {"id": 7, "changes": {"ocs1": {}}, "started_at": 150.0}
+    )
+    job = some(JobInList, JOB)
     return Past(100.0, 500.0, [job], [change], 10, {"job-1": list(windows)})
 
 

@@ -211,7 +211,7 @@ async def test_each_job_is_in_one_gang_in_one_state(cluster: Cluster) -> None:
         state = JobState.DONE if is_over else JobState.RUNNING
         while cluster.table[job_id].state is not state:
             look()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the pause between two looks
     assert seen >= {
         GangState.IN_LINE,
         GangState.PLACED,

@@ -11,9 +11,9 @@ from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.io.describe import described, group_in, sample
 from patchlight.testbed.io.keys import Keys, read
 from patchlight.testbed.io.reader import FileIssues
+from patchlight.testbed.lab.ocs_drivers import KNOWN_DRIVERS
 from patchlight.testbed.labfile.reader import builtin_labs, load_lab, parse_lab
 from patchlight.testbed.labfile.schema import LabKeys
-from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import (
     lab_file_reference,
     write_commented_lab,
