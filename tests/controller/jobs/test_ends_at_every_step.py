@@ -49,7 +49,7 @@ async def nothing_is_left(cluster: Cluster, *job_ids: str) -> None:
 
 async def stop(cluster: Cluster, after_s: float) -> None:
     (job_id,) = cluster.submit(job("one", "gpu0", "gpu1"))
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     await cluster.scheduler.stop(job_id)
     await nothing_is_left(cluster, job_id)
 
@@ -57,7 +57,7 @@ async def stop(cluster: Cluster, after_s: float) -> None:
 async def stop_a_gang_that_rewires(cluster: Cluster, after_s: float) -> None:
     specs = job("a", "gpu0", "gpu2"), job("b", "gpu1", "gpu4")
     job_ids = cluster.submit(*specs, topology="regroup")
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     await cluster.scheduler.stop(job_ids[0])
     await nothing_is_left(cluster, *job_ids)
     await cluster.until(lambda: not cluster.transactions.busy)
@@ -66,7 +66,7 @@ async def stop_a_gang_that_rewires(cluster: Cluster, after_s: float) -> None:
 
 async def restart(cluster: Cluster, after_s: float) -> None:
     (job_id,) = cluster.submit(job("one", "gpu0", "gpu1"))
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     attempts = 1
     try:
         await cluster.scheduler.restart(job_id)
@@ -82,7 +82,7 @@ async def restart(cluster: Cluster, after_s: float) -> None:
 async def stop_during_a_restart(cluster: Cluster, after_s: float) -> None:
     (job_id,) = await submit_running(cluster, job("one", "gpu0", "gpu1"))
     restarting = asyncio.create_task(cluster.scheduler.restart(job_id))
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     await cluster.scheduler.stop(job_id)
     await restarting
     await nothing_is_left(cluster, job_id)
@@ -90,11 +90,11 @@ async def stop_during_a_restart(cluster: Cluster, after_s: float) -> None:
 
 async def drain(cluster: Cluster, after_s: float) -> None:
     (job_id,) = cluster.submit(job("one", "gpu0", "gpu1"))
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     await cluster.scheduler.drain()
     assert not cluster.workers
     assert not cluster.table.running
-    await asyncio.sleep(10)
+    await asyncio.sleep(10)  # the job runs
     state = cluster.table[job_id].state
     assert state in (JobState.QUEUED, JobState.STOPPED)
     assert not cluster.workers
@@ -107,7 +107,7 @@ async def drain(cluster: Cluster, after_s: float) -> None:
 
 async def preempt(cluster: Cluster, after_s: float) -> None:
     (low,) = cluster.submit(all_six("low"))
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     (high,) = await submit_running(cluster, all_six("high", priority=5))
     assert cluster.table[low].state is JobState.QUEUED
     assert len(cluster.workers) == 6
@@ -120,7 +120,7 @@ async def preempt(cluster: Cluster, after_s: float) -> None:
 async def stop_while_it_is_preempted(cluster: Cluster, after_s: float) -> None:
     (low,) = await submit_running(cluster, all_six("low"))
     (high,) = cluster.submit(all_six("high", priority=5))
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     await cluster.scheduler.stop(low)
     await cluster.until_trains(high)
     await cluster.scheduler.stop(high)
@@ -130,7 +130,7 @@ async def stop_while_it_is_preempted(cluster: Cluster, after_s: float) -> None:
 async def fail_while_it_is_preempted(cluster: Cluster, after_s: float) -> None:
     (low,) = await submit_running(cluster, all_six("low", retries=3))
     (high,) = cluster.submit(all_six("high", priority=5))
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     cluster.end(low, "failed")
     await cluster.until_trains(high)
     await cluster.scheduler.stop(high)
@@ -144,7 +144,7 @@ async def stop_during_a_resize(cluster: Cluster, after_s: float) -> None:
     auto = job("auto", degrees=(2, 4, 6), iterations=1000, gradient_bytes=4000)
     (job_id,) = await submit_running(cluster, auto)
     await cluster.scheduler.stop(other)  # so the other grows
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     await cluster.scheduler.stop(job_id)
     await nothing_is_left(cluster, other, job_id)
 
@@ -153,7 +153,7 @@ async def stop_under_the_next_controller(
     cluster: Cluster, after_s: float
 ) -> None:
     (job_id,) = cluster.submit(job("one", "gpu0", "gpu1"))
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     await cluster.kill_and_restart()
     await cluster.scheduler.stop(job_id)
     await cluster.until(lambda: not cluster.workers)
@@ -162,7 +162,7 @@ async def stop_under_the_next_controller(
 
 async def end_the_controller(cluster: Cluster, after_s: float) -> None:
     (job_id,) = cluster.submit(job("one", "gpu0", "gpu1"))
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # the moment that is tried
     await cluster.kill_and_restart()
     await cluster.until_trains(job_id)
     assert len(cluster.workers) == 2
@@ -177,7 +177,7 @@ async def cancel_a_change_that_waits(cluster: Cluster, after_s: float) -> None:
     beginning = asyncio.create_task(
         begin(lambda _: {"ocs1": PortMap.of([])}, "second")
     )
-    await asyncio.sleep(after_s / 100)
+    await asyncio.sleep(after_s / 100)  # the moment that is tried
     if (second := cluster.transactions.under_way(first.id + 1)) is not None:
         cluster.transactions.cancel(first.id + 1, "somebody", "")
     record = await beginning

@@ -207,6 +207,7 @@ async def test_each_job_is_in_one_gang_in_one_state(cluster: Cluster) -> None:
     (high,) = cluster.submit(job("high", workers=6, priority=1))
     for job_id, is_over in (high, False), (high, True), (low, False):
         if is_over:
+            await cluster.until_trains(job_id)
             cluster.end(job_id)
         state = JobState.DONE if is_over else JobState.RUNNING
         while cluster.table[job_id].state is not state:
