@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.generate.plant import (
     Cable,
-    Device,
     Plant,
-    Port,
+    PlantDevice,
+    PlantPort,
     in_order,
     wrong_shape,
 )
@@ -103,16 +103,16 @@ def read_containerlab(document: Mapping[str, Any], what: str) -> Plant:
                     f"{where}: {end.node!r} is not a node: {nearest(end.node, kinds)}"
                 )
             ports[end.node].add(end.interface)
-        cables.append(Cable(Port(*ends[0]), Port(*ends[1])))
+        cables.append(Cable(PlantPort(*ends[0]), PlantPort(*ends[1])))
     devices = []
     for name, kind in kinds.items():
         names = tuple(in_order(ports[name]))
         if kind not in _SERVERS:
-            devices.append(Device(name, "switch", names))
+            devices.append(PlantDevice(name, "switch", names))
         elif names:
             served = {port: n for n, port in enumerate(names)}
             devices.append(
-                Device(name, "server", names, len(names), gpu_of=served)
+                PlantDevice(name, "server", names, len(names), gpu_of=served)
             )
         else:
             left_out.append(f"the node {name} without a link")

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.generate.plant import (
     Cable,
-    Device,
     Plant,
-    Port,
+    PlantDevice,
+    PlantPort,
     wrong_shape,
 )
 from patchlight.testbed.lab.model import Endpoint, Lab, Server
@@ -278,7 +278,7 @@ class _Reader:
         instance: _Instance,
         number: int,
         used: Mapping[str, Mapping[str, None]],
-    ) -> Device:
+    ) -> PlantDevice:
         name = self._name(instance.name, number)
         leaves = self._leaves[instance.device]
         kinds = {leaf.path: leaf.kind for leaf in leaves}
@@ -292,11 +292,11 @@ class _Reader:
             or marked.get("patchlight.driver")
         )
         if driver or "ocs" in kinds.values():
-            return Device(
+            return PlantDevice(
                 name,
                 "ocs",
                 tuple(ports),
-                driver=driver or Device.driver,
+                driver=driver or PlantDevice.driver,
                 address=marked.get("patchlight.address", ""),
                 circuits=tuple(
                     text.strip()
@@ -306,18 +306,18 @@ class _Reader:
             )
         gpus = [leaf.path for leaf in leaves if leaf.kind == "xpu"]
         if not gpus:
-            return Device(name, "switch", tuple(ports))
+            return PlantDevice(name, "switch", tuple(ports))
         ranks = self._ranks.get(name, {})
         gpus.sort(key=lambda path: ranks.get(path, 0))
         nics = [leaf.path for leaf in leaves if leaf.path in cabled]
         models = {leaf.description for leaf in leaves if leaf.kind == "xpu"}
         model = models.pop() if len(models) == 1 else ""
-        return Device(
+        return PlantDevice(
             name,
             "server",
             tuple(nics),
             gpus=len(gpus),
-            gpu_model=model if _fits(model) else Device.gpu_model,
+            gpu_model=model if _fits(model) else PlantDevice.gpu_model,
             gpu_of=self._nearest_gpus(instance.device, nics, gpus),
         )
 
@@ -493,7 +493,7 @@ class _Reader:
             )
         return numbers
 
-    def _ports_of(self, end: _End, where: str) -> list[Port]:
+    def _ports_of(self, end: _End, where: str) -> list[PlantPort]:
         part = _PART.fullmatch(end.instance)
         name = end.instance if part is None else part[1]
         if name not in self._instances or part is None:
@@ -504,7 +504,7 @@ class _Reader:
         numbers = self._indices(part[2], instance.count, end.instance, where)
         paths = self._paths(instance.device, end.component, where)
         return [
-            Port(self._name(name, number), path)
+            PlantPort(self._name(name, number), path)
             for number, path in product(numbers, paths)
         ]
 

@@ -22,7 +22,7 @@ _LONGEST_LAB = 24
 _SHOWN = 5
 
 
-class Port(NamedTuple):
+class PlantPort(NamedTuple):
     """A port of a device, by the name that the file gives it."""
 
     device: str
@@ -33,7 +33,7 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Device:
+class PlantDevice:
     """A server, a packet switch or an OCS.
 
     ``ports`` are all ports in order: those of a server become NICs, those of a switch get the
@@ -56,8 +56,8 @@ class Device:
 class Cable:
     """A cable between two ports; rate in bit/s, ``None`` if the file has none; delay in s."""
 
-    a: Port
-    b: Port
+    a: PlantPort
+    b: PlantPort
     rate_bps: int | None = None
     delay_s: float = 0.0
 
@@ -67,7 +67,7 @@ class Plant:
     """All devices and cables of a file; ``left_out`` says what of the file is not in them."""
 
     name: str
-    devices: tuple[Device, ...]
+    devices: tuple[PlantDevice, ...]
     cables: tuple[Cable, ...]
     left_out: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ def lab_of(
     if mistakes:
         raise BadInput(f"{plant.name}: {_listed(mistakes)}")
     ports = {
-        Port(device.name, port): made
+        PlantPort(device.name, port): made
         for device in plant.devices
         for port, made in _port_names(device).items()
     }
@@ -114,7 +114,7 @@ def lab_of(
         for nic, port in zip(
             written.get("nics", ()), device.ports, strict=False
         ):
-            if rate := rates.get(Port(device.name, port)):
+            if rate := rates.get(PlantPort(device.name, port)):
                 nic["rate"] = write_rate(rate)
     for number, switch in enumerate(document.get("packet_switches", ()), 1):
         switch["datapath_id"] = number
@@ -188,7 +188,7 @@ def _unique_names(devices: Iterable[str]) -> dict[str, str]:
     return made
 
 
-def _port_names(device: Device) -> dict[str, str]:
+def _port_names(device: PlantDevice) -> dict[str, str]:
     if device.kind != "server":
         return {port: str(n) for n, port in enumerate(device.ports, 1)}
     stems = Counter(port.rpartition(".")[0] for port in device.ports)
@@ -211,9 +211,9 @@ def _nic_name(port: str) -> str:
 
 
 def _wrong_cables(
-    plant: Plant, devices: Mapping[str, Device]
+    plant: Plant, devices: Mapping[str, PlantDevice]
 ) -> Iterable[str]:
-    used: dict[Port, Port] = {}
+    used: dict[PlantPort, PlantPort] = {}
     for cable in plant.cables:
         if cable.a == cable.b:
             yield f"a cable has {cable.a} at both ends"
@@ -233,14 +233,14 @@ def _wrong_cables(
 
 
 def _server(
-    device: Device,
+    device: PlantDevice,
     name: str,
-    ports: Mapping[Port, str],
+    ports: Mapping[PlantPort, str],
     addresses: Iterable[str],
 ) -> tuple[str, dict[str, Any]]:
     nics = []
     for port, address in zip(device.ports, addresses, strict=False):
-        nic = {"name": ports[Port(device.name, port)], "address": address}
+        nic = {"name": ports[PlantPort(device.name, port)], "address": address}
         if port in device.gpu_of:
             nic["gpu"] = f"gpu{device.gpu_of[port]}"
         nics.append(nic)
@@ -256,9 +256,9 @@ def _server(
 
 
 def _switch(
-    device: Device,
+    device: PlantDevice,
     name: str,
-    _ports: Mapping[Port, str],
+    _ports: Mapping[PlantPort, str],
     _addresses: Iterable[str],
 ) -> tuple[str, dict[str, Any]]:
     return "packet_switches", {
@@ -269,9 +269,9 @@ def _switch(
 
 
 def _ocs(
-    device: Device,
+    device: PlantDevice,
     name: str,
-    _ports: Mapping[Port, str],
+    _ports: Mapping[PlantPort, str],
     _addresses: Iterable[str],
 ) -> tuple[str, dict[str, Any]]:
     row = OCS_DRIVERS.get(device.driver, OCS_DRIVERS["dry-run"])
@@ -292,7 +292,7 @@ _MAKERS = {"server": _server, "switch": _switch, "ocs": _ocs}
 def _fibre(
     cable: Cable,
     names: Mapping[str, str],
-    ports: Mapping[Port, str],
+    ports: Mapping[PlantPort, str],
     rate_bps: int | None,
 ) -> dict[str, Any]:
     written: dict[str, Any] = {

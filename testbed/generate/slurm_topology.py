@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.plant import (
     Cable,
-    Device,
     Plant,
-    Port,
+    PlantDevice,
+    PlantPort,
     wrong_shape,
 )
 
@@ -237,11 +237,13 @@ def _plant(
             for end in ends:
                 port = str(len(ports[switch.name]) + 1)
                 ports[switch.name].append(port)
-                cables.append(Cable(Port(name, end), Port(switch.name, port)))
+                cables.append(
+                    Cable(PlantPort(name, end), PlantPort(switch.name, port))
+                )
             if name in known:
                 ports[name] += ends
     devices = [
-        Device(
+        PlantDevice(
             name,
             "server",
             tuple(nics),
@@ -252,6 +254,7 @@ def _plant(
         if name not in known
     ]
     devices += [
-        Device(name, "switch", tuple(names)) for name, names in ports.items()
+        PlantDevice(name, "switch", tuple(names))
+        for name, names in ports.items()
     ]
     return Plant("slurm", tuple(devices), tuple(cables), tuple(left_out))

@@ -18,8 +18,8 @@ from patchlight.emulation.simulator.network.engine import Outcome, Program, run
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.emulation.simulator.network.specs import (
     CALM,
-    Change,
     Disturbances,
+    NetworkChange,
     Trouble,
 )
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -325,7 +325,7 @@ def _disturbances(
     jobs: Sequence[PlacedJob],
     dark_s: Sequence[float],
     trouble: Trouble,
-    changes: Sequence[Change],
+    changes: Sequence[NetworkChange],
 ) -> Disturbances:
     """Failures and slow nodes for these jobs. A job that restarts waits for circuits, too."""
     factors = [trouble.factors(job.nodes) for job in jobs]

@@ -136,7 +136,7 @@ class Failure(NamedTuple):
             )
 
 
-class Change(NamedTuple):
+class NetworkChange(NamedTuple):
     """At ``at_s`` a node or a link (the other is −1) fails, or works again."""
 
     at_s: float
@@ -235,7 +235,7 @@ class Trouble:
             slowest = np.maximum(slowest, factors)
         return slowest
 
-    def changes(self, network: Network) -> list[Change]:
+    def changes(self, network: Network) -> list[NetworkChange]:
         """All that fails and works again, in order; failures of one part that overlap are one."""
         spans: dict[tuple[int, int], list[tuple[float, float]]] = {}
         for failure in self.failures:
@@ -244,7 +244,7 @@ class Trouble:
                     (failure.at_s, failure.until_s)
                 )
         found = [
-            Change(at_s, *part, fails)
+            NetworkChange(at_s, *part, fails)
             for part, each in spans.items()
             for span in _joined(each)
             for at_s, fails in zip(span, (True, False), strict=True)
