@@ -218,7 +218,7 @@ class Change:
             return True
         finally:
             record.enter("undrain")
-            await parts.traffic.undrain(self._parts.maps)
+            await parts.traffic.undrain(parts.maps)
 
     async def _write(self, preflight: PreflightResult, maps: Maps) -> None:
         """Break, make, verify, and set the flows; restore the previous ``maps`` if that fails."""

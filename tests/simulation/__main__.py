@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from rich.progress import (
@@ -86,21 +86,19 @@ def _play_all(
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["tests.simulation.history"])
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    one = partial(play, drivers=drivers, end=end)
     with (
-        ProcessPoolExecutor(
-            processes,
-            server,
-            initializer=die_with_parent,
-            max_tasks_per_child=_HISTORIES_EACH,
+        # concurrent.futures' pool may wait for ever for a process that has played its part:
+        # https://github.com/python/cpython/issues/115634
+        server.Pool(
+            processes, die_with_parent, maxtasksperchild=_HISTORIES_EACH
         ) as pool,
         Progress("histories", *columns) as progress,
     ):
         bar = progress.add_task("histories", total=len(seeds))
-        for done in as_completed(
-            [pool.submit(play, seed, drivers, end) for seed in seeds]
-        ):
+        for each in pool.imap_unordered(one, seeds):
             progress.advance(bar)
-            if (each := done.result()) is None:
+            if each is None:
                 continue
             played.append(each)
             if each.wrong:
@@ -167,4 +165,7 @@ def _without(steps: Sequence[Step], size: int) -> Iterator[list[Step]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    # What is left of a world is not cleared up: its disk, network and clock are gone.
+    os._exit(code)
