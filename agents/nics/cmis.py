@@ -32,7 +32,6 @@ _REASONS = {
     4: "the fine tuning is out of range",
     3: "tuning was not accepted",
     2: "the channel number is not valid",
-    1: "the wavelength is not locked",
 }
 
 
@@ -236,11 +235,12 @@ class CmisLaser:
         try:
             while True:
                 time.sleep(_POLL_S)
-                state = self.state()
-                flags = self._memory.read(0x12, 231, 1)[0]
                 with self._lock:
                     if wish != self._wish:
                         return
+                    state = self.state()
+                    # Reading clears the flags: only the last tuning may.
+                    flags = self._memory.read(0x12, 231, 1)[0]
                     near = (
                         abs(state.frequency_mhz - target_mhz) <= _ACCURACY_MHZ
                     )
@@ -248,11 +248,7 @@ class CmisLaser:
                         self._output(on=True)
                         return
                 refused = next(
-                    (
-                        why
-                        for bit, why in _REASONS.items()
-                        if flags >> bit & 1 and bit > 1
-                    ),
+                    (why for bit, why in _REASONS.items() if flags >> bit & 1),
                     None,
                 )
                 if refused or time.monotonic() > ends:

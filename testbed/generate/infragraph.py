@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from typing import Any, NamedTuple, TypeVar
+from itertools import islice, product
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -26,6 +26,9 @@ from patchlight.testbed.labfile.values import MODEL
 
 _PART = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 _MOST_PORTS = 200_000
+_Count = Annotated[int, Field(ge=0, le=_MOST_PORTS)]
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _RATE_UNITS = {
     "gigabits_per_second": 1e9,
     "gigabytes_per_second": 8e9,
@@ -44,7 +47,7 @@ class _Custom(_Form):
 
 class _Component(_Form):
     name: str
-    count: int = Field(ge=0)
+    count: _Count
     choice: str
     custom: _Custom | None = None
     description: str = ""
@@ -77,19 +80,19 @@ class _DeviceForm(_Form):
 class _Instance(_Form):
     name: str
     device: str
-    count: int = Field(ge=1)
+    count: _Count
 
 
 class _Bandwidth(_Form):
-    gigabits_per_second: float | None = None
-    gigabytes_per_second: float | None = None
+    gigabits_per_second: _Rate | None = None
+    gigabytes_per_second: _Rate | None = None
     gigatransfers_per_second: float | None = None
 
 
 class _Latency(_Form):
-    ms: float | None = None
-    us: float | None = None
-    ns: float | None = None
+    ms: _Time | None = None
+    us: _Time | None = None
+    ns: _Time | None = None
 
 
 class _Physical(_Form):
@@ -201,7 +204,7 @@ class _Reader:
             for leaf in self._leaves[instance.device]
         )
         alone = [d.name for d in devices if d.kind == "server" and not d.ports]
-        devices = [d for d in devices if d.name not in alone]
+        devices = [d for d in devices if d.kind != "server" or d.ports]
         left_out = [
             _INSIDE,
             *(f"{name}, which has no cable" for name in alone),
@@ -253,7 +256,19 @@ class _Reader:
 
     @cached_property
     def _leaves(self) -> dict[str, list[_Leaf]]:
-        return {name: list(self._inside(name, ())) for name in self._devices}
+        leaves = {
+            name: list(islice(self._inside(name, ()), _MOST_PORTS + 1))
+            for name in self._devices
+        }
+        parts = sum(
+            instance.count * len(leaves[instance.device])
+            for instance in self._graph.instances
+        )
+        if parts > _MOST_PORTS * 10:
+            raise self._wrong(
+                f"{parts:,} components: expected at most {_MOST_PORTS * 10:,}"
+            )
+        return leaves
 
     def _inside(self, device: str, above: tuple[str, ...]) -> Iterator[_Leaf]:
         if device in above:
@@ -284,7 +299,7 @@ class _Reader:
         kinds = {leaf.path: leaf.kind for leaf in leaves}
         cabled = used.get(name, {})
         ports = [leaf.path for leaf in leaves if leaf.kind == "port"]
-        ports += [path for path in cabled if path not in set(ports)]
+        ports += [path for path in cabled if kinds[path] != "port"]
         marked = self._notes.get(name, {})
         driver = (
             self.ocs.get(instance.name)
@@ -549,10 +564,6 @@ class _Reader:
             for unit, per_second in _PER_SECOND.items()
             if (value := getattr(latency, unit)) is not None
         ]
-        if any(rate <= 0 for rate in rates) or any(d < 0 for d in delays):
-            raise self._wrong(
-                f"link {link.name}: expected a bandwidth above 0 and a latency from 0 on"
-            )
         return (round(rates[0]) if rates else None), sum(delays)
 
 

@@ -108,16 +108,22 @@ def lab_of(
         "network": f"10.0.0.0/{prefix}",
     }
     for device in plant.devices:
-        make = _MAKERS[device.kind]
-        key, written = make(device, names[device.name], ports, addresses)
+        made = names[device.name]
+        if device.kind == "server":
+            key = "servers"
+            written = _server(device, made, ports, addresses, rates)
+        elif device.kind == "switch":
+            key = "packet_switches"
+            number = len(document.get(key, ())) + 1
+            written = {
+                "name": made,
+                "datapath_id": number,
+                "ports": max(len(device.ports), 1),
+            }
+        else:
+            key = "circuit_switches"
+            written = _ocs(device, made)
         document.setdefault(key, []).append(written)
-        for nic, port in zip(
-            written.get("nics", ()), device.ports, strict=False
-        ):
-            if rate := rates.get(PlantPort(device.name, port)):
-                nic["rate"] = write_rate(rate)
-    for number, switch in enumerate(document.get("packet_switches", ()), 1):
-        switch["datapath_id"] = number
     document["fibres"] = [
         _fibre(cable, names, ports, rate_bps) for cable in plant.cables
     ]
@@ -237,10 +243,14 @@ def _server(
     name: str,
     ports: Mapping[PlantPort, str],
     addresses: Iterable[str],
-) -> tuple[str, dict[str, Any]]:
+    rates: Mapping[PlantPort, int | None],
+) -> dict[str, Any]:
     nics = []
     for port, address in zip(device.ports, addresses, strict=False):
-        nic = {"name": ports[PlantPort(device.name, port)], "address": address}
+        end = PlantPort(device.name, port)
+        nic = {"name": ports[end], "address": address}
+        if rate := rates.get(end):
+            nic["rate"] = write_rate(rate)
         if port in device.gpu_of:
             nic["gpu"] = f"gpu{device.gpu_of[port]}"
         nics.append(nic)
@@ -252,28 +262,10 @@ def _server(
         ]
     if nics:
         written["nics"] = nics
-    return "servers", written
+    return written
 
 
-def _switch(
-    device: PlantDevice,
-    name: str,
-    _ports: Mapping[PlantPort, str],
-    _addresses: Iterable[str],
-) -> tuple[str, dict[str, Any]]:
-    return "packet_switches", {
-        "name": name,
-        "datapath_id": 0,
-        "ports": max(len(device.ports), 1),
-    }
-
-
-def _ocs(
-    device: PlantDevice,
-    name: str,
-    _ports: Mapping[PlantPort, str],
-    _addresses: Iterable[str],
-) -> tuple[str, dict[str, Any]]:
+def _ocs(device: PlantDevice, name: str) -> dict[str, Any]:
     row = OCS_DRIVERS.get(device.driver, OCS_DRIVERS["dry-run"])
     written: dict[str, Any] = {
         "name": name,
@@ -283,10 +275,7 @@ def _ocs(
     }
     if device.circuits:
         written["cross_connects"] = list(device.circuits)
-    return "circuit_switches", written
-
-
-_MAKERS = {"server": _server, "switch": _switch, "ocs": _ocs}
+    return written
 
 
 def _fibre(

@@ -258,6 +258,33 @@ WRONG: dict[str, tuple[Mapping[str, Any], str]] = {
         },
         "a device contains itself: box in box",
     ),
+    "too many": (
+        {"instances": [{"name": "host", "device": "box", "count": 10**9}]},
+        "infrastructure.instances[0].count: ",
+    ),
+    "too many in all": (
+        {
+            "instances": [
+                {"name": f"h{n}", "device": "box", "count": 200_000}
+                for n in range(3)
+            ],
+            "edges": [],
+        },
+        "2,400,000 components: expected at most 2,000,000",
+    ),
+    "no number as a rate": (
+        {
+            "links": [
+                {
+                    "name": "e400",
+                    "physical": {
+                        "bandwidth": {"gigabits_per_second": float("nan")}
+                    },
+                }
+            ]
+        },
+        "links[0].physical.bandwidth.gigabits_per_second: ",
+    ),
     "transfers": (
         {
             "links": [
