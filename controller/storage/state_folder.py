@@ -172,6 +172,7 @@ def open_series(state_dir: Path, lab_id: str = "") -> SeriesStore:
 
 def _create(path: Path) -> None:
     """Create a database, which has all tables from the moment it exists."""
+    _remove_cut_short(path)
     made = path.with_name(f"{path.name}.new-{os.getpid()}")
     made.unlink(missing_ok=True)
     made.touch(mode=0o600)
@@ -184,6 +185,15 @@ def _create(path: Path) -> None:
     with contextlib.suppress(FileExistsError):  # another process was faster
         path.hardlink_to(made)
     made.unlink()
+
+
+def _remove_cut_short(path: Path) -> None:
+    """Remove the files of processes that were killed while they created the
+    database."""
+    for left in path.parent.glob(f"{path.name}.new-*"):
+        pid = left.name.removeprefix(f"{path.name}.new-").partition("-")[0]
+        if not Path("/proc", pid).exists():
+            left.unlink(missing_ok=True)
 
 
 def _refuse_what_lacks_records(

@@ -343,3 +343,23 @@ def test_a_dump_that_was_read_again_is_the_same_lab(tmp_path: Path) -> None:
         db.executescript(f"{dump} PRAGMA user_version = {version};")
     with closing(open_store(state)) as store:
         assert ports(store) == [7]
+
+
+def test_a_start_removes_what_a_killed_first_start_left(
+    tmp_path: Path,
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    left = [tmp_path / f"{DB}.new-{ended}{more}" for more in ("", "-wal")]
+    others = tmp_path / f"{DB}.new-{os.getppid()}"
+    for path in (*left, others):
+        path.touch()
+
+    open_store(tmp_path).close()
+
+    assert [path for path in left if path.exists()] == []
+    assert others.exists()
