@@ -141,9 +141,21 @@ def fair_rates(
 
 
 def slowest_nic_bps(lab: Lab) -> float:
-    """The rate of the slowest NIC with a GPU: the maximum of any ring's edge."""
-    rates = [host.nic.rate_bps for host in lab.hosts if host.gpu is not None]
-    return float(min((rate for rate in rates if rate), default=UNLIMITED_BPS))
+    """The rate of the slowest NIC with a GPU, or of its fibre if that is
+    slower: the maximum of any ring's edge."""
+    fibre_bps = {
+        end: fibre.rate_bps
+        for fibre in lab.fibres
+        for end in (fibre.a, fibre.b)
+    }
+    limits = [
+        limit
+        for host in lab.hosts
+        if host.gpu is not None
+        for limit in (host.nic.rate_bps, fibre_bps.get(host.endpoint))
+        if limit
+    ]
+    return float(min(limits, default=UNLIMITED_BPS))
 
 
 class LabNetwork:

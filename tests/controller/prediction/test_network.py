@@ -1,7 +1,10 @@
 """Which links a ring uses in a lab, and their rates."""
 
 from patchlight.controller.packet_switches.openflow.forwarding import Ways
-from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.network import (
+    LabNetwork,
+    slowest_nic_bps,
+)
 from patchlight.testbed.generate.builder import LabBuilder
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import trace_links
@@ -64,3 +67,14 @@ def test_a_single_fibre_is_the_link_between_its_switches() -> None:
     assert network.demand([3]) == {}
     apart = parallel(0)
     assert LabNetwork(apart, trace_links(apart, {})).demand([0, 8]) is None
+
+
+def test_a_nic_without_a_rate_is_as_fast_as_its_fibre() -> None:
+    build = LabBuilder("plain")
+    build.switch("tor1")
+    for number, rate in enumerate(("40Gbps", "25Gbps")):
+        host = build.server(f"server{number}", gpus=["A100"])
+        build.fibre(host, "tor1", rate=rate)
+    lab = build.lab()
+    assert {host.nic.rate_bps for host in lab.hosts} == {None}
+    assert slowest_nic_bps(lab) == 25e9
