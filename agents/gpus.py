@@ -69,6 +69,31 @@ class GpuBackend(Protocol):
 SILENT_S = 30.0
 """A GPU that has not answered for this long is gone; before, its machine may just be busy."""
 _AGAIN_S = 0.5
+_MISSES = 3
+"""A GPU that fails so often in a row has fallen off the bus."""
+_LONGEST_WAIT_S = 10.0
+
+
+@dataclass(slots=True)
+class Pulse:
+    """Tells by the failed readings in a row whether a GPU is gone.
+
+    Readings may be far apart, as their agent may have been busy too: a silence
+    lasts from the first one that was not answered.
+    """
+
+    misses: int = 0
+    silent_since: float | None = None
+
+    def is_gone(self, error: GpuError, now: float) -> bool:
+        """Add a failed reading; ``now`` in monotonic seconds."""
+        self.misses += 1
+        is_gone = self.misses >= _MISSES
+        if isinstance(error, GpuSilent):
+            if self.silent_since is None:
+                self.silent_since = now
+            is_gone = is_gone and now - self.silent_since > SILENT_S
+        return is_gone
 
 
 async def read_patiently(gpus: GpuBackend, name: str) -> GpuReading:
@@ -92,12 +117,14 @@ class SocketGpus(GpuBackend):
         directory: Path,
         deadline_s: float = 2.0,
     ) -> None:
-        """``deadline_s`` limits one reading; on a busy machine a later one may succeed."""
+        """``deadline_s`` limits a reading. After a silence the next one waits twice as long, up to
+        ``_LONGEST_WAIT_S``: on a busy machine it may succeed."""
         self._paths = {
             g.name: directory / f"{server.name}.{g.name}.sock"
             for g in server.gpus
         }
         self._deadline_s = deadline_s
+        self._waits_s = dict.fromkeys(self._paths, deadline_s)
 
     async def open(self) -> None:
         """Wait until every GPU's socket exists: they may just be starting."""
@@ -116,14 +143,16 @@ class SocketGpus(GpuBackend):
                 f"GPU {name} has no socket {path}",
                 hint="start the emulated GPUs: python -m patchlight.emulation.lab.gpus",
             )
+        wait_s = self._waits_s[name]
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(wait_s):
                 reader, writer = await asyncio.open_unix_connection(path)
                 try:
                     writer.write(b'{"op": "query"}\n')
                     reply: dict[str, Any] = json.loads(await reader.readline())
                 finally:
                     writer.close()
+            self._waits_s[name] = self._deadline_s
             return GpuReading(
                 name=name,
                 model=str(reply["model"]),
@@ -132,8 +161,9 @@ class SocketGpus(GpuBackend):
                 busy_s=float(reply["busy_s"]),
             )
         except TimeoutError as exc:
+            self._waits_s[name] = max(wait_s, min(2 * wait_s, _LONGEST_WAIT_S))
             raise GpuSilent(
-                f"reading GPU {name} at {path}: no answer after {self._deadline_s:g} s",
+                f"reading GPU {name} at {path}: no answer after {wait_s:g} s",
                 hint="is this machine overloaded? 'uptime' shows its load",
             ) from exc
         except (OSError, ValueError, KeyError) as exc:

@@ -6,14 +6,8 @@ import os
 import time
 from dataclasses import asdict, replace
 
-from patchlight.agents.errors import (
-    AgentError,
-    Conflict,
-    GpuError,
-    GpuSilent,
-    log,
-)
-from patchlight.agents.gpus import SILENT_S
+from patchlight.agents.errors import AgentError, Conflict, GpuError, log
+from patchlight.agents.gpus import Pulse
 from patchlight.agents.leases import Ended, Lease
 from patchlight.agents.nics.status import GONE, NicProblem
 from patchlight.agents.tenancy import AgentSite, Tenancy
@@ -37,9 +31,6 @@ UNSTARTED_S = 600.0
 
 START_S = 30.0
 """How long a program may take to begin: it may be late on a busy machine."""
-
-# A GPU that fails to answer this many times in a row has fallen off the bus.
-_GPU_MISSES = 3
 
 
 class LeasedWorker:
@@ -66,8 +57,7 @@ class LeasedWorker:
         self._paths = site.paths
         self._nics = site.nics
         self._boot = site.boot
-        self._gpu_misses = 0
-        self._gpu_seen_at = time.monotonic()
+        self._pulse = Pulse()
         self._is_silent = self._is_leaving = False
         self._running: RunningWorker | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -384,17 +374,12 @@ class LeasedWorker:
         try:
             await self._gpus.read(self.spec.gpu)
         except GpuError as exc:
-            self._gpu_misses += 1
-            is_gone = self._gpu_misses >= _GPU_MISSES
-            if isinstance(exc, GpuSilent):
-                is_gone = time.monotonic() - self._gpu_seen_at > SILENT_S
-            if is_gone:
+            if self._pulse.is_gone(exc, time.monotonic()):
                 return keeper.Ending(
                     WorkerState.FAILED, f"its GPU is gone: {exc.message}"
                 )
         else:
-            self._gpu_misses = 0
-            self._gpu_seen_at = time.monotonic()
+            self._pulse = Pulse()
             await self.tenancy.count_energy()
         return None
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchlight.agents.errors import GpuError, GpuSilent
-from patchlight.agents.gpus import SocketGpus
+from patchlight.agents.gpus import SILENT_S, Pulse, SocketGpus
 from patchlight.agents.training.task import SocketGpu as GpuClient
 from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
@@ -229,3 +229,23 @@ def test_a_gpu_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
             match=r"reading GPU gpu0 at .*sock: no answer after 0.1 s",
         ):
             asyncio.run(backend.read("gpu0"))
+        with pytest.raises(GpuSilent, match=r"no answer after 0.2 s"):
+            asyncio.run(backend.read("gpu0"))
+
+
+def test_a_gpu_is_gone_after_a_long_silence_that_was_heard() -> None:
+    silent = GpuSilent("no answer")
+    pulse = Pulse()
+    # Nobody looked for a minute: the silence begins now.
+    assert not pulse.is_gone(silent, 60.0)
+    assert not pulse.is_gone(silent, 60.0 + SILENT_S)
+    assert pulse.is_gone(silent, 61.0 + SILENT_S)
+    few = Pulse()
+    assert not few.is_gone(silent, 60.0)
+    assert not few.is_gone(silent, 120.0), "two readings are no proof"
+
+
+def test_a_gpu_that_reports_errors_three_times_is_gone() -> None:
+    pulse = Pulse()
+    lost = GpuError("GPU is lost")
+    assert [pulse.is_gone(lost, 1.0) for _ in range(3)] == [False, False, True]
