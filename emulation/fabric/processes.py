@@ -239,7 +239,9 @@ class Supervisor:
             raise self._failure(service.name, why)
         if (took_s := progress.to_tell()) is not None:
             last = "".join(
-                f": {line}" for line in self._last_lines(service.name, 1)
+                f": {line}"
+                for line in self._last_lines(service.name, 1)
+                if line.strip()
             )
             self._say(
                 f"still starting {service.name} after {took_s:.0f} s{last}"
