@@ -125,6 +125,9 @@ class _ChannelLight(ChannelCrossbar):
         }
 
 
+_MIRRORS_TURN_S = 1.0
+
+
 class _Everything(Container[object]):
     def __contains__(self, _: object) -> bool:
         return True
@@ -254,6 +257,23 @@ class Device:
             await self.emulated.come_to_rest()
         self.meddled = ()
 
+    def _tell_of_meddling(self, device: Any) -> None:
+        """Nobody has ordered what the fault ``meddle`` moves in the middle of
+        a change."""
+        meddle = device.faults.on_meddling
+
+        async def told(entries: str) -> None:
+            self.meddled = set(type(self.map).parse(entries.split(",")))
+            self.world.loop.call_later(
+                _MIRRORS_TURN_S, self._rest, context=contextvars.Context()
+            )
+            await meddle(entries)
+
+        device.faults.on_meddling = told
+
+    def _rest(self) -> None:
+        self.meddled = ()
+
     async def _serve(self, ports: int | None) -> None:
         switch = self.switch
         light: Any = (
@@ -270,6 +290,7 @@ class Device:
         else:
             device = EmulatedWss(switch, light, state_file=self.state_file)
         self.emulated = device
+        self._tell_of_meddling(device)
         self.server = server_class(switch.driver)(device)
         async with self.by_itself():
             await device.open()
