@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from rich.console import Console
 from rich.table import Table
 
+from docs.hooks import PART
 from patchlight.cli.main import cli
 from patchlight.console.shared import SharedOption
 from patchlight.testbed.labfile.reader import read_lab
@@ -165,11 +166,9 @@ def way_of(run: Callable[[], object], root: Path = ROOT) -> Way:
 
 
 def words(path: Path) -> int:
-    """Words of a page: what has a letter or a digit."""
-    return sum(
-        any(map(str.isalnum, word))
-        for word in path.read_text(encoding="utf-8").split()
-    )
+    """Words that people wrote on a page: what has a letter or a digit, without generated parts."""
+    written = PART.sub("", path.read_text(encoding="utf-8"))
+    return sum(any(map(str.isalnum, word)) for word in written.split())
 
 
 def commands_and_options(group: click.Group) -> tuple[int, int]:

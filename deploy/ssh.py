@@ -72,8 +72,8 @@ def ssh_place(server: Server) -> tuple[str, int]:
         return server.ssh.address, server.ssh.port
     if server.management is None or server.management.startswith("unix:"):
         raise Unreachable(
-            f"the lab file does not say where {server.name} answers SSH",
-            hint=f"Write 'ssh: {{address: {server.name}}}' at the server.",
+            f"{server.name} has no SSH address in the lab file",
+            hint=f"Write 'ssh: {{address: HOST}}' at {server.name}.",
         )
     return split_address(server.management)[0], server.ssh.port
 

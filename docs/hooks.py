@@ -1,15 +1,21 @@
-"""What mkdocs does beside turning pages into HTML."""
+"""Writes the reference pages, and checks what mkdocs makes of pages.
+
+Between ``<!-- NAME -->`` and ``<!-- /NAME -->`` a page has what the code says of itself;
+``PATCHLIGHT_GOLDEN=write pytest tests/test_golden.py`` writes it again.
+"""
 
 import html
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import Files
 
 from patchlight.cli.main import cli
 from patchlight.console.shared import described
@@ -23,11 +29,14 @@ FETCHED = re.compile(
     r'|<link[^>]* rel="(?:stylesheet|preconnect)"[^>]* href="https?:'
 )
 
+PART = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n", re.DOTALL)
+
+_DOCS = Path(__file__).parent
 _ROOT = click.Context(cli, info_name="patchlight")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each group of commands, like reference/ocs.md for 'patchlight ocs'."""
+    """Put the page of each group of commands into the menu."""
     reference = next(
         section["Reference"]
         for section in config.nav or ()
@@ -35,21 +44,43 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     )
     commands = next(entry for entry in reference if "Commands" in entry)
     commands["Commands"] = [commands["Commands"]]
-    for name, command, context in _subcommands(cli, _ROOT):
-        if isinstance(command, click.Group):
-            path = f"reference/{name}.md"
-            content = "\n\n".join(_command(command, context))
-            files.append(File.generated(config, path, content=content))
-            commands["Commands"].append({f"patchlight {name}": path})
+    commands["Commands"] += [
+        {f"patchlight {name}": f"reference/{name}.md"} for name in _groups()
+    ]
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put what the code says of itself where the page asks for it."""
-    for comment, write in GENERATED.items():
-        if comment in markdown:
-            markdown = markdown.replace(comment, write())
-    return markdown
+def pages() -> dict[str, str]:
+    """All pages with generated parts, by their path in docs/, as they should be."""
+    found = {
+        path.relative_to(_DOCS).as_posix(): path.read_text(encoding="utf-8")
+        for path in _DOCS.rglob("*.md")
+    }
+    writers = dict(GENERATED)
+    for name, group in _groups().items():
+        writers[f"patchlight {name}"] = group
+        path = f"reference/{name}.md"
+        found.setdefault(path, _part(f"patchlight {name}", ""))
+    made = {}
+    for path, text in found.items():
+        if PART.search(text):
+            made[path] = PART.sub(
+                lambda part: _part(part[1], writers[part[1]]()), text
+            )
+    return made
+
+
+def _part(name: str, text: str) -> str:
+    return f"<!-- {name} -->\n\n{text.strip()}\n\n<!-- /{name} -->\n"
+
+
+def _groups() -> dict[str, Callable[[], str]]:
+    """What writes the page of each group of commands."""
+    return {
+        name: partial(_page, command, context)
+        for name, command, context in _subcommands(cli, _ROOT)
+        if isinstance(command, click.Group)
+    }
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
@@ -85,6 +116,10 @@ def _subcommands(
             command,
             click.Context(command, info_name=name, parent=context),
         )
+
+
+def _page(command: click.Command, context: click.Context) -> str:
+    return "\n\n".join(_command(command, context))
 
 
 def _command(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -146,10 +181,10 @@ def _escaped(text: str) -> str:
     )
 
 
-# What a page asks for with a comment, and the function that writes it.
+# The generated parts of pages, and the functions that write them.
 GENERATED: dict[str, Callable[[], str]] = {
-    "<!-- commands -->": commands,
-    "<!-- job file reference -->": job_file_reference,
-    "<!-- lab file reference -->": lab_file_reference,
-    "<!-- table of drivers -->": drivers_table,
+    "commands": commands,
+    "job file reference": job_file_reference,
+    "lab file reference": lab_file_reference,
+    "table of drivers": drivers_table,
 }

@@ -1,4 +1,5 @@
-"""Help, schemas, the REST API and results of simulations are as the files in ``tests/golden``.
+"""Help, schemas, the REST API and results of simulations are as the files in ``tests/golden``,
+and the reference in ``docs`` is as the code has it.
 
 ``PATCHLIGHT_GOLDEN=write pytest tests/test_golden.py`` writes the files again; the diff then shows
 what changes for users. ``openapi.json`` has the API's answers as examples, which
@@ -43,8 +44,8 @@ OF_THIS_RUN = {
 OF_THIS_RUN |= {"jobs_per_cpu_s", "machine"}
 
 
-def compare(name: str, text: str) -> None:
-    file = GOLDEN / name
+def compare(name: str, text: str, folder: Path = GOLDEN) -> None:
+    file = folder / name
     if os.environ.get("PATCHLIGHT_GOLDEN") == "write":
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -90,6 +91,24 @@ def test_the_help_of_every_command() -> None:
     )
     assert done.returncode == 0, done.stderr
     compare("help.txt", done.stdout)
+
+
+@pytest.mark.wings
+def test_the_reference_in_the_documentation() -> None:
+    program = (
+        "import json; from docs.hooks import pages; print(json.dumps(pages()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    pages = json.loads(done.stdout)
+    assert {"reference/ocs.md", "reference/lab-files.md"} <= pages.keys()
+    for name, text in pages.items():
+        compare(name, text, ROOT / "docs")
 
 
 @pytest.mark.parametrize("what", ["lab", "job"])

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
+from patchlight.console.commands import say_what_stays
+from patchlight.console.connection import running_lab
 from patchlight.console.shared import LazyGroup
 from patchlight.deploy.commands import options
 from patchlight.deploy.commands.push import bundle, push
@@ -242,6 +244,7 @@ def remove(
         lambda removed: "removed" if removed else "nothing is installed",
         as_json=as_json,
     )
+    say_what_stays(running_lab(lab_name).name)
 
 
 @click.command()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,8 @@ from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.linux import deploy_file, quoted_deploy_file
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from patchlight.testbed.lab.model import Server
 
 # A wheel has no Makefile.
@@ -119,11 +121,18 @@ _KERNEL = (
 )
 
 
+def _servers(*asked: Any) -> list[CompletionItem]:
+    from patchlight.console.connection import complete_server
+
+    return complete_server(*asked)
+
+
 @click.command()
 @lab_option("Also compare this machine with a server of this lab.", "lab")
 @click.option(
     "--server",
     metavar="NAME",
+    shell_complete=_servers,
     help="Which server of the lab this is [default: the host name].",
 )
 @out.listing_options

@@ -16,12 +16,17 @@ import click
 import yaml
 
 from patchlight.console import rendering as out
-from patchlight.console.connection import completer, running_lab, user_name
+from patchlight.console.connection import (
+    complete_server,
+    running_lab,
+    user_name,
+)
 from patchlight.console.shared import SharedOption, complete_lab
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.values import HOST_PORT
 from patchlight.testbed.linux import credentials
+from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _LONGEST = 4096
+_UNIX = "unix:"
 
 
 def ssh_options(command: Command) -> Command:
@@ -150,9 +156,6 @@ def read_password(file: Path) -> str:
 
 
 R = TypeVar("R")
-complete_server = completer(
-    lambda lab, *_: [server.name for server in lab.servers]
-)
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,10 +179,20 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_servers(lab: Lab) -> Lab:
-    """This lab; ``BadInput`` if it has no servers."""
+    """This lab; ``BadInput`` if it has no servers, or none that SSH can reach."""
     if not lab.servers:
         raise BadInput(
             f"lab {lab.name} has no servers: expected some in the lab file"
+        )
+    if all(
+        server.ssh.address is None
+        and (server.management or _UNIX).startswith(_UNIX)
+        for server in lab.servers
+    ):
+        raise BadInput(
+            f"no server of lab {lab.name} has an SSH address",
+            hint="Write 'ssh: {address: HOST}' at each server, or emulate servers with SSH: "
+            f"{own_program()} emulate up {lab.name} --server-kind ssh",
         )
     return lab
 
@@ -338,7 +351,6 @@ def report(
 
 
 DEFAULT_METRICS = "127.0.0.1:9470"
-_UNIX = "unix:"
 _DEPLOY = Path(__file__).resolve().parents[1]
 RULES = _DEPLOY / "prometheus" / "patchlight.rules.yml"
 DASHBOARDS = tuple(sorted((_DEPLOY / "grafana").glob("*.json")))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,11 @@ import click
 
 from patchlight.agents.workers.contract import DEFAULT_IMAGE
 from patchlight.console import rendering as out
+from patchlight.console.connection import complete_server, labs_up
 from patchlight.deploy.commands import options
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.linux.processes import own_program
+from patchlight.testbed.linux.sockets import split_address
 
 if TYPE_CHECKING:
     from patchlight.deploy.bundle import Supply
@@ -41,7 +45,7 @@ _FILE = click.Path(
 @click.option(
     "--controller",
     metavar="SERVER",
-    shell_complete=options.complete_server,
+    shell_complete=complete_server,
     help="Also run the lab's controller on this server. [default: where it already runs]",
 )
 @click.option(
@@ -120,6 +124,17 @@ def push(
         raise BadInput(
             f"--controller {controller}: expected one of the servers to push to"
         )
+    if (
+        controller is not None
+        and lab.name in labs_up()
+        and _answers(lab.controller_api)
+    ):
+        raise BadInput(
+            f"emulated lab {lab.name} has a controller on this machine: a second one on "
+            f"{controller} would compete with it",
+            hint="Leave out --controller, or make the lab without one: "
+            f"{own_program()} emulate up {lab_name} --replace --no-controller",
+        )
     file = None if image_file is None else bundle_file(image_file)
     settings = PushOptions(
         options.deployer(),
@@ -169,6 +184,14 @@ def push(
     finally:
         for way in () if as_json else pushing.ways_to_controller(lab_name):
             out.say(way)
+
+
+def _answers(address: str | None) -> bool:
+    """Whether the controller of an emulated lab runs, which has its API on TCP."""
+    with suppress(OSError, BadInput):
+        socket.create_connection(split_address(address or ""), 1).close()
+        return True
+    return False
 
 
 def _in_words(pushed: Pushed) -> str:

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.connection import running_lab, running_lab_file
+from patchlight.console.connection import (
+    complete_server,
+    running_lab,
+    running_lab_file,
+)
 from patchlight.console.shared import complete_lab
 from patchlight.deploy.commands.options import with_servers
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -46,6 +50,7 @@ _MEANINGS: dict[str, out.Meaning] = {
     "--replace",
     multiple=True,
     metavar="SERVER",
+    shell_complete=complete_server,
     help="A server that was reinstalled: accept its changed key.",
 )
 @out.wide_option

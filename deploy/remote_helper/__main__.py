@@ -225,8 +225,8 @@ class RemoteHelper:
         found = self._releases.look()
         if found["previous"] is None:
             raise RequestRefused(
-                "no release before this one",
-                "'patchlight deploy push' brings another one.",
+                "there is no earlier release to return to",
+                "'patchlight deploy push' installs this machine's release.",
             )
         self._places.unserved.touch()
         self._releases.switch(found["previous"]["id"])

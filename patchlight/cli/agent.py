@@ -9,7 +9,7 @@ from patchlight.agents.run import SAMPLES_PER_S
 from patchlight.agents.workers.contract import DEFAULT_IMAGE
 from patchlight.agents.workers.limits import CHOICES
 from patchlight.console.commands import require_root
-from patchlight.console.connection import running_lab_file
+from patchlight.console.connection import complete_server, running_lab_file
 from patchlight.console.shared import lab_option
 
 
@@ -23,6 +23,7 @@ def agent() -> None:
 @click.option(
     "--server",
     required=True,
+    shell_complete=complete_server,
     help="Which server of the lab this is.",
 )
 @click.option(

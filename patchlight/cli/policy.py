@@ -84,6 +84,7 @@ def use(
     "--with",
     "other",
     metavar="POLICY",
+    shell_complete=options.complete_policy,
     help="Ask this policy instead, about decisions of its kind.",
 )
 @out.listing_options

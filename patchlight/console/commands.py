@@ -41,6 +41,18 @@ _RUN_OUT = {
 _DASHBOARD_ENDS_S = 10.0
 
 
+def say_what_stays(lab: str) -> None:
+    """Name the folder with the certificates of a lab that is gone, if there is one."""
+    from patchlight.controller.access.authority import authority_folder
+
+    folder = authority_folder(lab).parent
+    if folder.exists():
+        say(
+            f"certificates of lab {lab} stay in {folder}: remove it if no server uses them",
+            err=True,
+        )
+
+
 def kept(
     name: str,
     packages: Sequence[str],

@@ -124,8 +124,8 @@ class _Spread:
         if key not in ITEMS or not isinstance(node, yaml.SequenceNode):
             return node
         made: list[yaml.Node] = []
-        for item in node.value:
-            mapping = self._fibre(item) if key == "fibres" else item
+        written = self._fibres(node) if key == "fibres" else node.value
+        for mapping in written:
             if isinstance(mapping, yaml.MappingNode):
                 made += self._copies(
                     ITEMS[key],
@@ -333,6 +333,21 @@ class _Spread:
             return [node]
         sides = zip(inputs, outputs, strict=True)
         return [_scalar(node, f"{inp}{match[2]}{out}") for inp, out in sides]
+
+    def _fibres(self, node: yaml.SequenceNode) -> list[yaml.Node]:
+        """The fibres of a list as groups of keys; all that are lists are one mistake."""
+        lists = [
+            item
+            for item in node.value
+            if isinstance(item, yaml.SequenceNode) and len(item.value) == 2
+        ]
+        if lists:
+            a, b = map(text_of, lists[0].value)
+            self._issues.only(
+                locate(lists[0]),
+                f"a fibre is not a list ({len(lists)} here are): write {short(f'{a} - {b}')!r}",
+            )
+        return [self._fibre(item) for item in node.value if item not in lists]
 
     def _fibre(self, node: yaml.Node) -> yaml.Node:
         if isinstance(node, yaml.ScalarNode) and text_of(node):
@@ -666,7 +681,7 @@ def find_lab(text: str) -> Path:
     known = nearest(text, builtin_labs(), "the built-in labs are")
     raise BadInput(
         f"lab {text!r} not found, neither as a file nor as a built-in lab: {known}",
-        hint="name a lab file, or make one with: patchlight lab generate --help",
+        hint="name a lab file, or make one: patchlight lab init --output lab.yaml",
     )
 
 

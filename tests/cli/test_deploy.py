@@ -1,12 +1,15 @@
 """``patchlight deploy``: what it prints and how it ends."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from patchlight.console.commands import say_what_stays
+from patchlight.controller.access.authority import Authority, authority_folder
 from patchlight.deploy.commands.deploy import deploy
 from patchlight.deploy.commands.options import read_password
 from patchlight.testbed.errors import BadInput
@@ -51,7 +54,7 @@ def test_what_is_wrong_is_a_table_and_a_remedy_for_each(closed: str) -> None:
         in result.output
     )
     assert (
-        "reachable (server2): Write 'ssh: {address: server2}' at the server."
+        "reachable (server2): Write 'ssh: {address: HOST}' at server2."
         in result.output
     )
     assert lines[-1] == "0 of 2 servers of lab closed are ready"
@@ -204,14 +207,14 @@ def test_each_server_that_fails_is_named_with_its_remedy(
     result = run(verb, closed)
     assert result.exit_code == 1
     assert "connecting to server1 at 127.0.0.1 port" in result.output
-    assert "Write 'ssh: {address: server2}' at the server." in result.output
+    assert "Write 'ssh: {address: HOST}' at server2." in result.output
     answer = json.loads(
         run(verb, closed, "--json", "--server", "server2").stdout
     )
     assert (answer["lab"], answer["ok"]) == ("closed", False)
     (told,) = answer["servers"]
     assert (told["server"], told["ok"]) == ("server2", False)
-    assert "does not say where server2 answers SSH" in told.get(
+    assert "server2 has no SSH address" in told.get(
         "error", told.get("problem")
     )
 
@@ -219,7 +222,7 @@ def test_each_server_that_fails_is_named_with_its_remedy(
 def test_logs_of_servers_that_do_not_answer(closed: str) -> None:
     result = run("logs", closed, "--server", "server2")
     assert result.exit_code == 1
-    assert "does not say where server2 answers SSH" in result.stderr
+    assert "server2 has no SSH address" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -252,3 +255,52 @@ def test_a_bundle_that_is_none_is_refused_before_anything_is_done(
     result = run("push", closed, "--bundle", str(file))
     assert isinstance(result.exception, BadInput)
     assert "reading the bundle" in result.exception.message
+
+
+def test_an_emulated_lab_without_ssh_is_refused_once(tmp_path: Path) -> None:
+    path = tmp_path / "emulated.yaml"
+    path.write_text(
+        LAB.replace(
+            "ssh: {address: 127.0.0.1, port: PORT}", "management: unix:/agent"
+        )
+    )
+    result = run("push", "--dry-run", str(path))
+    assert isinstance(result.exception, BadInput)
+    assert (
+        result.exception.message
+        == "no server of lab closed has an SSH address"
+    )
+    assert "emulate up closed --server-kind ssh" in str(result.exception.hint)
+
+
+def test_a_second_controller_of_an_emulated_lab_is_refused(
+    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patchlight.console.connection.RUN_ROOT", tmp_path)
+    (tmp_path / "closed").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as controller:
+        port = controller.getsockname()[1]
+        (tmp_path / "closed/lab.yaml").write_text(
+            f"{Path(closed).read_text()}controller:\n  api: 127.0.0.1:{port}\n"
+        )
+        result = run("push", "closed", "--controller", "server1")
+    assert isinstance(result.exception, BadInput)
+    assert result.exception.message.startswith(
+        "emulated lab closed has a controller on this machine"
+    )
+    assert "--no-controller" in str(result.exception.hint)
+
+
+def test_the_certificates_of_a_lab_that_is_gone_are_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    say_what_stays("gone")
+    assert capsys.readouterr().err == ""
+    Authority("gone", authority_folder("gone"))
+    say_what_stays("gone")
+    assert f"stay in {tmp_path}/patchlight/labs/gone:" in (
+        capsys.readouterr().err.replace("\n", " ")
+    )

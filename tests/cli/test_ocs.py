@@ -324,10 +324,31 @@ def test_names_complete_from_the_lab_file(running: ControllerProcess) -> None:
     lab = f"ocs connect --lab {running.lab}"
     assert completions(lab, "o") == ["o1"]
     assert "b.n1:" in completions(lab, "b")
-    assert completions(f"{lab} o1", "b") == ["b.n1:"]
+    assert completions(f"{lab} o1", "b") == ["b.n1:", "b.g1:", "b:"]
     assert "b.n1:t1.2" in completions(f"{lab} o1", "b.n1:t1")
     assert completions(f"ocs lock --lab {running.lab}", "o1.6") == ["o1.6"]
     assert completions("ocs connect --lab /nowhere.yaml", "o") == []
+
+
+def test_hosts_complete_wherever_a_command_takes_them() -> None:
+    lab = "--lab ofc2022"
+    for command, incomplete, name in (
+        (f"ocs connect {lab} ocs1", "server1.g", "server1.gpu0:"),
+        (f"ocs connect {lab} ocs1", "gp", "gpu0:"),
+        (f"ocs colocate {lab}", "gp", "gpu0"),
+        (f"emulate link {lab}", "to", "tor1"),
+        (f"emulate capture {lab}", "gp", "gpu0"),
+        (f"emulate tune {lab}", "gp", "gpu0"),
+        (f"emulate fault {lab} ocs1", "refuse", "refuse_next"),
+        (f"job submit {lab} --gpu-models", "Te", "Tesla M40"),
+        (f"doctor {lab} --server", "s", "server1"),
+        ("deploy trust ofc2022 --replace", "s", "server1"),
+        ("lab discover ofc2022 --ports", "server1", "server1.nic0"),
+        ("policy replay 1 --with", "sr", "srpt"),
+        ("graph show", "al", "alexnet"),
+        ("lab generate tree --ocs", "pola", "polatis-scpi"),
+    ):
+        assert name in completions(command, incomplete), command
 
 
 def test_direct_is_refused_beside_a_controller(

@@ -238,7 +238,9 @@ def test_back_to_the_release_before_and_forth(
 ) -> None:
     first = installed(far, tmp_path / "wheels", "1")
     served(far, tmp_path, first)
-    assert far.tell("roll_back")["error"] == "no release before this one"
+    assert far.tell("roll_back")["error"] == (
+        "there is no earlier release to return to"
+    )
     for version in ("2", "3"):
         assert served(
             far, tmp_path, installed(far, tmp_path / "wheels", version)

@@ -13,8 +13,13 @@ import click
 from patchlight.cli.lab import emulated
 from patchlight.console import options as opts
 from patchlight.console import rendering as out
-from patchlight.console.commands import require_root
-from patchlight.console.connection import complete_host, offline_lab, which_lab
+from patchlight.console.commands import require_root, say_what_stays
+from patchlight.console.connection import (
+    complete_end,
+    complete_host,
+    offline_lab,
+    which_lab,
+)
 from patchlight.console.shared import (
     Command,
     LazyGroup,
@@ -202,11 +207,12 @@ def down(lab: str | None, every: bool) -> None:
     )
     for name in recorded_labs() if lab is None else [emulated.meant(lab)]:
         if name in recorded_labs():
-            _say(f"taking lab {name} down: some seconds")
+            _say(f"taking lab {name} down, a few seconds…")
         if not down_lab(name) and lab is not None:
             hint = nearest(name, recorded_labs(), "these are up:")
             raise BadInput(f"no emulated lab {name!r}", hint=hint)
         _say(f"lab {name} is down")
+        say_what_stays(name)
 
 
 @emulate.command()
@@ -348,8 +354,8 @@ def execute(
 
 
 @emulate.command()
-@click.argument("a", required=False)
-@click.argument("b", required=False)
+@click.argument("a", required=False, shell_complete=complete_end)
+@click.argument("b", required=False, shell_complete=complete_end)
 @click.argument(
     "state",
     type=click.Choice(["up", "down"]),
@@ -422,7 +428,7 @@ def link(
 
 
 @emulate.command()
-@click.argument("host")
+@click.argument("host", shell_complete=complete_host)
 @click.option(
     "-o",
     "--output",

@@ -10,6 +10,7 @@ import click
 from patchlight.cli import ocs
 from patchlight.cli.ocs import names
 from patchlight.cli.ocs.watch import refuse_direct, to_its_end
+from patchlight.console.connection import complete_end
 from patchlight.console.rendering import Column, Table, print_answer, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 
@@ -210,6 +211,7 @@ def roll_back(
     nargs=-1,
     required=True,
     metavar="NODE…",
+    shell_complete=complete_end,
 )
 @click.option(
     "--force",

@@ -208,6 +208,10 @@ def _port_names(lab: Lab, ocs: str | None) -> Iterator[str]:
     for end, (other, _) in lab.fibre_ends.items():
         if other.device in switches:
             yield str(end)
+    for name, host in lab.host_names.items():
+        plug = lab.fibre_ends.get(host.endpoint)
+        if plug is not None and plug[0].device in switches:
+            yield name
 
 
 def _pairs(

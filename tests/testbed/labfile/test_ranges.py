@@ -166,6 +166,8 @@ expands to more than 100,000 values
     "[1-4]-[5-8]" ⇒ ‸"[1-4]-[5-7]"
 expected two ports with ' - '
     - server[1-2].nic[0-1] - ocs1.[1-4] ⇒ - ‸server1.nic0
+a fibre is not a list (2 here are): write 'tor1.5 - tor2.5'
+    - {ends: tor1.5 - tor2.5, rate: 10Gbps}⏎ ⇒ - ‸[tor1.5, tor2.5]⏎  - [tor1.6, tor2.6]⏎
 port 17 is outside ocs1: expected 1
     nic[0-1] - ocs1.[1-4] ⇒ nic[0-1] - ‸ocs1.[14-17]
 6 in 'server[1-3].nic[0-1]' and 4 in 'ocs1.[1-4]'
