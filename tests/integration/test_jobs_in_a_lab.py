@@ -23,6 +23,7 @@ from tests.support.dashboard import (
     dashboard_of,
     pictures_folder,
     shown_circuits,
+    take_picture,
 )
 from tests.support.lab_jobs import (
     PAIR,
@@ -130,8 +131,8 @@ async def test_a_regroup_is_seen_in_a_browser(
         await expect(page.get_by_role("row", name=ids[0])).to_contain_text(
             "running"
         )
-        await page.screenshot(
-            path=pictures / "dashboard-lab.png", full_page=True
+        await take_picture(
+            page, pictures / "dashboard-lab.png", full_page=True
         )
         await page.get_by_role("link", name="Jobs", exact=True).click()
         await expect(page.get_by_role("row", name=ids[1])).to_contain_text(
@@ -145,8 +146,8 @@ async def test_a_regroup_is_seen_in_a_browser(
         await expect(page.get_by_role("row", name=third)).to_contain_text(
             "queued"
         )
-        await page.screenshot(
-            path=pictures / "dashboard-jobs.png", full_page=True
+        await take_picture(
+            page, pictures / "dashboard-jobs.png", full_page=True
         )
         await asyncio.to_thread(client.stop, third)
         await asyncio.to_thread(client.stop, ids[1])
@@ -154,8 +155,8 @@ async def test_a_regroup_is_seen_in_a_browser(
         await a_past_period_is_what_the_controller_has_on_disk(
             page, url, client, ids
         )
-        await page.screenshot(
-            path=pictures / "dashboard-past.png", full_page=True
+        await take_picture(
+            page, pictures / "dashboard-past.png", full_page=True
         )
 
 

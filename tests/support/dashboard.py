@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from PIL import Image
 from playwright.async_api import Page, async_playwright, expect
 
 from tests.support.waiting import PATIENCE_S, eventually
@@ -102,6 +104,12 @@ async def shown_circuits(page: Page) -> set[str]:
     """The circuits that the picture has, like ``ocs1 1>7``: each as one of its two directions."""
     named = "every => every.map(each => each.dataset.circuit)"
     return set(await page.locator("[data-circuit]").evaluate_all(named))
+
+
+async def take_picture(page: Page, file: Path, **how: bool) -> None:
+    """Write what a page shows as a PNG with a palette, a third as large."""
+    taken = Image.open(io.BytesIO(await page.screenshot(**how)))  # type: ignore[arg-type]
+    taken.convert("RGB").quantize(128).save(file, optimize=True)
 
 
 def pictures_folder(otherwise: Path) -> Path:

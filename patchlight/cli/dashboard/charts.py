@@ -235,7 +235,8 @@ def timeline(
             data += [[begin * _MS, host], [end * _MS, host], ["-", "-"]]
         colour = view.colours.get(job.id, NO_JOB)
         style = {"width": 14, "cap": "butt"}
-        options["series"].append(_line(job.id, colour, style) | {"data": data})
+        name = view.labels[job.id]
+        options["series"].append(_line(name, colour, style) | {"data": data})
     if options["series"]:
         marks = options["series"][0]["markLine"] = marks_of(
             view.changes, since, now
@@ -275,9 +276,13 @@ def marks_of(
     since: float,
     until: float,
 ) -> Options:
-    """A line for each change in a period; overlapping labels are merged."""
+    """A line for each change in a period that was begun; overlapping labels are merged."""
     made = [
-        c for c in changes if c.changes and since <= c.started_at <= until
+        c
+        for c in changes
+        if c.changes
+        and c.state != "refused"
+        and since <= c.started_at <= until
     ][-20:]
     whole_s = until - since
     lines = list[Options]()

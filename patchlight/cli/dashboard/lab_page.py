@@ -1,11 +1,12 @@
 """The Lab page: its health, a live picture, its jobs and the last change of circuits."""
 
 import time
+from functools import partial
 
 from nicegui import events, ui
 
 from patchlight.cli.dashboard import charts, picture, texts
-from patchlight.cli.dashboard.lab_view import JOB_COLOURS, NO_JOB
+from patchlight.cli.dashboard.lab_view import JOB_COLOURS, NO_JOB, LabView
 from patchlight.cli.dashboard.lab_watch import LabWatch
 from patchlight.cli.dashboard.page import (
     Layer,
@@ -48,7 +49,8 @@ class LabPage(Page):
     def build(self) -> None:
         """Health at the top, the picture on the left, cards on the right."""
         ui.add_css(picture.STYLE)
-        self._lab_drawn: Lab | None = None
+        self._drawn: tuple[Lab, frozenset[str] | None] | None = None
+        self._zoom = 1.0
         self._lines: dict[int, list[str]] = {}
         self._sent: ui.echart | None = None
         self._charted_at = 0.0
@@ -61,16 +63,18 @@ class LabPage(Page):
             self._problems = ui.column().classes("gap-0 w-full")
             self._summary = ui.label()
             self._latest = ui.label()
-        with ui.element("div").classes("pl-aside"):
+        with ui.element("div").classes("pl-aside") as self._aside:
             with ui.column().classes("min-w-0 gap-4"):
+                self._build_tools()
                 scrolled = ui.element("div").classes("pl-scroll")
                 with (
                     scrolled,
-                    ui.element("div").classes("pl-picture") as frame,
+                    ui.element("div").classes("pl-picture pl-frame") as frame,
                 ):
                     self._still = Layer()
                     self._light = Layer().classes("pl-over").mark("light")
                     self._meters = Layer().classes("pl-over")
+                    self._names = Layer().classes("pl-over pl-names")
                 self._frame = frame
                 frame.on("click", self._open_device, js_handler=_DEVICE)
                 frame.on(
@@ -94,31 +98,70 @@ class LabPage(Page):
                 with ui.card().classes("p-3 gap-1"):
                     titled("Last change of circuits")
                     self._change = ui.column().classes("gap-1 w-full")
-                with ui.card().classes("p-3 gap-1"):
-                    titled("Key")
+                with ui.expansion("Key").props("dense").classes("w-full"):
                     key()
         self._dialog = ui.dialog()
+
+    def _build_tools(self) -> None:
+        """In a large lab: a choice of what the picture shows, and its zoom."""
+        with ui.row().classes("items-center gap-2") as self._tools:
+            self._shows = ui.select(
+                {"": "whole lab"}, value="", with_input=True
+            )
+            self._shows.props('dense options-dense aria-label="Show"')
+            self._shows.classes("w-64").on_value_change(self.refresh)
+            for sign, factor in (("−", 0.5), ("+", 2.0)):
+                name = "Zoom in" if factor > 1 else "Zoom out"
+                ui.button(sign, on_click=partial(self._zoom_by, factor)).props(
+                    f'dense outline aria-label="{name}"'
+                )
+
+    def _zoom_by(self, factor: float) -> None:
+        self._zoom = min(8.0, max(1.0, self._zoom * factor))
+        self._frame.style(f"--pl-zoom: {100 * self._zoom:.0f}%")
+
+    def _draw_still(self, view: LabView) -> None:
+        """The lab or its chosen part, if it is another one than before."""
+        offered = {"": "whole lab"}
+        for group, servers in view.groups.items():
+            label = view.labels.get(group, group)
+            offered[group] = (
+                label
+                if servers == {group}
+                else f"{label}: {texts.counted(len(servers), 'server')}"
+            )
+        if self._shows.options != offered:
+            shown = self._shows.value if self._shows.value in offered else ""
+            self._shows.set_options(offered, value=shown)
+        chosen = view.groups.get(self._shows.value)
+        part = None if chosen is None else frozenset(chosen)
+        if self._drawn == (view.lab, part):
+            return
+        whole = self._drawn is None or self._drawn[0] is not view.lab
+        self._drawn = (view.lab, part)
+        lab = view.lab if part is None else view.part(part)
+        self._picture = picture.Picture(lab, DrawingLayout(lab))
+        self._frame.style(self._picture.text_sizes)
+        self._still.show(self._picture.size, self._picture.still())
+        self._names.show(self._picture.size, self._picture.names())
+        if not whole:
+            return
+        detailed = self._picture.detailed
+        self._aside.classes("pl-wide" if self._picture.wide else "")
+        self._tools.set_visibility(not detailed)
+        self._charted.clear()
+        with (
+            self._charted
+        ):  # a large lab would take too much memory in the browser
+            title = "Sent by each job in the last 5 minutes, Gb/s"
+            self._sent = time_chart(title, "h-44") if detailed else None
 
     def refresh(self) -> None:
         """Send those layers and lines that differ."""
         view = self.watch.view
         watch = self.watch
         now = time.time()
-        if self._lab_drawn is not view.lab:
-            self._lab_drawn = view.lab
-            self._picture = picture.Picture(view.lab, DrawingLayout(view.lab))
-            self._frame.style(self._picture.least_widths)
-            detailed = self._picture.detailed
-            self._frame.classes(
-                replace=f"pl-picture {'pl-detailed' if detailed else ''}"
-            )
-            self._charted.clear()
-            with (
-                self._charted
-            ):  # a large lab would take too much memory in the browser
-                title = "Sent by each job in the last 5 minutes, Gb/s"
-                self._sent = time_chart(title, "h-44") if detailed else None
-            self._still.show(self._picture.size, self._picture.still())
+        self._draw_still(view)
         measured = measured_hosts(watch, now)
         self._light.show(self._picture.size, self._picture.light(view))
         self._meters.show(
@@ -156,6 +199,7 @@ class LabPage(Page):
             draw(
                 self._sent,
                 charts.sent(watch, since, now),
+                view,
                 since,
                 now,
             )

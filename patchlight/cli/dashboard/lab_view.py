@@ -1,6 +1,6 @@
 """Computes a lab's view for pages from its controller's answers."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -156,6 +156,51 @@ class LabView:
     def job_names(self) -> dict[str, str]:
         """The names of the jobs, by id."""
         return {job.id: job.spec.name for job in self.jobs}
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The names of the jobs by id, with the id where several have one name."""
+        names = list(self.job_names.values())
+        return {
+            job: name if names.count(name) == 1 else f"{name} {job}"
+            for job, name in self.job_names.items()
+        }
+
+    @cached_property
+    def groups(self) -> dict[str, set[str]]:
+        """The servers of each packet switch, of each job by its id, and each server alone."""
+        found: dict[str, set[str]] = {}
+        for host in self.lab.hosts:
+            server = host.server.name
+            switch = self.links.switch_of(self.lab, host.endpoint)
+            for group in (switch, self.job_of_host.get(host.name), server):
+                if group:
+                    found.setdefault(group, set()).add(server)
+        return found
+
+    def part(self, servers: Collection[str]) -> Lab:
+        """The lab with these servers only, and with the devices on their paths."""
+        kept = set(servers)
+        for host in self.lab.hosts:
+            if host.server.name in servers:
+                path = self.links.paths.get(host.endpoint)
+                if path is not None:
+                    kept |= {path.sink.device, *dict(path.through)}
+        lab = self.lab
+        there = {
+            field: tuple(d for d in getattr(lab, field) if d.name in kept)
+            for field in (
+                "servers",
+                "packet_switches",
+                "circuit_switches",
+                "wavelength_switches",
+                "passive_parts",
+            )
+        }
+        fibres = tuple(
+            f for f in lab.fibres if {f.a.device, f.b.device} <= kept
+        )
+        return lab.with_changes(**there, fibres=fibres)
 
     def job_of_path(self, path: LightPath) -> str:
         """The job whose NIC sends or receives on this path; empty without one."""

@@ -11,8 +11,10 @@ from starlette.requests import Request
 
 from patchlight.cli.dashboard import charts
 from patchlight.cli.dashboard.auth import visitor_of
+from patchlight.cli.dashboard.lab_view import LabView
 from patchlight.cli.dashboard.lab_watch import EVERY_S, LabWatch
 from patchlight.cli.dashboard.picture import Shape, Shapes
+from patchlight.console.rendering import when
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.rules import Role
 
@@ -22,6 +24,10 @@ _STYLES = dict.fromkeys(("at", "submitted"), "width: 1%; white-space: nowrap")
 _STYLES |= dict.fromkeys(
     ("why", "words", "result"), "min-width: 8rem; overflow-wrap: anywhere"
 )
+_STYLES = {
+    field: f"{style}; grid-column: 1 / -1" for field, style in _STYLES.items()
+}
+_STYLES |= dict.fromkeys(("name", "gpus", "changes"), "grid-column: 1 / -1")
 PAGES = {
     "/": "Lab",
     "/jobs": "Jobs",
@@ -196,10 +202,13 @@ def time_chart(title: str, height: str) -> ui.echart:
 def draw(
     chart: ui.echart,
     series: list[charts.Options],
+    view: LabView,
     since: float,
     until: float,
 ) -> None:
-    """Show these series of a period (Unix times)."""
+    """Show these series, by job id, of a period (Unix times)."""
+    for each in series:
+        each["name"] = view.labels.get(each["name"], each["name"])
     chart.options["series"] = series
     chart.options["xAxis"] |= {"min": since * 1000, "max": until * 1000}
     chart.update()
@@ -296,9 +305,9 @@ class PeriodChoice:
         chosen = moments(query.get("since", ""), query.get("until", ""))
         with ui.row().classes("items-center gap-2"):
             ui.label(label)
-            offered = {**periods, FROM_TO: "from … to …"}
+            self._offered = {**periods, FROM_TO: "from … to …"}
             self._length = ui.select(
-                offered, value=FROM_TO if chosen else value
+                self._offered, value=FROM_TO if chosen else value
             )
             self._length.props(f'dense options-dense aria-label="{label}"')
             with ui.row().classes("items-center gap-2") as self._between:
@@ -322,6 +331,13 @@ class PeriodChoice:
     def length_s(self) -> float | None:
         """Its length until now; ``None`` between two moments."""
         return float(self._length.value) or None
+
+    @property
+    def words(self) -> str:
+        """The period as text."""
+        if self.length_s is not None:
+            return self._offered[self._length.value]
+        return " to ".join(map(when, self._bounds))
 
     def bounds(self, now: float) -> tuple[float, float]:
         """Start and end (Unix times)."""

@@ -86,7 +86,9 @@ class JobsPage(page.Page):
         watch = self.watch
         view = self.watch.view
         rows = []
-        for job in _listed(view.jobs):
+        since, until = self._period.bounds(time.time())
+        there = [j for j in view.jobs if (j.finished_at or until) >= since]
+        for job in _listed(there):
             took = texts.measured_iteration_s(watch.iterations.get(job.id, ()))
             at_work = job.state in AT_WORK
             sends = [
@@ -102,7 +104,6 @@ class JobsPage(page.Page):
                     sum(sends) if sends else None,
                 )
             )
-        since, until = self._period.bounds(time.time())
         self._about.text = (
             "Means over 5 s are bold, samples thin; a point is one iteration."
         )
@@ -191,6 +192,10 @@ class JobsPage(page.Page):
         since: float,
         until: float,
     ) -> None:
+        title = f"Jobs, {self._period.words}"
+        if self._jobs.props["title"] != title:
+            self._jobs.props["title"] = title
+            self._jobs.update()
         if self._jobs.rows != rows:
             self._jobs.rows = rows
         self._output.offer(
@@ -208,6 +213,7 @@ class JobsPage(page.Page):
             page.draw(
                 self._charts[name],
                 drawn,
+                view,
                 since,
                 until,
             )
@@ -262,6 +268,7 @@ class JobOutput:
 
     def _follow_another(self) -> None:
         self._log.clear()
+        self._log.classes(remove="pl-ended")
         self._next_byte = 0
 
     async def _follow(self) -> None:
@@ -290,11 +297,10 @@ class JobOutput:
                 int(self._worker.value or 0),
                 self._next_byte,
             )
-            if (
-                part is not None
-                and still == (job, worker, after)
-                and part.text
-            ):
+            if part is None or still != (job, worker, after):
+                return
+            self._log.classes("pl-ended" if part.ended else "")
+            if part.text:
                 self._next_byte = int(part.next)
                 self._log.push(harmless(part.text, keep="\n\t"))
 

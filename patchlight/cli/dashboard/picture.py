@@ -4,6 +4,7 @@ The lowest layer is the lab, which never changes; above it are the circuits, the
 What can be clicked can also have the keyboard's focus.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -20,8 +21,15 @@ Shapes = dict[str, Shape]
 """A layer: shapes by name; a shape keeps its name over time."""
 
 _INCH = 96.0
-_LEAST_SCALE = 0.7
-_PHONE_SCALE = 0.34
+_WIDE_IN = 12.0
+# The widths that a picture has on a desk, a tablet and a phone, in pixels.
+_BESIDE_CARDS = 992
+_DESK = 1408
+_TABLET = 788
+_PHONE = 374
+_LEAST_TEXT = 8.5  # pixels; smaller texts are hidden
+_NAME = 10.5  # pixels
+_LETTER = 0.6  # width of a bold letter, of its height
 _MARGIN = 0.3
 _Point = tuple[float, float]
 SIGNS = {
@@ -37,7 +45,17 @@ STYLE = """
 .pl-picture { position: relative; width: 100%; }
 .pl-picture svg { display: block; width: 100%; height: auto; }
 .pl-scroll { width: 100%; overflow-x: auto; }
-.pl-scroll > .pl-picture { min-width: var(--pl-least); }
+.pl-frame { --pl-name: var(--pl-name0); --pl-text: var(--pl-text0); width: var(--pl-zoom, 100%); }
+.pl-frame text { font-size: var(--pl-text); }
+.pl-frame text[font-weight] { font-size: var(--pl-name); }
+.pl-names text { paint-order: stroke; stroke: var(--pl-paper); stroke-width: 0.3em; }
+.pl-names text[text-anchor="middle"] { stroke: none; }
+@media (max-width: 1099px) {
+  .pl-frame { --pl-name: var(--pl-name1); --pl-text: var(--pl-text1); }
+}
+@media (max-width: 599px) {
+  .pl-frame { --pl-name: var(--pl-name2); --pl-text: var(--pl-text2); }
+}
 .pl-picture .pl-over { position: absolute; inset: 0; pointer-events: none; }
 .pl-picture .pl-over [data-device] { pointer-events: auto; cursor: pointer; }
 .pl-picture text { font-family: inherit; fill: var(--pl-ink); }
@@ -58,11 +76,6 @@ STYLE = """
 .pl-key { display: grid; gap: 0.25rem 1rem;
   grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); }
 .pl-key .pl-picture { width: 32px; flex-shrink: 0; }
-@media (max-width: 599px) {
-  .pl-scroll > .pl-picture { min-width: var(--pl-phone); }
-  .pl-scroll .pl-detailed text { display: none; }
-  .pl-scroll .pl-detailed text[font-weight] { display: inline; font-size: 26px; }
-}
 @keyframes pl-moves { to { stroke-dashoffset: -16; } }
 @media (prefers-reduced-motion: reduce) { .pl-picture .pl-changing { animation: none; } }
 """
@@ -88,7 +101,7 @@ class Picture:
             for f in lab.fibres
         ]
         self._top = max([_MARGIN, *(0.75 * lift + 0.1 for lift in lifts)])
-        self._height = (layout.height + self._top + _MARGIN) * _INCH
+        self._height = (layout.height + self._top + 1.7 * _MARGIN) * _INCH
 
     @property
     def size(self) -> str:
@@ -101,10 +114,44 @@ class Picture:
         return self._layout.detailed
 
     @property
-    def least_widths(self) -> str:
-        """CSS variables: minimum widths, in general and on a phone."""
-        phone = _PHONE_SCALE if self._layout.detailed else _LEAST_SCALE
-        return f"--pl-least: {_LEAST_SCALE * self._width}px; --pl-phone: {phone * self._width}px"
+    def wide(self) -> bool:
+        """Whether it needs the whole width of a page."""
+        return self._layout.width > _WIDE_IN
+
+    @property
+    def text_sizes(self) -> str:
+        """CSS variables: the sizes of names and of other texts on a desk, a tablet and a phone.
+
+        Texts that would be too small to read are hidden.
+        """
+        found = []
+        for number, scale in enumerate(self._scales):
+            name = min(
+                self._room, max(_NAME / scale, 16 if self.detailed else 8)
+            )
+            small = 13.0 if 13 * scale >= _LEAST_TEXT else 0.0
+            if not self.detailed:
+                small = 0.0 if number else _NAME / scale
+            found.append(
+                f"--pl-name{number}: {name:.1f}px; --pl-text{number}: {small:.1f}px"
+            )
+        return "; ".join(found)
+
+    @property
+    def _scales(self) -> list[float]:
+        """Pixels for a unit of the picture, on a desk, a tablet and a phone."""
+        desk = _DESK if self.wide else _BESIDE_CARDS
+        return [pixels / self._width for pixels in (desk, _TABLET, _PHONE)]
+
+    @property
+    def _room(self) -> float:
+        """The size at which no name is longer than its place."""
+        gap = self._layout.sizes.gap
+        return min(
+            _INCH * (box.width + gap) / _LETTER / len(name)
+            for name, box in self._layout.boxes.items()
+            if self._layout.detailed or box.y > 0
+        )
 
     # -- layers --------------------------------------------------------------------------------
 
@@ -131,21 +178,36 @@ class Picture:
                 for each in self._host(h)
             ]
             drawn[server.name] = self._device(server.name, "server", inside)
-        kinds = {
-            ocs.name: "circuit switch" for ocs in self._lab.circuit_switches
-        }
-        kinds |= {
-            switch.name: "wavelength switch"
-            for switch in self._lab.wavelength_switches
-        }
-        kinds |= {part.name: part.kind for part in self._lab.passive_parts}
-        kinds |= {
-            switch.name: "packet switch"
-            for switch in self._lab.packet_switches
-        }
         return drawn | {
-            name: self._device(name, kind) for name, kind in kinds.items()
+            name: self._device(name, kind)
+            for name, kind in self._kinds.items()
         }
+
+    def names(self) -> Shapes:
+        """The names of devices, above all lines. In a large lab some servers have none."""
+        drawn = {
+            name: shape("g", self._name(name, kind))
+            for name, kind in self._kinds.items()
+        }
+        servers = self._lab.servers
+        every = 1
+        if not self.detailed and servers:
+            longest = max(len(server.name) for server in servers)
+            name_in = longest * _LETTER * _NAME / self._scales[0] / _INCH
+            every = math.ceil(name_in * len(servers) / self._layout.width)
+        for server in servers[::every]:
+            box = self._layout.boxes[server.name]
+            x, y = self._at((box.centre, box.y - 0.05))
+            label = text(
+                x,
+                y,
+                server.name,
+                16,
+                bold=self.detailed,
+                hanging=True,
+            )
+            drawn[server.name] = shape("g", [label])
+        return drawn
 
     def light(self, view: LabView) -> Shapes:
         """Circuits and links in their jobs' colours, with faults marked."""
@@ -236,6 +298,54 @@ class Picture:
                 lit[fibre.a] = (colour, words)
         return lit
 
+    @property
+    def _kinds(self) -> dict[str, str]:
+        """The kind of each device but servers."""
+        lab = self._lab
+        kinds = {ocs.name: "circuit switch" for ocs in lab.circuit_switches}
+        kinds |= {
+            wss.name: "wavelength switch" for wss in lab.wavelength_switches
+        }
+        kinds |= {part.name: part.kind for part in lab.passive_parts}
+        return kinds | {
+            switch.name: "packet switch" for switch in lab.packet_switches
+        }
+
+    def _name(self, name: str, kind: str) -> list[Shape]:
+        """The name of a device in its box, and its kind below."""
+        box = self._layout.boxes[name]
+        x, y = self._at((box.x, box.y + box.height))
+        x += 8
+        y += {
+            "circuit switch": 8,
+            "wavelength switch": box.height * _INCH - 42,
+        }.get(kind, box.height * _INCH / 2 - 12)
+        anchor = "start"
+        if kind == "packet switch":
+            x = self._at((box.centre, 0))[0]
+            anchor = "middle"
+        label = text(
+            x,
+            y,
+            name,
+            16,
+            anchor=anchor,
+            bold=True,
+            hanging=True,
+        )
+        if not self.detailed:
+            return [label]
+        about_it = text(
+            x,
+            y + 19,
+            kind,
+            13,
+            anchor=anchor,
+            quiet=True,
+            hanging=True,
+        )
+        return [label, about_it]
+
     def _device(
         self,
         name: str,
@@ -243,51 +353,13 @@ class Picture:
         inside: Iterable[Shape] = (),
     ) -> Shape:
         box = self._layout.boxes[name]
-        x, y = self._at((box.x, box.y + box.height))
-        is_server = kind == "server"
-        size = 16 if self._layout.detailed else 8
-        place = (x + 8, y + box.height * _INCH / 2 + 5)
-        anchor = "start"
-        if kind == "circuit switch":  # above its circuits
-            place = (x + 8, y + 22)
-        if kind == "wavelength switch":  # beside its channels
-            place = (x + 8, y + box.height * _INCH - 24)
-        if is_server:
-            place = (
-                self._at((box.centre, box.y))[0],
-                y + box.height * _INCH + 20,
-            )
-            anchor = "middle"
-        parts = [
-            shape(
-                "rect",
-                "",
-                css="pl-box",
-                rx=6,
-                **self._place(box),
-            )
-        ]
-        if not is_server or self._layout.detailed:
-            parts.append(
-                text(
-                    *place,
-                    name,
-                    size,
-                    anchor=anchor,
-                    bold=True,
-                )
-            )
-        if not is_server and self._layout.detailed:
-            parts.append(
-                text(
-                    place[0],
-                    place[1] + 15,
-                    kind,
-                    13,
-                    anchor=anchor,
-                    quiet=True,
-                )
-            )
+        drawn = shape(
+            "rect",
+            "",
+            css="pl-box",
+            rx=6,
+            **self._place(box),
+        )
         what = {
             "role": "button",
             "aria_label": f"{name}, {kind}",
@@ -295,7 +367,7 @@ class Picture:
         }
         return shape(
             "g",
-            [*parts, *inside],
+            [drawn, *inside],
             tabindex=0,
             **what,
         )
@@ -653,11 +725,13 @@ def text(
     bold: bool = False,
     quiet: bool = False,
     upwards: bool = False,
+    hanging: bool = False,
 ) -> Shape:
     """A text, ``size`` pixels high."""
     look: Look = {"font_size": size, "text_anchor": anchor}
     look |= {"font_weight": "bold"} if bold else {}
     look |= {"css": "pl-small"} if quiet else {}
+    look |= {"dominant_baseline": "hanging"} if hanging else {}
     look |= (
         {"transform": f"rotate(-90 {tenths(x)} {tenths(y)})"}
         if upwards

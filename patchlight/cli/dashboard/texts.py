@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from patchlight.cli.dashboard.lab_view import Circuit, LabView
-from patchlight.cli.ocs import progress_line
+from patchlight.cli.ocs import not_made, progress_line
 from patchlight.console.events import event_words
 from patchlight.console.rendering import harmless, span, when
 from patchlight.testbed.units import format_rate, format_time
@@ -159,7 +159,7 @@ def change_row(change: ChangeAnswer, view: LabView) -> Row:
         "at": when(change.started_at),
         "by": harmless(change.by),
         "why": harmless(change.why),
-        "changes": changes_words(change.changes),
+        "changes": not_made(change) + changes_words(change.changes),
         "result": "in progress" if change.state == "intent" else result,
         "stages": _stages(change, _SHORT_S),
         "can_undo": view.can_undo(change),
@@ -245,10 +245,11 @@ def last_change_lines(
     changes = change.changes.values()
     broken = sum(len(each.breaks) for each in changes)
     made = sum(len(each.makes) for each in changes)
-    lines.append(
-        f"{broken} cross-connects broken and {made} made in "
-        f"{took(ended_at - change.started_at)}; outage {took(dark_s(change))}"
-    )
+    if change.state != "refused":
+        lines.append(
+            f"{not_made(change)}{broken} cross-connects broken and {made} made in "
+            f"{took(ended_at - change.started_at)}; outage {took(dark_s(change))}"
+        )
     stages = _stages(change, _SHORT_S)
     lines += [stages] if stages else []
     lines += [harmless(change.message)] if change.state != "committed" else []
@@ -297,17 +298,18 @@ def summary(view: LabView) -> str:
         (len(view.lab.optical_switches), "optical switch"),
     )
     up = (
-        ", ".join(_counted(count, name) for count, name in devices if count)
+        ", ".join(counted(count, name) for count, name in devices if count)
         + " up; "
     )
     busy = len(view.job_of_host)
     return (
-        f"{'' if view.silent else up}{_counted(len(view.at_work), 'job')} running on {busy} of "
-        f"{_counted(len(view.lab.hosts), 'GPU')}, {len(view.waiting)} waiting."
+        f"{'' if view.silent else up}{counted(len(view.at_work), 'job')} running on {busy} of "
+        f"{counted(len(view.lab.hosts), 'GPU')}, {len(view.waiting)} waiting."
     )
 
 
-def _counted(count: int, name: str) -> str:
+def counted(count: int, name: str) -> str:
+    """A number of things, as text."""
     plural = "es" if name.endswith("ch") else "s"
     return f"{count} {name}{'' if count == 1 else plural}"
 
@@ -507,7 +509,7 @@ def health_rows(view: LabView) -> list[Row]:
     add(
         "controller",
         "process",
-        f"{_counted(whole, 'part')} running without faults",
+        f"{counted(whole, 'part')} running without faults",
         True,
     )
     engine = view.status.engine

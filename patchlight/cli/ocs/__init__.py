@@ -312,6 +312,18 @@ def say_unreachable(
         )
 
 
+_NOT_MADE = {
+    "refused": "not made: ",
+    "rolled-back": "undone: ",
+    "unknown": "perhaps made: ",
+}
+
+
+def not_made(change: shapes.ChangeAnswer) -> str:
+    """What happened to a change whose circuits were not made as planned; else empty."""
+    return _NOT_MADE.get(change.state, "") if change.changes else ""
+
+
 def change_lines(changes: Mapping[str, shapes.MapChangeAnswer]) -> list[str]:
     """A change as lines: ``ocs1 - 2>5`` goes, ``ocs1 + 2>4`` comes."""
     return [

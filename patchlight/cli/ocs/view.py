@@ -15,6 +15,7 @@ from patchlight.cli.ocs import (
     change_lines,
     change_options,
     confirmed,
+    not_made,
     print_change,
     print_record,
     say_unreachable,
@@ -572,7 +573,7 @@ def history(
             rows = client.reconfigurations(None if what else last)
     if number is not None and not as_json:
         for line in change_lines(rows[0].changes):
-            out.say(line)
+            out.say(f"{not_made(rows[0])}{line}")
     elif what is not None and number is None:
         name = target.lab.optical_switch(what).name
         rows = [row for row in rows if name in row.changes][-last:]
@@ -603,7 +604,7 @@ def history(
         table.add_row(
             str(row.id),
             *who,
-            circuits or "none",
+            f"{not_made(row)}{circuits}" or "none",
             result,
             row.why,
         )

@@ -157,9 +157,8 @@ def test_channels_are_seen_where_they_go() -> None:
         "server3 through wss1, star1, wss3; server1 through wss3, star1, wss1"
     )
     assert paths_words(some(JobInList, ODDL_JOB), view) == words
-    still = str(picture.still())
-    assert "nic0 193.100 THz" in still
-    assert "'wavelength switch'" in still
+    assert "nic0 193.100 THz" in str(picture.still())
+    assert "'wavelength switch'" in str(picture.names())
 
 
 def test_gpus_have_their_servers_where_they_are_needed() -> None:

@@ -22,6 +22,7 @@ from tests.support.dashboard import (
     dashboard_of,
     pictures_folder,
     shown_circuits,
+    take_picture,
 )
 from tests.support.waiting import eventually
 from tests.support.watched_lab import (
@@ -93,7 +94,7 @@ async def test_pages_show_what_the_controller_says_and_change_it(
         await page.route_web_socket("**/_nicegui_ws/**", losing.between)
         await page.goto(url)
         await what_others_do_is_seen(page, lab)
-        await page.screenshot(path=pictures / "dashboard-dark.png")
+        await take_picture(page, pictures / "dashboard-dark.png")
         await what_a_browser_missed_is_sent_again(page, lab, losing)
         await strangers_see_what_they_may(url)
 
@@ -199,7 +200,7 @@ async def a_change_of_others_is_followed_and_cancelled(
         await expect(page.locator("[aria-current=step]")).to_contain_text(
             "make ocs1, 0 of 4"
         )
-        await page.screenshot(path=pictures / "dashboard-circuits.png")
+        await take_picture(page, pictures / "dashboard-circuits.png")
         for name in (f"Cancel change {number} …", "Stop and undo"):
             await page.get_by_role("button", name=name).focus()
             await page.keyboard.press("Enter")

@@ -87,7 +87,7 @@ def test_lines_break_where_nothing_was_measured() -> None:
     )
     assert series["busy"][0]["markLine"]["data"][0]["xAxis"] == 150_000
     bars = charts.timeline(view, found.since, found.until)["series"]
-    assert [bar["name"] for bar in bars] == ["job-1"]
+    assert [bar["name"] for bar in bars] == ["trains"]
     assert charts.timeline(view, 10.0, 50.0)["series"] == []
 
 

@@ -1,6 +1,9 @@
 """The picture of a lab, and what stands beside it, out of what a controller says."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,9 @@ from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.jobs import JobInList, LightMove
 from tests.support import answers
 from tests.support.answers import some
+from tests.support.dashboard import pictures_folder
+from tests.support.screens import lab_of
+from tests.support.waiting import PATIENCE_S
 
 LAB = read_lab(builtin_lab("ofc2022"))
 MAPS = {
@@ -443,3 +449,93 @@ def test_it_listens_on_this_machine_alone() -> None:
     assert callback is not None
     with pytest.raises(BadInput, match="only serves users of this machine"):
         callback("0.0.0.0:8480", False, lab_name=None, address="127.0.0.1:1")
+
+
+@pytest.mark.browser
+@pytest.mark.others
+@pytest.mark.parametrize("servers", [8, 64])
+def test_pages_fit_and_can_be_read_at_any_width(
+    servers: int, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tests.support.screens"]
+    looked = subprocess.run(
+        [*command, str(tmp_path), str(servers)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert looked.returncode == 0, looked.stdout + looked.stderr
+    if servers == 64:
+        taken = tmp_path / "lab-64-1440.png"
+        target = pictures_folder(tmp_path) / "dashboard-large.png"
+        target.write_bytes(taken.read_bytes())
+
+
+def test_names_are_above_all_lines_and_large_enough() -> None:
+    for lab in (LAB, lab_of(8), lab_of(64)):
+        picture = Picture(lab, DrawingLayout(lab))
+        assert "'text'" not in str(picture.light(answers.shown(lab)))
+        named = picture.names()
+        switches = (*lab.packet_switches, *lab.circuit_switches)
+        assert {switch.name for switch in switches} <= set(named)
+        width = float(picture.size.split()[2])
+        sizes = re.findall(r"--pl-name\d: ([\d.]+)px", picture.text_sizes)
+        shown = (1408 if picture.wide else 992, 788, 374)
+        for pixels, size in zip(shown, sizes, strict=True):
+            assert float(size) * pixels / width >= 7.5
+    # Names of neighbours have room beside each other.
+    assert len([name for name in named if name.startswith("server")]) == 22
+
+
+def test_a_part_of_a_large_lab_is_drawn_alone() -> None:
+    lab = lab_of(64)
+    maps = {
+        name: {"map": [str(c) for c in port_map]}
+        for name, port_map in lab.initial_maps.items()
+    }
+    hosts = ["server1.gpu0", "server40.gpu0"]
+    shown = answers.shown(lab, maps=maps, jobs=[JOB | {"hosts": hosts}])
+    assert len(shown.groups["tor2"]) == 16
+    assert shown.groups["job-1"] == {"server1", "server40"}
+    part = shown.part(shown.groups["tor2"])
+    assert [switch.name for switch in part.packet_switches] == ["tor2"]
+    assert [switch.name for switch in part.circuit_switches] == ["ocs1"]
+    picture = Picture(part, DrawingLayout(part))
+    assert picture.detailed
+    assert set(picture.meters(shown, {})) == {
+        f"server{number}.gpu0" for number in range(17, 33)
+    }
+    assert len(described(picture.light(shown), "circuit")) == 16
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "marked"),
+    [
+        ("committed", "ocs1: −3>15 +3>9", True),
+        ("refused", "not made: ocs1: −3>15 +3>9", False),
+        ("rolled-back", "undone: ocs1: −3>15 +3>9", True),
+        ("unknown", "perhaps made: ocs1: −3>15 +3>9", True),
+    ],
+)
+def test_a_change_says_what_was_done(
+    state: str, said: str, marked: bool
+) -> None:
+    told = CHANGE | {"state": state, "message": "port 3 is locked"}
+    change = some(ChangeAnswer, told)
+    assert change_row(change, view())["changes"] == said
+    lines = last_change_lines(view(changes=[told]), {}, 230.5)
+    counted = [line for line in lines if "cross-connects broken" in line]
+    assert bool(counted) == marked
+    assert bool(charts.marks_of([change], 100.0, 300.0)["data"]) == marked
+
+
+def test_jobs_are_named_in_charts_with_their_id_only_if_needed() -> None:
+    other = JOB | {"id": "job-2", "spec": {"name": "other", "iterations": 1}}
+    again = JOB | {"id": "job-3"}
+    assert view(jobs=[JOB, other]).labels["job-1"] == "trains"
+    labels = view(jobs=[JOB, other, again]).labels
+    assert labels == {
+        "job-1": "trains job-1",
+        "job-2": "other",
+        "job-3": "trains job-3",
+    }
