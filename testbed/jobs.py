@@ -443,6 +443,30 @@ class Degree(NamedTuple):
     workers: int
 
 
+MOST_PACES = 50
+
+
+@dataclass(
+    frozen=True,
+    slots=True,
+)
+class Pace:
+    """A job's iterations from the start of an attempt or a change of its circuits to the next.
+
+    ``why``: the change, with its number ``reconfiguration``. ``predicted_s``, for the circuits and
+    jobs when it began, and the mean ``iteration_s`` are seconds an iteration; ``communication`` is
+    the share of exchanging gradients. ``None``: not known.
+    """
+
+    since: float
+    why: str = ""
+    reconfiguration: int | None = None
+    predicted_s: float | None = None
+    iterations: int = 0
+    iteration_s: float | None = None
+    communication: float | None = None
+
+
 @dataclass(
     frozen=True,
     slots=True,
@@ -455,7 +479,8 @@ class JobStatus:
     began at ``first_iteration`` and has its hosts since ``runs_since``. ``gpu_s`` are the
     GPU-seconds of earlier hosts, ``avoid`` the hosts of failed attempts, ``degrees`` the latest
     numbers of workers if a policy chooses them. ``energy_j`` are joules by GPU's full name, for
-    GPUs that report them; they are known when the worker has ended.
+    GPUs that report them; they are known when the worker has ended. ``paces``: its iteration times,
+    oldest first.
     """
 
     id: str
@@ -481,6 +506,7 @@ class JobStatus:
     gpu_s: float = 0.0
     degrees: tuple[Degree, ...] = ()
     energy_j: Mapping[str, float] = field(default_factory=dict)
+    paces: tuple[Pace, ...] = ()
 
     def with_hosts(self, hosts: tuple[str, ...], now_s: float) -> "JobStatus":
         """The job moved to these hosts."""

@@ -323,6 +323,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
             jobs=request.jobs,
             makes=makes,
             objections=objections,
+            iterations_s=scheduler.gains.expected(plan.links_after),
         )
 
     @routes.get("/defragmentation", **DATA)
@@ -330,7 +331,11 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         found = await light.proposal()
         if found is None:
             return rest.Defragmentation(proposal=None)
-        shape = rest.ProposalShape(**record_of(found))
+        plan, _ = await light.preview_regroup(found.jobs)
+        shape = rest.ProposalShape(
+            **record_of(found),
+            iterations_s=scheduler.gains.expected(plan.links_after),
+        )
         return rest.Defragmentation(proposal=shape)
 
     @routes.post("/defragmentation", **changing(rest.Defragmented))

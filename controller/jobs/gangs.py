@@ -13,6 +13,7 @@ from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.entries import Entries, Gang
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.lives import AT_WORK
+from patchlight.controller.jobs.pacing import Paces
 from patchlight.controller.jobs.rewiring import JobRewiring
 from patchlight.controller.jobs.running_job import RunningJob, most_iterations
 from patchlight.controller.jobs.specs import (
@@ -48,6 +49,7 @@ class Gangs:
         entries: Entries,
         rewiring: JobRewiring,
         reach: Callable[[], Reach],
+        paces: Paces,
     ) -> None:
         self.active: list[Gang] = []
         self.last_start_s = _START_S
@@ -56,7 +58,7 @@ class Gangs:
         self._fleet = fleet
         self._table = table
         self._entries = entries
-        self._outcomes = Outcomes(store, table)
+        self._outcomes = Outcomes(store, table, paces)
         self._rewiring = rewiring
         self._reach = reach
 
@@ -408,9 +410,15 @@ class Gangs:
 class Outcomes:
     """Writes the progress and outcomes of jobs."""
 
-    def __init__(self, store: Store, table: JobTable) -> None:
+    def __init__(
+        self,
+        store: Store,
+        table: JobTable,
+        paces: Paces,
+    ) -> None:
         self._store = store
         self._table = table
+        self._paces = paces
 
     async def on_record(
         self,
@@ -455,6 +463,8 @@ class Outcomes:
             hear(job, reports)
         latest = max(report["index"] + 1 for report in reports)
         done = min(latest, most_iterations(job.spec))
+        status = self._table[job.id]
+        paces = self._paces.with_reports(job.counter, status, reports)
 
         def progress() -> None:
             now = self._table[job.id]
@@ -465,6 +475,7 @@ class Outcomes:
                 iterations_done=most,
                 restarts=job.restarts,
                 spec=spec,
+                paces=paces,
             )
             if known != now:
                 self._table.keep(known)

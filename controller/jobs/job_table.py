@@ -333,6 +333,16 @@ class IterationTimes:
                 }
         return found
 
+    def expected(self, links: Links) -> dict[str, tuple[float, float]]:
+        """The iterations predicted for running jobs (seconds): now, and with these links."""
+        now = self._forecasts.running()
+        then = self._forecasts.running(links)
+        return {
+            job_id: (each[_PREDICTED], then[job_id][_PREDICTED])
+            for job_id, each in now.items()
+            if job_id in then
+        }
+
     def kept(
         self, before: Mapping[str, Mapping[str, Any]], change: Reconfiguration
     ) -> dict[str, dict[str, Any]]:
@@ -386,10 +396,16 @@ class IterationTimes:
         return found
 
     def shown(self, status: JobStatus) -> dict[str, Any]:
-        """Additions to a job's record."""
-        running = status.state is JobState.RUNNING
-        measured_s = self.measured_s(status) if running else None
+        """Additions to a job's record; after its end, as it was then."""
+        measured_s = None
+        ended: dict[str, Any] = {}
+        if status.state is JobState.RUNNING:
+            measured_s = self.measured_s(status)
+        elif status.state.is_final and status.paces:
+            measured_s = status.paces[-1].iteration_s
+            ended = {_PREDICTED: status.paces[-1].predicted_s}
         return {
+            **ended,
             "measured_iteration_s": measured_s,
             "light_moves": self.of(status),
         }

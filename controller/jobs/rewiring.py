@@ -435,6 +435,8 @@ class JobTraffic:
         """Resume the paused jobs; those without a circuit by these maps stay paused."""
         jobs = self._drained
         self._drained = []
+        for job in jobs:
+            job.counter.moved = True
         await run_all(self._settle(job, maps) for job in jobs)
 
     async def watch(self, maps: MapCache) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from patchlight.controller.hosts import agent_client
 from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.jobs.pacing import IterationCounter
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import MOST_ITERATIONS, JobSpec
@@ -150,6 +151,7 @@ class RunningJob:
     dark_since: float = 0.0
     next_hosts: tuple[Host, ...] = ()
     changes_because: str = ""
+    counter: IterationCounter = field(default_factory=IterationCounter)
     _given_up: JobFailed | None = None
 
     def give_up(self, why: str, hosts: Sequence[str] = ()) -> None:

@@ -25,6 +25,7 @@ from patchlight.controller.jobs.job_table import (
 )
 from patchlight.controller.jobs.lab_queue import LabQueue
 from patchlight.controller.jobs.lives import AT_WORK
+from patchlight.controller.jobs.pacing import Paces
 from patchlight.controller.jobs.placement import LabReach, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import (
@@ -130,6 +131,7 @@ class Scheduler:
             self._entries,
             self.rewiring,
             self.reach,
+            Paces(store, self.forecasts.running),
         )
         self._queue = LabQueue(
             store,

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
+from pathlib import Path
 
 import click
 
@@ -28,6 +29,8 @@ _POLL_S = 0.5
 _REPEAT_S = 10.0
 _FAILED = 1
 _INTERRUPTED = 130
+_SAME = 0.001
+_UNKNOWN = "nothing predicted: your own program needs iterations, gradient and compute in its job file"
 _NOTHING = "No running job gains more by other circuits than they would cost."
 
 
@@ -160,6 +163,13 @@ def logs(
     is_flag=True,
     help="Show progress until the end.",
 )
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also draw their iteration times, in the format of the file's ending.",
+)
 @out.listing_options
 @with_client
 def show(
@@ -167,9 +177,12 @@ def show(
     jobs: tuple[str, ...],
     past: bool,
     following: bool,
+    picture: Path | None,
     as_json: bool,
 ) -> None:
     """Show all that is known of jobs, or follow them to their end.
+
+    Two jobs stand side by side, with what the second gains on the first.
 
     With --follow, one job's progress is shown: the output of a program's worker 0, or the
     iterations of other jobs. The exit code is then 0 if all are done, and 1 if one failed or was
@@ -178,9 +191,10 @@ def show(
     """
     ids = [listing.find_job(client, job) for job in dict.fromkeys(jobs)]
     if following:
-        if past:
+        if past or picture:
+            other = "--history" if past else "--plot"
             raise BadInput(
-                "--follow and --history exclude each other: give one"
+                f"--follow and {other} exclude each other: give one"
             )
         follow_jobs(client, ids, as_json=as_json)
         return
@@ -194,6 +208,9 @@ def show(
         answer |= {"states": states, "decisions": decisions}
 
     def show_text() -> None:
+        if len(statuses) == 2 and not past:
+            listing.print_two(*statuses)
+            return
         for status, its_past in zip_longest(statuses, pasts):
             listing.print_job(status)
             if its_past:
@@ -202,6 +219,10 @@ def show(
     out.print_answer(
         answers if len(answers) > 1 else answers[0], show_text, as_json=as_json
     )
+    if picture is not None:
+        from patchlight.cli.report import iteration_bars
+
+        out.save_picture(picture, lambda: iteration_bars(statuses))
 
 
 def follow_jobs(
@@ -406,6 +427,7 @@ def _print_proposal(found: RegroupPlan | ProposalShape | None) -> None:
         out.say(_NOTHING)
         return
     if isinstance(found, RegroupPlan):
+        _print_expected(found)
         _print_circuits(found.makes)
         if not found.makes:
             out.say("The circuits are as they would be.")
@@ -425,7 +447,22 @@ def _print_proposal(found: RegroupPlan | ProposalShape | None) -> None:
             else f"ends {-gain_s:.1f} s later"
         )
         out.say(f"{job} {said}{costs}")
+    _print_expected(found)
     _print_circuits(found.maps)
+
+
+def _print_expected(found: RegroupPlan | ProposalShape) -> None:
+    for job, (now_s, then_s) in found.iterations_s.items():
+        if abs(now_s - then_s) > _SAME * now_s:
+            gain = listing.gain_words(now_s, then_s)
+            out.say(
+                f"{job}: {now_s:.3f} s an iteration now, {then_s:.3f} s then as predicted: {gain}"
+            )
+        elif job in found.jobs:
+            out.say(f"{job}: {now_s:.3f} s an iteration, as now")
+    for job in found.jobs:
+        if job not in found.iterations_s:
+            out.say(f"{job}: {_UNKNOWN}")
 
 
 def _print_circuits(maps: Mapping[str, Sequence[str]]) -> None:

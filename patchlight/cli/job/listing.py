@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +12,7 @@ import click
 from patchlight.console import rendering as out
 from patchlight.console.connection import complete_job, with_client
 from patchlight.testbed.errors import BadInput, nearest
-from patchlight.testbed.jobs import JobState
+from patchlight.testbed.jobs import JobState, Pace
 from patchlight.testbed.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -190,14 +191,42 @@ def print_job(status: shapes.JobAnswer) -> None:
     """Print all that is known of a job."""
     cells = (*_of_status(status), *_of_spec(status))
     out.Table(
-        out.Column("", whole=True), "", rows=(c for c in cells if c[1])
+        out.Column("job", whole=True),
+        status.id,
+        rows=(c for c in cells if c[1]),
     ).print()
     for line in status.last_lines:
         out.say(f"  | {line}")
 
 
+def print_two(one: shapes.JobAnswer, other: shapes.JobAnswer) -> None:
+    """Print two jobs side by side, and what the second gains on the first."""
+    rows: dict[str, tuple[list[out.Cell], list[out.Cell]]] = {}
+    for place, status in enumerate((one, other)):
+        for name, cell in (*_of_status(status), *_of_spec(status)):
+            if cell:
+                rows.setdefault(name, ([], []))[place].append(cell)
+    out.Table(
+        out.Column("job", whole=True),
+        one.id,
+        other.id,
+        rows=(
+            (name, *pair)
+            for name, cells in rows.items()
+            for pair in zip_longest(*cells, fillvalue="")
+        ),
+    ).print()
+    before_s = one.measured_iteration_s
+    after_s = other.measured_iteration_s
+    if before_s and after_s:
+        gain = gain_words(before_s, after_s)
+        out.say(f"{other.id} takes {gain} an iteration than {one.id}")
+    else:
+        lacks = one if not before_s else other
+        out.say(f"{lacks.id} has no measured iterations to compare")
+
+
 def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
-    yield "id", status.id
     yield "state", _state(status)
     yield "message", status.message
     yield "user", status.by
@@ -208,8 +237,15 @@ def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
     yield "ran for", elapsed(status)
     yield "predicted", _predicted(status)
     yield "measured", _measured(status)
+    paces = status.paces
+    before = None
+    for pace in paces if len(paces) > 1 else ():
+        yield "since", pace_words(pace, before)
+        before = pace
+    known = {pace.reconfiguration for pace in paces}
     for move in status.light_moves:
-        yield "light moved", _moved(move)
+        if move.reconfiguration not in known:
+            yield "light moved", _moved(move)
     if energy_j := status.energy_j:
         each = ", ".join(
             f"{gpu} {joules:,.0f} J"
@@ -252,7 +288,8 @@ def _predicted(status: shapes.JobAnswer) -> str:
     if seconds is None:
         return ""
     ends = f", {left_s:.1f} s to its end" if left_s is not None else ""
-    return f"{seconds:.3f} s an iteration{ends}; {status.bottleneck}"
+    limit = f"; {status.bottleneck}" if status.bottleneck else ""
+    return f"{seconds:.3f} s an iteration{ends}{limit}"
 
 
 def _measured(status: shapes.JobAnswer) -> str:
@@ -266,7 +303,40 @@ def _measured(status: shapes.JobAnswer) -> str:
         part = seconds / predicted_s - 1
         percent = f"{abs(part):.1%}".replace("%", " %")
         off = f", {percent} {'more' if part >= 0 else 'less'} than predicted"
-    return f"{seconds:.3f} s an iteration{off}"
+    share = status.paces[-1].communication if status.paces else None
+    return f"{seconds:.3f} s an iteration{off}{_communication(share)}"
+
+
+def _communication(share: float | None) -> str:
+    return "" if share is None else f", {100 * share:.0f} % communication"
+
+
+def gain_words(before_s: float, after_s: float) -> str:
+    """How much less or more an iteration takes after than before."""
+    less_s = before_s - after_s
+    word = "less" if less_s >= 0 else "more"
+    percent = 100 * abs(less_s) / before_s
+    return f"{abs(less_s):.3f} s ({percent:.0f} %) {word}"
+
+
+def pace_words(pace: Pace, before: Pace | None = None) -> str:
+    """The measured and predicted iterations of a pace, and what it gained on the one before."""
+    why = f" ({pace.why})" if pace.why else ""
+    number = pace.reconfiguration
+    change = f", change {number}{why}" if number else why
+    if pace.iteration_s is None:
+        words = "not measured yet"
+    else:
+        words = f"{pace.iteration_s:.3f} s an iteration"
+        if before is not None and before.iteration_s:
+            gain = gain_words(before.iteration_s, pace.iteration_s)
+            words += f", {gain}"
+        words += (
+            f"{_communication(pace.communication)}, mean of {pace.iterations}"
+        )
+    if pace.predicted_s is not None:
+        words += f"; predicted {pace.predicted_s:.3f} s"
+    return f"{out.when(pace.since)}{change}: {words}"
 
 
 def _moved(move: shapes.LightMove) -> str:

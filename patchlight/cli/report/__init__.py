@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from patchlight.client.client import ControllerClient
+    from patchlight.testbed.jobs import Pace
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer
-    from patchlight.testbed.wire.rest.jobs import JobInList
+    from patchlight.testbed.wire.rest.jobs import JobAnswer, JobInList
     from patchlight.testbed.wire.rest.lab import Samples
 
 T = TypeVar("T")
@@ -50,6 +51,8 @@ _COLOURS = {"done": "#009e73", "failed": "#d55e00", "stopped": "#757575"}
 _AT_WORK = "#0072b2"
 _WAITING = "#cccccc"
 _CHANGE = "#cc79a7"
+_REST = "#56b4e9"
+_SENDS = "#e69f00"
 MOST_EVENTS = 500
 
 _PAGE = Path(__file__).with_name("page.html.j2")
@@ -341,6 +344,79 @@ def timeline(period: Period, shown: tuple[float, float]) -> str:
     axes.set_ylim(len(jobs) - 0.4, -0.6)
     _time_axis(axes, *shown)
     return _svg(figure)
+
+
+def iteration_bars(jobs: Sequence[JobAnswer]) -> Figure:
+    """The iteration time of each pace of jobs as bars: computation, communication, and a line at
+    the predicted time."""
+    from matplotlib.figure import Figure
+
+    paces = [
+        (_pace_name(job, pace), pace, pace.iteration_s)
+        for job in jobs
+        for pace in job.paces
+        if pace.iteration_s is not None
+    ]
+    if not paces:
+        names = ", ".join(job.id for job in jobs)
+        raise BadInput(f"no iterations of {names} were measured")
+    figure = Figure(
+        figsize=(6.5, 1.2 + 0.5 * len(paces)), layout="constrained"
+    )
+    axes = figure.add_subplot()
+    for row, (_, pace, iteration_s) in enumerate(paces):
+        sends_s = iteration_s * (pace.communication or 0.0)
+        rest_s = iteration_s - sends_s
+        axes.barh(row, rest_s, color=_REST)
+        axes.barh(
+            row,
+            sends_s,
+            left=rest_s,
+            color=_SENDS,
+        )
+        axes.text(
+            iteration_s,
+            row,
+            f" {iteration_s:.3f} s",
+            va="center",
+        )
+        if pace.predicted_s is not None:
+            axes.vlines(
+                pace.predicted_s,
+                row - 0.4,
+                row + 0.4,
+                colors="black",
+            )
+    labels = {"all but communication": _REST, "communication": _SENDS}
+    for label, colour in labels.items():
+        axes.barh(
+            0,
+            0,
+            color=colour,
+            label=label,
+        )
+    axes.plot(
+        [],
+        [],
+        color="black",
+        label="predicted",
+    )
+    axes.set_yticks(range(len(paces)), [name for name, *_ in paces])
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("time of an iteration, s")
+    figure.legend(
+        loc="outside upper left",
+        ncols=3,
+        frameon=False,
+    )
+    return figure
+
+
+def _pace_name(job: JobAnswer, pace: Pace) -> str:
+    number = pace.reconfiguration
+    return _plain(f"{job.id}, change {number}" if number else job.id)
 
 
 def _band(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, create_model
 
-from patchlight.testbed.jobs import JobSpec, JobState, Mount
+from patchlight.testbed.jobs import JobSpec, JobState, Mount, Pace
 from patchlight.testbed.wire.rest import Absent, Answer
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
@@ -19,7 +19,14 @@ def _fields_of(kind: type) -> dict[str, Any]:
 
 if TYPE_CHECKING:
     JobSpecShape = JobSpec
+    PaceShape = Pace
 else:
+    PaceShape = create_model(
+        "PaceShape",
+        __base__=Answer,
+        __doc__="A job's iterations between two changes of its circuits: see ``Pace``.",
+        **_fields_of(Pace),
+    )
     MountShape = create_model(
         "MountShape",
         __base__=Answer,
@@ -79,6 +86,7 @@ class JobInList(Answer):
     gpu_s: float
     degrees: list[tuple[float, int, int]]
     energy_j: dict[str, float]
+    paces: list[PaceShape]
     predicted_iteration_s: float | Absent = None
     predicted_completion_s: float | None = None
     bottleneck: str | Absent = None
@@ -87,6 +95,7 @@ class JobInList(Answer):
 class JobAnswer(JobInList):
     """One job with its outages, and how its workers are held.
 
+    ``measured_iteration_s``: the mean of the latest iterations; of an ended job, of its last pace.
     ``rigid_because``: why a split job's number of workers cannot change. ``reports_kept``: how many
     of the ``reports_made`` are stored; older ones are thinned out evenly.
     """
@@ -175,15 +184,17 @@ class LogPartShape(Answer):
 
 
 class RegroupPlan(Answer):
-    """What a regroup would change."""
+    """What a regroup would change; ``iterations_s``: predicted for running jobs, now and then."""
 
     jobs: list[str]
     makes: dict[str, list[str]]
     objections: list[str]
+    iterations_s: dict[str, tuple[float, float]]
 
 
 class ProposalShape(Answer):
-    """A rewiring under running jobs, and how much sooner each would end (seconds)."""
+    """A rewiring under running jobs, and how much sooner each would end (seconds);
+    ``iterations_s``: predicted, now and then."""
 
     maps: dict[str, list[str]]
     jobs: list[str]
@@ -192,6 +203,7 @@ class ProposalShape(Answer):
     cross_connects: int
     dark_s: float
     gain_s: float
+    iterations_s: dict[str, tuple[float, float]]
 
 
 class Jobs(Answer):
