@@ -224,8 +224,10 @@ def print_ofc2022(result: dict[str, Any]) -> None:
     """The paper's figures beside the measured ones."""
     from patchlight.emulation.experiments.ofc2022.report import (
         COLUMNS,
+        differences,
+        disturbed,
+        is_void,
         rows_of,
-        too_busy,
     )
 
     title = "OFC 2022: static network → rewired network"
@@ -247,9 +249,10 @@ def print_ofc2022(result: dict[str, Any]) -> None:
         previous = row[0]
         table.add_row(*row)
     table.print()
-    out.console().print(result["headline"], highlight=False)
-    if busy := too_busy(result):
-        out.say(busy, meaning="caution")
+    for line in (result["headline"], *differences(result)):
+        out.console().print(line, highlight=False)
+    if words := disturbed(result):
+        out.say(words, meaning="caution" if is_void(result) else None)
 
 
 _QUICK_JOBS = 20

@@ -292,9 +292,12 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         beside = compared[f"cases.{case}.gpu_utilization_ratio"][
             "relative_difference"
         ]
-        difference = (
+        above = (
             f"{100 * abs(beside):.0f} % {'above' if beside >= 0 else 'below'}"
         )
+        difference = above
+        if paper.utilization_words and beside > 0.05:
+            difference = "differs"
         rows.append((name, "GPU utilisation", ratio, measured, difference))
         rates = f"{static['throughput_bps'] / 1e9:.1f} → {optical['throughput_bps'] / 1e9:.1f} Gb/s"
         rows.append((name, "worker's throughput", "", rates, ""))
@@ -349,15 +352,39 @@ def _rows_of_real(real: dict[str, Any], beside: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def too_busy(result: dict[str, Any]) -> str:
-    """Why the figures are not to be believed, in a sentence; empty if the machine was quiet."""
-    reasons = result["disturbance"]["too_busy"]
+def differences(result: dict[str, Any]) -> list[str]:
+    """Where the paper and the measurement differ, and why, a sentence each."""
+    return [
+        f"{case} {words} differs: GPUs that wait less for the network compute more."
+        for case, words, _, _, difference in rows_of(result)
+        if difference == "differs"
+    ]
+
+
+def is_void(result: dict[str, Any]) -> bool:
+    """Whether the measured times say nothing."""
+    return bool(result["disturbance"]["effect"] == "void")
+
+
+def disturbed(result: dict[str, Any]) -> str:
+    """What else the machine did and its effect; empty if it was quiet."""
+    found = result["disturbance"]
+    reasons = "; ".join(found["too_busy"])
+    stretch = f"{100 * max(0.0, found['compute_stretch']):.1f} %"
+    error = f"{100 * found['iteration_error']:.1f} %"
+    measured = (
+        f"compute phases took {stretch} longer than given, and the mean iteration is "
+        f"uncertain by {error}"
+    )
+    if found["effect"] == "void":
+        why = f"{reasons}; {measured}" if reasons else measured
+        return f"These times are void: {why}. Run it again when nothing else runs."
+    if found["effect"] == "note":
+        return f"Times may be off by some percent: {measured}."
     if not reasons:
         return ""
-    return (
-        f"The machine was too busy for these figures to be believed: {'; '.join(reasons)}. "
-        "Run it again when nothing else runs."
-    )
+    reasons = reasons[0].upper() + reasons[1:]
+    return f"{reasons}, which did not affect these figures: {measured}."
 
 
 def _of_real(result: dict[str, Any]) -> str:
@@ -391,6 +418,13 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
        color: #1a1a1a; background: #fff; }
 table { border-collapse: collapse; margin: 1rem 0; }
 th, td { text-align: left; padding: .3rem .8rem; border-bottom: 1px solid #ddd; }
+@media (max-width: 600px) {
+  th { display: none; }
+  td { display: block; padding: .1rem 0; border: 0; overflow-wrap: anywhere; }
+  td:empty { display: none; }
+  td[title]::before { content: attr(title) ": "; color: #555; }
+  tr { display: block; padding: .4rem 0; border-bottom: 1px solid #ddd; }
+}
 figure { margin: 2rem 0; } img { max-width: 100%; } figcaption { color: #555; }
 """
 
@@ -418,15 +452,12 @@ def page(
         f"Rates, bytes and TCP windows are emulated at 1:{result['scale']:g}, times at 1:1; all "
         f"figures here are those of the unscaled lab.{mismatch}</p>",
         *([f"<p>{escape(words)}</p>"] if (words := _of_real(result)) else []),
-        *(
-            [f"<p><strong>{escape(busy)}</strong></p>"]
-            if (busy := too_busy(result))
-            else []
-        ),
+        *([_note(result)] if disturbed(result) else []),
         _table(COLUMNS, rows),
         *(
             f"<p>{escape(text)}</p>"
             for text in (
+                *differences(result),
                 papers.PHYSICS,
                 papers.STANDING,
                 papers.UTILIZATION,
@@ -451,6 +482,13 @@ def page(
     return "\n".join([*parts, "</body></html>", ""])
 
 
+def _note(result: dict[str, Any]) -> str:
+    words = escape(disturbed(result))
+    if is_void(result):
+        return f"<p><strong>{words}</strong></p>"
+    return f"<p><small>{words}</small></p>"
+
+
 def _machine(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The machine and versions of the experiment, as rows."""
     shown = {key.replace("_", " "): str(fact) for key, fact in facts.items()}
@@ -468,10 +506,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         *(f"<th>{escape(text)}</th>" for text in head),
         "</tr>",
     ]
-    lines += [
-        f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>"
-        for row in rows
-    ]
+    for row in rows:
+        cells = (
+            f"<td{f' title={escape(title)!r}' if title else ''}>{escape(text)}</td>"
+            for title, text in zip(head, row, strict=True)
+        )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
     return "".join([*lines, "</table>"])
 
 

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, zip_longest
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from patchlight.emulation.experiments.ofc2022 import analysis
 from patchlight.emulation.experiments.paper import PAPER
@@ -192,7 +194,10 @@ def _alternating(
 
 MOST_BUSY_BEFORE = 0.6
 MOST_STEAL = 0.02
-MOST_COMPUTE_STRETCH = 0.05
+# The error of a measured time that is worth a note, and that makes it void.
+_WORTH_A_NOTE = 0.05
+_MOST_ERROR = 0.15
+Effect = Literal["unaffected", "note", "void"]
 
 
 @dataclass(
@@ -200,16 +205,20 @@ MOST_COMPUTE_STRETCH = 0.05
     slots=True,
 )
 class Disturbance:
-    """Processor time taken by others, as shares; ``too_busy`` says what is over its limit.
+    """Processor time taken by others, as shares, and its ``effect`` on the measured times.
 
     ``busy_before`` is of processor time in the second before; ``steal`` what a virtual machine's
-    host gave to others; ``compute_stretch`` how much longer than given compute phases took.
+    host gave to others; ``too_busy`` says which is over its limit. ``compute_stretch`` is how much
+    longer than given compute phases took; ``iteration_error`` the standard error of the mean
+    iteration, as a share of it.
     """
 
     busy_before: float
     steal: float
     compute_stretch: float
+    iteration_error: float
     too_busy: list[str]
+    effect: Effect
 
     @classmethod
     def of(
@@ -228,28 +237,38 @@ class Disturbance:
             (
                 busy_before,
                 MOST_BUSY_BEFORE,
-                "{:.0%} of its processor time was used before",
+                "other programs used {:.0%} of the processor before it began",
             ),
             (
                 steal,
                 MOST_STEAL,
-                "its host took {:.0%} of its processor time away",
-            ),
-            (
-                stretch,
-                MOST_COMPUTE_STRETCH,
-                "compute phases took {:.0%} longer than given",
+                "this virtual machine's host withheld {:.0%} of the processor",
             ),
         )
         words = [
-            text.format(found) for found, most, text in limits if found > most
+            text.format(found).replace("%", " %")
+            for found, most, text in limits
+            if found > most
         ]
+        error = max(
+            (_error(run) for run in runs if run.wiring != "live"), default=0.0
+        )
+        worst = max(stretch, error)
+        effect: Effect = "note" if worst > _WORTH_A_NOTE else "unaffected"
         return cls(
             busy_before,
             steal,
             stretch,
+            error,
             words,
+            "void" if worst > _MOST_ERROR else effect,
         )
+
+
+def _error(run: analysis.CaseRun) -> float:
+    """The standard error of the mean iteration of a run's first job, as a share of it."""
+    times = np.diff(analysis.iteration_ends(run.jobs[0]))
+    return float(np.std(times) / np.mean(times) / np.sqrt(len(times)))
 
 
 def _stretch(run: analysis.CaseRun) -> float:
