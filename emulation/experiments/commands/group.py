@@ -341,7 +341,7 @@ def twin(
 
 def _print_twin(result: dict[str, Any]) -> None:
     table = out.Table(
-        "jobs",
+        "of",
         out.number("number"),
         "predicted ÷ measured − 1",
         "median",
@@ -367,6 +367,14 @@ def _print_twin(result: dict[str, Any]) -> None:
                     median,
                     p95,
                 )
+    if changes := result["outages"]:
+        table.add_row(
+            "all",
+            str(len(result["changes"])),
+            "change of circuits",
+            f"± {100 * changes['median']:.1f} %",
+            f"± {100 * changes['p95']:.1f} %",
+        )
     table.print()
     found = result["all"]
     parts = ", ".join(
