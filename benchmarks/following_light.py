@@ -12,16 +12,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import figure
 from patchlight import EmulatedLab
-from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
+from patchlight.emulation.experiments.ofc2022.run import ExperimentClient
+from patchlight.emulation.experiments.twin.mixes import Overheads
+from patchlight.emulation.experiments.twin.run import (
+    measured_jobs,
+    measured_overheads,
+)
 from patchlight.emulation.simulator.cluster import (
     LabCluster,
     Policies,
@@ -29,14 +35,10 @@ from patchlight.emulation.simulator.cluster import (
     simulate,
 )
 from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
-from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.lab_jobs import connected
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import JobAnswer
 
 SEED = 0
 COMPRESSION = 6.0
@@ -109,9 +111,11 @@ def simulated_jct_s(
 
 
 class Played(NamedTuple):
-    """A trace that was played: the mean completion time, and the events of moves of light."""
+    """A trace that was played: the mean completion time, what the lab needed around a job in the
+    mean, and the events of moves of light."""
 
     jct_s: float
+    overheads: Overheads
     moves: list[dict[str, Any]]
     gains: list[dict[str, Any]]
 
@@ -129,27 +133,31 @@ def played(jobs: Sequence[TracedJob], choice: PolicyChoice) -> Played:
         ) as emulated,
         connected(emulated) as client,
     ):
+        probe = measured_overheads(client, emulated.lab, jobs[0].spec)
+        ExperimentClient(client).reconfigure(emulated.lab.initial_maps)
         began = time.monotonic()
         ids = []
         for job in jobs:
             time.sleep(max(0.0, began + job.arrives_s - time.monotonic()))
             ids.append(client.submit([job.spec])[0].id)
-        ended = [_ended(client, job_id) for job_id in ids]
+        times = [
+            each.times
+            for each in measured_jobs(
+                client, ids, [job.spec for job in jobs]
+            ).values()
+        ]
+        overheads = Overheads(
+            fmean(each.starts_s for each in times),
+            fmean(each.ends_s for each in times),
+            probe.wiring_s,
+        )
         events = client.events()
     return Played(
-        fmean((job.finished_at or 0.0) - job.submitted_at for job in ended),
+        fmean(each.jct_s for each in times),
+        overheads,
         [event for event in events if event["kind"] == "defragmented"],
         [event for event in events if event["kind"] == "light-measured"],
     )
-
-
-def _ended(client: ControllerClient, job_id: str) -> JobAnswer:
-    """A job once it is done; ``PatchlightError`` if it failed."""
-    while not (job := client.job(job_id)).finished_at:
-        time.sleep(0.5)
-    if job.state != "done":
-        raise PatchlightError(f"job {job_id} {job.state}: {job.message}")
-    return job
 
 
 def run(*, full: bool = False) -> list[dict[str, Any]]:
@@ -168,9 +176,17 @@ def run(*, full: bool = False) -> list[dict[str, Any]]:
         ),
     )
     plain = Policies(Fifo(), Consolidated())
-    without_s = simulated_jct_s(lab, jobs, plain)
+    around = stays.overheads
+    lost_s = around.start_s + around.end_s
+    settings = Settings(
+        start_s=lost_s,
+        wiring_s=around.wiring_s,
+        minimum_gain_s=gain_s,
+    )
+    bare_s = simulated_jct_s(lab, jobs, plain)
+    without_s = simulated_jct_s(lab, jobs, plain, settings)
     with_s = simulated_jct_s(
-        lab, jobs, plain, Settings(defragment_s=every_s, minimum_gain_s=gain_s)
+        lab, jobs, plain, replace(settings, defragment_s=every_s)
     )
     lower = 1 - follows.jct_s / stays.jct_s
     predicted = 1 - with_s / without_s
@@ -198,6 +214,22 @@ def run(*, full: bool = False) -> list[dict[str, Any]]:
             "at least 0.25" if full else None,
         ),
         figure(f"{head}: the simulator predicts", predicted, ""),
+        figure(f"{head}: lost around a job", COMPRESSION * lost_s, "s"),
+        figure(
+            f"{head}: predicted / measured mean JCT without",
+            without_s / stays.jct_s,
+            "",
+        ),
+        figure(
+            f"{head}: the same, if nothing is lost around a job",
+            bare_s / stays.jct_s,
+            "",
+        ),
+        figure(
+            f"{head}: predicted / measured mean JCT with",
+            with_s / follows.jct_s,
+            "",
+        ),
         figure(
             f"{head}: predicted / measured difference",
             (without_s - with_s) / (stays.jct_s - follows.jct_s),

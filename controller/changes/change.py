@@ -10,7 +10,14 @@ import functools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from patchlight.controller.changes import power
@@ -36,6 +43,7 @@ from patchlight.testbed.errors import (
     in_words,
 )
 from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.ocs_drivers import makes_one_by_one
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import Links, lab_links
@@ -44,8 +52,6 @@ log = logging.getLogger("patchlight.circuits")
 _FORWARDING_S = 10.0
 # Maximum age, listening and learning (IEEE 802.1D): 20 + 15 + 15 s.
 _SPANNING_TREE_S = 50.0
-# A slower switch makes one circuit at a time, so that it can be stopped.
-_LONG_S = 1.0
 _UNDER_WAY_S = 0.005  # by then a device has its command
 
 
@@ -75,6 +81,7 @@ class Change:
         self._plan: ChangePlan
         self._committed: dict[str, AnyMap] = {}
         self._readings: dict[BaselineKey, tuple[float, ...]] = {}
+        self._failed: list[Exception] = []
         self.is_closed = True
         """Whether its end, if any, is in the journal."""
 
@@ -240,81 +247,89 @@ class Change:
             await self._roll_back(error)
 
     async def _rewire(self, preflight: PreflightResult, maps: Maps) -> None:
-        """Change one device after the other; ``maps`` were just read.
+        """Break, make and verify, each at all devices at once; ``maps`` were just read.
 
-        Raises errors of devices, and ``StepFailed`` for a refusal, a wrong map, wrong power, a
-        cancellation and the stop button.
+        Everything breaks first: so each path that is there meanwhile is one of those before or of
+        those after. Raises errors of devices, and ``StepFailed`` for a refusal, a wrong map, wrong
+        power, a cancellation and the stop button.
         """
-        lab = self._parts.lab
-        changes = self._plan.changes
-        several = len(changes) > 1
-        unread = maps.unread
-        # With wavelengths, everything breaks first, so that no two signals collide.
-        first = changes if several and lab.coloured else {}
-        for name in first:
-            await self._break(name)
-        for name in changes:
-            if name not in first:
-                await self._break(name)
-            # Power is not expected through devices that change later, or do not answer.
-            maps = maps.after({name: self._plan.wanted[name]})
-            links = (
-                lab_links(lab, maps)
-                if several or unread
-                else self._plan.links_after
+        plan = self._plan
+        self._check_stop()
+        if any(change.breaks for change in plan.changes.values()):
+            self.record.enter("break")
+            await self._at_each(self._break)
+        maps = maps.after({name: plan.wanted[name] for name in plan.changes})
+        # Power is not expected through devices that do not answer.
+        links = (
+            lab_links(self._parts.lab, maps)
+            if maps.unread
+            else plan.links_after
+        )
+        expected = await self._make(links)
+        self.record.enter("verify")
+
+        async def verify(name: str) -> None:
+            await self._verify(
+                name,
+                expected.get(name, ()),
+                preflight.arriving_dbm.get(name, {}),
             )
-            expected = await self._make(name, links)
-            self.record.enter("verify")
-            if self._options.judged:
-                arriving_dbm = preflight.arriving_dbm.get(name, {})
-                await self._verify(
-                    name, expected, arriving_dbm, is_last=not several
-                )
-            else:
-                await self._read_back(name)
-        if several and self._options.judged:
-            links = lab_links(lab, maps) if unread else self._plan.links_after
-            for name, change in changes.items():
-                expected = self._parts.power_check.expected(
-                    links, name, change.makes
-                )
-                await self._verify_power(name, expected, {}, is_last=True)
+
+        await self._at_each(
+            verify if self._options.judged else self._read_back
+        )
+
+    async def _at_each(self, step: Callable[[str], Awaitable[None]]) -> None:
+        """Take a step at all devices at once, and look at the stop button; raises the first error
+        once every device has ended."""
+
+        async def taken(name: str) -> None:
+            try:
+                await step(name)
+            except Exception as error:
+                self._failed.append(error)
+
+        await asyncio.gather(*map(taken, self._plan.changes))
         self._check_stop()
 
     async def _break(self, name: str) -> None:
-        breaks = self._plan.changes[name].breaks
-        self._check_stop()
-        if breaks:
-            self.record.enter("break")
-            for group in self._groups(name, breaks):
-                outcome = await self._parts.drivers[name].disconnect(group)
-                raise_refusals(name, "break", outcome.refused)
-            self._check_stop()
+        for group in self._groups(name, self._plan.changes[name].breaks):
+            outcome = await self._parts.drivers[name].disconnect(group)
+            raise_refusals(name, "break", outcome.refused)
 
     async def _make(
-        self, name: str, links: Links
-    ) -> list[power.ExpectedReading]:
-        """Make a device's circuits; the power that they must show over these links."""
-        makes = self._plan.changes[name].makes
+        self, links: Links
+    ) -> Mapping[str, Sequence[power.ExpectedReading]]:
+        """Make the devices' circuits; the power that they must show over these links."""
+        makes = {
+            name: change.makes
+            for name, change in self._plan.changes.items()
+            if change.makes
+        }
         if not makes:
-            return []
+            return {}
         self.record.enter("make")
-        making = asyncio.create_task(self._connect(name, makes))
+        making = asyncio.create_task(self._at_each(self._connect))
         try:
             # Computed while the mirrors turn.
-            turning_s = self._parts.lab.optical_switch(name).switching_time_s
+            turning_s = min(
+                self._parts.lab.optical_switch(name).switching_time_s
+                for name in makes
+            )
             await asyncio.sleep(min(turning_s / 2, _UNDER_WAY_S))
-            expected = self._parts.power_check.expected(links, name, makes)
+            expected = {
+                name: self._parts.power_check.expected(links, name, entries)
+                for name, entries in makes.items()
+            }
             _ = self._announced
         finally:
             # It is made or has failed before anything is rolled back.
             await asyncio.wait([making])
         making.result()
-        self._check_stop()
         return expected
 
-    async def _connect(self, name: str, makes: Sequence[Any]) -> None:
-        for group in self._groups(name, makes):
+    async def _connect(self, name: str) -> None:
+        for group in self._groups(name, self._plan.changes[name].makes):
             outcome = await self._parts.drivers[name].connect(group)
             raise_refusals(name, "make", outcome.refused)
 
@@ -322,9 +337,10 @@ class Change:
         self, name: str, entries: Sequence[Any]
     ) -> Iterator[Sequence[Any]]:
         """What one command breaks or makes, counted; ``StepFailed`` between them as below."""
-        groups: Iterable[Sequence[Any]] = [entries]
+        groups: Iterable[Sequence[Any]] = [entries] if entries else []
         done = 0
-        if self._parts.lab.optical_switch(name).switching_time_s >= _LONG_S:
+        if makes_one_by_one(self._parts.lab.optical_switch(name)):
+            # So it can be stopped between two circuits.
             by_circuit = defaultdict[frozenset[int], list[Any]](list)
             for entry in entries:
                 by_circuit[frozenset((entry.inp, entry.out))].append(entry)
@@ -341,13 +357,11 @@ class Change:
         name: str,
         expected: Sequence[power.ExpectedReading],
         arriving_dbm: contract.Powers,
-        *,
-        is_last: bool,
     ) -> None:
         """``StepFailed`` if a device's map or power is wrong; both are read at once."""
         results = await asyncio.gather(
             self._read_back(name),
-            self._verify_power(name, expected, arriving_dbm, is_last=is_last),
+            self._verify_power(name, expected, arriving_dbm),
             return_exceptions=True,
         )
         for result in results:
@@ -370,19 +384,14 @@ class Change:
         name: str,
         expected: Sequence[power.ExpectedReading],
         arriving_dbm: contract.Powers,
-        *,
-        is_last: bool,
     ) -> None:
-        """``StepFailed`` if power is wrong; once all devices have changed, it is kept."""
+        """``StepFailed`` if power is wrong; else it is kept."""
         check = self._parts.power_check
         verified = await check.verify(
             self._parts.drivers[name], expected, arriving_dbm
         )
-        if is_last:
-            self.record.note(verified.remarks)
-            self._readings |= check.baselines.with_readings(
-                name, verified.good
-            )
+        self.record.note(verified.remarks)
+        self._readings |= check.baselines.with_readings(name, verified.good)
 
     async def _wait_for_workers(self) -> None:
         """Announce what moved until the workers of each job hear each other."""
@@ -399,7 +408,10 @@ class Change:
             self._check_stop()
 
     def _check_stop(self) -> None:
-        """``StepFailed`` if the stop button is pressed, or the change is cancelled."""
+        """``StepFailed`` if the stop button is pressed, or the change is cancelled; the error of a
+        device that failed."""
+        if self._failed:
+            raise self._failed[0]
         self._parts.stop.check()
         if self.record.progress.cancelled:
             raise StepFailed(self.record.progress.cancelled)

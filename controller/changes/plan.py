@@ -1,6 +1,6 @@
 """Plans a change: from the present and the wanted maps to what each switch breaks and makes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,19 +79,13 @@ def plan_change(
     links_before = lab_links(lab, before)
     links_after = lab_links(lab, after)
     moved = _moved(changes, links_before, links_after)
-    # Circuit switches change in this order.
-    done = [
-        {name: after[name] for name in [*changes][:count]}
-        for count in range(len(changes))
-    ]
-    states = [lab_links(lab, {**before, **maps}) for maps in done]
     early = (
         set()
         if lab.coloured
         else _of_new_nics(
             lab,
             moved,
-            states,
+            links_before,
             links_after,
         )
     )
@@ -115,11 +109,11 @@ def plan_change(
 def _of_new_nics(
     lab: Lab,
     moved: Iterable[Endpoint],
-    states: Sequence[Links],
+    before: Links,
     after: Links,
 ) -> set[tuple[str, Any]]:
-    """The entries, by switch, of new links between a NIC and a packet switch's port that leads to
-    no packet switch in the ``states`` before."""
+    """The entries, by switch, of new links between a NIC and a packet switch's port that led to no
+    packet switch ``before``. Meanwhile it leads nowhere else."""
     switches = set(lab.switch_names)
     entries = set[tuple[str, Any]]()
     for source in moved:
@@ -130,8 +124,8 @@ def _of_new_nics(
         path = after.path(source) if len(ports) == 1 else None
         if path is None:
             continue
-        before = (links.path(ports[0]) for links in states)
-        if not any(each and each.sink.device in switches for each in before):
+        led = before.path(ports[0])
+        if led is None or led.sink.device not in switches:
             entries.update(path.hops)
     return entries
 
@@ -155,7 +149,7 @@ def _moved(
 
 def objections(lab: Lab, plan: ChangePlan) -> list[str]:
     """Why a plan must not be carried out, whatever the devices report: signals that would newly
-    collide, and loops that a step would close."""
+    collide, and loops that it would close."""
     return [*_collisions(plan), *_loops(lab, plan)]
 
 
@@ -176,16 +170,13 @@ def _collisions(plan: ChangePlan) -> list[str]:
 
 
 def _loops(lab: Lab, plan: ChangePlan) -> list[str]:
-    """Each loop through switches that flood which a step of this plan would close, as text."""
+    """Each loop through switches that flood which this plan would close, as text; on the way there
+    are only some of the links before, or some of those after."""
     if not any(switch.floods for switch in lab.packet_switches):
         return []
-    maps = dict(plan.before)
-    before = plan.links_before.pairs()
-    found = list[str]()
-    for name in plan.changes:  # one device after the other
-        maps[name] = plan.wanted[name]
-        found += closed_loops(lab, before, lab_links(lab, maps).pairs())
     return [
         f"it would close a loop through switches that flood, without a spanning tree: {loop}"
-        for loop in dict.fromkeys(found)
+        for loop in closed_loops(
+            lab, plan.links_before.pairs(), plan.links_after.pairs()
+        )
     ]

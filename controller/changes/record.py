@@ -71,9 +71,9 @@ _MAY_HALT = frozenset(
 
 
 class ChangeProgress:
-    """The stage of a change, ``since`` when (Unix time), and the current OCS.
+    """The stage of a change, ``since`` when (Unix time), and the OCSs at work, as text.
 
-    ``done``: how many of the OCS's ``cross_connects`` to break or make are done. ``cancelled``: who
+    ``done``: how many of their ``cross_connects`` to break or make are done. ``cancelled``: who
     cancelled the change, and why, as text. ``news`` counts the steps.
     """
 
@@ -85,6 +85,7 @@ class ChangeProgress:
         self.ocs = ""
         self.cross_connects = 0
         self.done = 0
+        self._counts: dict[str, tuple[int, int]] = {}
         self.cancelled = ""
         self.told_to_end = asyncio.Event()
 
@@ -120,6 +121,7 @@ class ChangeProgress:
         self.ocs = ""
         self.cross_connects = 0
         self.done = 0
+        self._counts = {}
         self.news.tell()
         return ended, spent_s
 
@@ -129,10 +131,11 @@ class ChangeProgress:
         done: int,
         cross_connects: int,
     ) -> None:
-        """Set how many cross-connects of an OCS are done."""
-        self.ocs = ocs
-        self.done = done
-        self.cross_connects = cross_connects
+        """Set how many cross-connects of an OCS are done, beside those of others at work."""
+        self._counts[ocs] = done, cross_connects
+        self.ocs = ", ".join(self._counts)
+        self.done = sum(each for each, _ in self._counts.values())
+        self.cross_connects = sum(each for _, each in self._counts.values())
         self.news.tell()
 
     def cancel(self, words: str) -> None:

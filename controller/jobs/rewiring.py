@@ -34,6 +34,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.ocs_drivers import outage_s
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.reach import Reach, as_text
 from patchlight.testbed.tasks import run_all
@@ -184,13 +185,16 @@ class JobRewiring:
         least_s = MINIMUM_GAIN_S if gain_s is None else gain_s
         # How long the latest changes kept jobs waiting, without the outage.
         times_s = []
+        circuits = self._transactions.parts.lab
+        known = {switch.name for switch in circuits.optical_switches}
         for change in self._store.reconfigurations(last=_CHANGES):
             if change.state == "committed" and change.changes:
-                dark_s = sum(
-                    switch.switching_time_s
-                    for switch in self._transactions.parts.lab.optical_switches
-                    if switch.name in change.changes
-                )
+                makes = {
+                    name: len(each.makes)
+                    for name, each in change.changes.items()
+                    if name in known
+                }
+                dark_s = outage_s(circuits, makes)
                 spent_s = sum(
                     change.stages_s.get(stage, 0.0) for stage in _STAGES
                 )

@@ -35,6 +35,7 @@ from patchlight.controller.prediction.network import (
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.ocs_drivers import outage_s
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 
@@ -122,19 +123,17 @@ class Prices:
     def of(self, maps: Maps) -> WiringPrice:
         """The price of these changed maps; empty means the present circuits.
 
-        OCSs change one after the other. A running job whose circuits change finishes its iteration
-        first, which is included.
+        A running job whose circuits change finishes its iteration first, which is included.
         """
-        dark_s = 0.0
-        cross_connects = 0
         network = self.network
         moved: Collection[Endpoint] = ()
-        for name, wanted in maps.items():
-            change = self._cluster.circuits.get(name, PortMap()).diff(wanted)
-            if change:
-                dark_s += self._lab.circuit_switch(name).switching_time_s
-                cross_connects += len(change.makes)
-        if cross_connects or dark_s:
+        changes = {
+            name: self._cluster.circuits.get(name, PortMap()).diff(wanted)
+            for name, wanted in maps.items()
+        }
+        makes = {name: len(each.makes) for name, each in changes.items()}
+        dark_s = outage_s(self._lab, makes)
+        if any(changes.values()):
             links, moved = self._links.after(
                 {**self._cluster.circuits, **maps}
             )
@@ -150,7 +149,7 @@ class Prices:
         return WiringPrice(
             ends_s.count(math.inf),
             total_s,
-            cross_connects,
+            sum(makes.values()),
             dark_s,
             ends_s,
         )

@@ -3,11 +3,12 @@
 ``python -m patchlight.testbed.lab.ocs_drivers`` prints them as the table in the documentation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.model import Lab, OpticalSwitch
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 
@@ -27,7 +28,7 @@ class OcsDriver:
     one-sided or with a line at port 1. ``port``: where its devices listen by default, or where
     Patchlight listens for them. ``has_users``: its protocol has logins. ``makes_room``: its devices
     may disconnect busy ports. ``dials_in``: the device connects to Patchlight and reports a
-    datapath id.
+    datapath id. ``one_by_one``: its devices make one entry after the other.
     """
 
     name: str
@@ -39,6 +40,7 @@ class OcsDriver:
     has_users: bool = True
     makes_room: bool = False
     dials_in: bool = False
+    one_by_one: bool = False
     tested_with: str = "conformance suite"
     hardware: str = "not yet"
 
@@ -80,7 +82,7 @@ _ROWS = (
     ),
     OcsDriver(
         "telescent-ssh", "command line over SSH (9861)", "telescent:TelescentSsh",
-        "telescent:TelescentSshServer", 9861,
+        "telescent:TelescentSshServer", 9861, one_by_one=True,
     ),
     OcsDriver(
         "sonic-ocs", "RESTCONF over HTTPS, SONiC's OCS model", "sonic:SonicOcs",
@@ -121,6 +123,28 @@ _WSS_ROWS = (
 )  # fmt: skip
 WSS_DRIVERS = {row.name: row for row in _WSS_ROWS}
 """Drivers of wavelength switches."""
+
+
+def makes_one_by_one(switch: OpticalSwitch) -> bool:
+    """Whether a switch makes its entries one after the other, as robots do.
+
+    Others, also those of external drivers, make all entries of a change at once.
+    """
+    row = OCS_DRIVERS.get(switch.driver)
+    return row is not None and row.one_by_one
+
+
+def outage_s(lab: Lab, makes: Mapping[str, int]) -> float:
+    """How long a change keeps its circuits dark that makes so many entries at each switch.
+
+    Switches work at the same time, and traffic waits for the last entry of the slowest.
+    """
+    found = 0.0
+    for name, entries in makes.items():
+        switch = lab.optical_switch(name)
+        moves = entries if makes_one_by_one(switch) else min(entries, 1)
+        found = max(found, moves * switch.switching_time_s)
+    return found
 
 
 def check_shape(switch: WavelengthSwitch) -> None:

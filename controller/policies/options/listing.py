@@ -22,6 +22,7 @@ from patchlight.controller.policies.options.outlook import (
     Resizing,
 )
 from patchlight.controller.policies.sets import lowest, members, pack
+from patchlight.testbed.lab.ocs_drivers import outage_s
 
 MOST_OPTIONS = 24
 """The maximum number of options for a model."""
@@ -97,13 +98,8 @@ class Listing:
                     proposers,
                 )
             )
-        if with_circuits and workers > 1:
-            switches = (
-                () if cluster.lab is None else cluster.lab.circuit_switches
-            )
-            switching_s = max(
-                (ocs.switching_time_s for ocs in switches), default=0.0
-            )
+        lab = cluster.lab
+        if with_circuits and workers > 1 and lab is not None:
             choices = {
                 (choice.rack, frozenset(choice.gpus)): choice
                 for each in (job, *_of_one_model(cluster, job))
@@ -114,8 +110,13 @@ class Listing:
             }
             for choice in choices.values():
                 switch = cluster.shape.racks[choice.rack]
+                # The circuits are chosen later. Both ways of each moved NIC may be at any OCS.
+                dark_s = max(
+                    outage_s(lab, {ocs.name: 2 * choice.moves})
+                    for ocs in lab.circuit_switches
+                )
                 prospect = outlook.of(
-                    outlook.load_of(job, choice.gpus), choice.gpus, switching_s
+                    outlook.load_of(job, choice.gpus), choice.gpus, dark_s
                 )
                 words = f"{_named(cluster, choice.gpus)}, all connected to {switch}"
                 gpus = choice.gpus
@@ -269,14 +270,12 @@ class Listing:
         maps = prices.regrouped(new)
         if not maps:
             return [keep]
-        switching_s = sum(
-            lab.circuit_switch(name).switching_time_s for name in maps
-        )
-        moves = sum(
-            len(cluster.circuits[name].diff(each).makes)
+        makes = {
+            name: len(cluster.circuits[name].diff(each).makes)
             for name, each in maps.items()
-        )
-        lit = _together(outlook, new, switching_s)
+        }
+        moves = sum(makes.values())
+        lit = _together(outlook, new, outage_s(lab, makes))
         words = f"connect each job to one switch ({moves} cross-connects)"
         return [
             keep,

@@ -344,7 +344,7 @@ def twin(
 
 def _print_twin(result: dict[str, Any]) -> None:
     table = out.Table(
-        "jobs",
+        "of",
         out.number("number"),
         "predicted ÷ measured − 1",
         "median",
@@ -370,6 +370,14 @@ def _print_twin(result: dict[str, Any]) -> None:
                     median,
                     p95,
                 )
+    if changes := result["outages"]:
+        table.add_row(
+            "all",
+            str(len(result["changes"])),
+            "change of circuits",
+            f"± {100 * changes['median']:.1f} %",
+            f"± {100 * changes['p95']:.1f} %",
+        )
     table.print()
     found = result["all"]
     parts = ", ".join(

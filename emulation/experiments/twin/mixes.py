@@ -31,6 +31,7 @@ OTHERS = (
     ("least-delay", "least-delay"),
 )
 """Each mix draws one of these pairs to compare."""
+_SLOW = (("calient-tl1", 1.0), ("calient-tl1", 5.0), ("telescent-ssh", 1.0))
 _NIC_BPS = 20_000_000_000
 _ALONE_S = 12.0, 30.0  # A job alone takes so long, from and to.
 _LATEST_S = 8.0  # The last job comes by then.
@@ -40,7 +41,7 @@ class Overheads(NamedTuple):
     """A lab's overhead beside computing and communicating, in seconds, measured with one job.
 
     ``start_s`` is from a job's place to its first iteration, ``end_s`` from its last one to its
-    end, ``wiring_s`` what a change of circuits takes beside their switching time.
+    end, ``wiring_s`` what a change of circuits takes beside its outage.
     """
 
     start_s: float
@@ -75,7 +76,10 @@ class Mix:
 
 
 def draw_mix(seed: int, most_servers: int) -> Mix:
-    """The mix of a seed: a lab of 2 to so many servers under 1 to 3 OCSs, and 3 to 5 jobs."""
+    """The mix of a seed: a lab of 2 to so many servers under 1 to 3 OCSs, and 3 to 5 jobs.
+
+    Each third lab or so has slow OCSs, or robots that make one cross-connect after the other.
+    """
     draw = random.Random(f"twin {seed}")
     leaves = draw.randint(2, max(2, min(6, most_servers // 2)))
     most = max(1, most_servers // leaves)
@@ -115,11 +119,21 @@ def draw_mix(seed: int, most_servers: int) -> Mix:
         )
         jobs.append(replace(spec, seed=seed))
     arrivals_s = sorted(draw.uniform(0.0, _LATEST_S) for _ in jobs)
+    policies = SPREAD, draw.choice(OTHERS)
+    slow = draw.choice((None, None, None, *_SLOW))
+    if slow is not None:
+        driver, switching_time_s = slow
+        lab = lab.with_changes(
+            circuit_switches=tuple(
+                replace(ocs, driver=driver, switching_time_s=switching_time_s)
+                for ocs in lab.circuit_switches
+            )
+        )
     return Mix(
         lab,
         jobs,
         arrivals_s,
-        (SPREAD, draw.choice(OTHERS)),
+        policies,
     )
 
 
@@ -134,12 +148,6 @@ def predicted_times(
 
     Waiting for circuits counts as a part of the start.
     """
-    switches = tuple(
-        replace(
-            ocs, switching_time_s=ocs.switching_time_s + overheads.wiring_s
-        )
-        for ocs in lab.circuit_switches
-    )
     came: list[QueueJob] = []
     for spec, arrived_s in zip(jobs, arrivals_s, strict=True):
         came += jobs_of_specs(
@@ -155,8 +163,9 @@ def predicted_times(
         Faults(),
     )
     around_s = overheads.start_s + overheads.end_s
-    cluster = LabCluster(lab.with_changes(circuit_switches=switches))
-    simulation = Simulation(cluster, came, Settings(start_s=around_s))
+    cluster = LabCluster(lab)
+    settings = Settings(start_s=around_s, wiring_s=overheads.wiring_s)
+    simulation = Simulation(cluster, came, settings)
     scheduler = QueueScheduler(simulation, chosen)
     while simulation.ended < len(came):
         if not simulation.advance():

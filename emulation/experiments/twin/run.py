@@ -29,6 +29,8 @@ from patchlight.emulation.simulator.results import cpu_ticks, provenance
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.ocs_drivers import outage_s
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.jobs import JobAnswer
 
 _UP_S = 60.0
@@ -67,6 +69,7 @@ def run_experiment(
     origin = provenance(seeds)
     rows = list[dict[str, Any]]()
     machine = list[dict[str, Any]]()
+    changes = list[dict[str, Any]]()
     failed: dict[int, str] = {}
     interrupted = False
     try:
@@ -81,6 +84,7 @@ def run_experiment(
                     scale,
                     rows,
                     machine,
+                    changes,
                     say,
                 )
             except PatchlightError as error:
@@ -102,6 +106,8 @@ def run_experiment(
         "all": summary_of(rows),
         "quiet": summary_of(quiet),
         "jobs": rows,
+        "changes": changes,
+        "outages": _errors(changes, "took_s"),
         "labs": machine,
         "failed": failed,
         "interrupted": interrupted,
@@ -115,6 +121,7 @@ def run_mix(
     scale: float,
     rows: list[dict[str, Any]],
     machine: list[dict[str, Any]],
+    changes: list[dict[str, Any]],
     say: Callable[[str], None],
 ) -> None:
     """Bring a lab up, measure what it needs around jobs, and run its jobs with both policies."""
@@ -130,9 +137,10 @@ def run_mix(
         lab = emulated.lab
         experiment = ExperimentClient(client)
         experiment.wait_until_complete(_UP_S)
-        overheads = _overheads(client, lab, mix)
+        overheads = measured_overheads(client, lab, mix.jobs[0])
         for policies in mix.policies:
             experiment.reconfigure(lab.initial_maps)
+            last = max(each.id for each in client.reconfigurations())
             before = cpu_ticks()
             arrivals_s, measured = _measured(client, mix, policies)
             after = cpu_ticks()
@@ -167,6 +175,25 @@ def run_mix(
                 for spec in mix.jobs
             ]
             rows += mine
+            changes += [
+                {
+                    **shown,
+                    "driver": lab.circuit_switches[0].driver,
+                    "switching_time_s": lab.circuit_switches[
+                        0
+                    ].switching_time_s,
+                    "ocs": len(change.changes),
+                    "cross_connects": sum(makes_of(change).values()),
+                    "took_s": took_s(change),
+                    "predicted_took_s": outage_s(lab, makes_of(change))
+                    + overheads.wiring_s,
+                    **state,
+                }
+                for change in client.reconfigurations()
+                if change.id > last
+                and change.state == "committed"
+                and change.changes
+            ]
             off = ", ".join(
                 f"{row['predicted_runs_s'] / row['runs_s'] - 1:+.1%}"
                 for row in mine
@@ -194,30 +221,41 @@ def _too_busy(
     return "; ".join(found)
 
 
-def _overheads(
-    client: ControllerClient,
-    lab: Lab,
-    mix: Mix,
+def makes_of(change: ChangeAnswer) -> dict[str, int]:
+    """How many cross-connects a change made at each OCS."""
+    return {name: len(each.makes) for name, each in change.changes.items()}
+
+
+def took_s(change: ChangeAnswer) -> float:
+    """How long a change took beside waiting for the iterations of jobs."""
+    return sum(change.stages_s.values()) - change.stages_s.get("drain", 0.0)
+
+
+def measured_overheads(
+    client: ControllerClient, lab: Lab, like: JobSpec
 ) -> Overheads:
-    """The times of starting, ending and rewiring, from one job of two workers on two leaves."""
+    """The times of starting, ending and rewiring, from one such job on the first and the last GPU,
+    which are moved to one packet switch. They differ with what else the machine does."""
     first = lab.hosts[0].name
     last = lab.hosts[-1].name
     spec = replace(
-        mix.jobs[0],
+        like,
         name="alone",
         iterations=3,
         workers=0,
         hosts=(first, last),
     )
     job_id = client.submit([spec], "regroup")[0].id
-    times = _ended(client, [job_id], [spec])[spec.name].times
+    times = measured_jobs(client, [job_id], [spec])[spec.name].times
     at = {each.state: each.at for each in client.history(job_id)}
-    wiring_s = at[JobState.PREPARING] - at.get(
+    wired_s = at[JobState.PREPARING] - at.get(
         JobState.RECONFIGURING, at[JobState.PREPARING]
     )
-    dark_s = sum(ocs.switching_time_s for ocs in lab.circuit_switches)
-    starts_s = times.starts_s - wiring_s
-    return Overheads(starts_s, times.ends_s, max(0.0, wiring_s - dark_s))
+    (change,) = client.reconfigurations(1)
+    wiring_s = took_s(change) - outage_s(lab, makes_of(change))
+    return Overheads(
+        times.starts_s - wired_s, times.ends_s, max(0.0, wiring_s)
+    )
 
 
 def _measured(
@@ -237,12 +275,12 @@ def _measured(
             topology=topology,
         )
         ids.append(client.submit([given])[0].id)
-    measured = _ended(client, ids, mix.jobs)
+    measured = measured_jobs(client, ids, mix.jobs)
     came = [client.job(job_id).submitted_at for job_id in ids]
     return [at - came[0] for at in came], measured
 
 
-def _ended(
+def measured_jobs(
     client: ControllerClient,
     ids: Sequence[str],
     specs: Sequence[JobSpec],

@@ -30,6 +30,7 @@ from patchlight.controller.prediction.network import (
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.lab.ocs_drivers import outage_s
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 
@@ -39,7 +40,7 @@ MAX_GPUS = 1 << 20
 class Rewiring(NamedTuple):
     """The result of a change of circuits.
 
-    ``dark_s`` is the switching time, ``relit`` the GPUs whose links may differ now. These include
+    ``dark_s`` is the outage, ``relit`` the GPUs whose links may differ now. These include
     the GPUs whose NICs were dark.
     """
 
@@ -483,14 +484,14 @@ class LabCluster:
 
         ``BadInput`` for an OCS that the lab does not have.
         """
-        dark_s = 0.0
         changed = 0
+        makes: dict[str, int] = {}
         circuits = dict(self.circuits)
         for name, wanted in maps.items():
-            ocs = self.lab.circuit_switch(name)
+            self.lab.circuit_switch(name)  # raises if there is none
             if change := circuits.get(name, PortMap()).diff(wanted):
                 changed += len(change.breaks) + len(change.makes)
-                dark_s = max(dark_s, ocs.switching_time_s)
+                makes[name] = len(change.makes)
                 circuits[name] = wanted
         if not changed:
             return Rewiring(
@@ -513,7 +514,7 @@ class LabCluster:
                 ):
                     moved |= 1 << number
         return Rewiring(
-            dark_s,
+            outage_s(self.lab, makes),
             changed,
             moved,
             self._network.relit,

@@ -346,11 +346,12 @@ class Simulation:
         self._view = None
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
-        """Make these circuits; jobs whose paths change stand still for the switching time."""
+        """Make these circuits; jobs whose paths change stand still meanwhile."""
         change = self.cluster.rewire(maps)
         if not change.cross_connects:
             return change
         self.accounts.rewired(change)
+        change = change._replace(dark_s=change.dark_s + self.settings.wiring_s)
         self.released += 1
         self.layout += 1
         self._view = None

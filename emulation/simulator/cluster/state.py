@@ -27,7 +27,8 @@ from patchlight.testbed.lab.rules import Discipline
 class Settings(Discipline):
     """How the queue is run, and what happens to preempted and failed jobs.
 
-    A job needs ``start_s`` to begin its first iteration, in addition to the time for its circuits.
+    A job needs ``start_s`` to begin its first iteration, in addition to the time for its circuits;
+    a change of circuits keeps jobs waiting for ``wiring_s`` in addition to its outage.
     Jobs that were preempted or lost their GPUs need ``restart_s`` to start again; those that lost
     GPUs also repeat the work since their last checkpoint, made every ``checkpoint_s`` of running
     time.
@@ -41,6 +42,7 @@ class Settings(Discipline):
     """
 
     start_s: float = 0.0
+    wiring_s: float = 0.0
     restart_s: float = 60.0
     checkpoint_s: float = 3600.0
     defragment_s: float | None = None
@@ -53,6 +55,7 @@ class Settings(Discipline):
         Discipline.__post_init__(self)
         least_s = {
             "start_s": 0.0,
+            "wiring_s": 0.0,
             "restart_s": 0.0,
             "checkpoint_s": 1e-3,
             "minimum_gain_s": 0.0,

@@ -119,7 +119,8 @@ class QueueScheduler:
         self._look_s = simulation.now_s + every_s
         # Its ports are locked because running jobs use them, and these jobs are to be moved.
         view = simulation.view()._replace(barred=Frozen())
-        proposal = defragment(view, simulation.settings.minimum_gain_s)
+        settings = simulation.settings
+        proposal = defragment(view, settings.minimum_gain_s, settings.wiring_s)
         if proposal is not None:
             simulation.rewire(proposal.maps)
 

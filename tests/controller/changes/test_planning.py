@@ -140,15 +140,15 @@ def test_a_plan_knows_whose_light_moves_and_whose_stays(seed: int) -> None:
     assert steps.links_after.paths == new
     staying = {end: path for end, path in old.items() if new.get(end) == path}
     # Before their circuit is there, switches know of new NICs only where no frame can loop: their
-    # port leads to no switch in any state until then.
-    states = [{n: after[n] if n in list(steps.changes)[:done] else before[n] for n in OCSES}
-              for done in range(len(steps.changes))]  # fmt: skip
-    leads = {
-        e
-        for state in states
-        for e, p in followed(lab, state).items()
-        if p.sink.device == "t"
-    }
+    # port leads to no switch until then. On the way, everything breaks before anything is made.
+    kept = {name: before[name].without(steps.changes[name].breaks)
+            if name in steps.changes else before[name] for name in OCSES}  # fmt: skip
+    half = {name: kept[name].joined(PortMap.of([*steps.changes[name].makes][:1]))
+            if name in steps.changes else kept[name] for name in OCSES}  # fmt: skip
+    for state in (kept, half):
+        there = followed(lab, state)
+        assert there.items() <= old.items() | new.items()
+    leads = {e for e, p in old.items() if p.sink.device == "t"}
     early = {
         source: path
         for source, path in new.items()

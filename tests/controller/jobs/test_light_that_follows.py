@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -146,7 +145,7 @@ async def test_what_earlier_changes_took_is_a_cost(cluster: Cluster) -> None:
     (job_id,) = await submit_running(cluster, large("spread", SPREAD))
     first = await cluster.scheduler.rewiring.proposal()
     assert first is not None
-    changes: dict[str, Any] = {"ocs1": {"breaks": [], "makes": []}}
+    changes = {"ocs1": {"breaks": [], "makes": ["1>7", "7>1"]}}
     row = {"why": "", "state": "committed", "changes": changes}
     for spent_s in (20.0, 30.0, 1000.0):
         stages = {

@@ -100,7 +100,7 @@ def test_unequal_jobs_that_share_a_link_take_as_long_as_predicted(
     mix = Mix(lab, jobs, [0.0, 0.0], [("first-fit", "keep")])
     rows = list[dict[str, Any]]()
     machine = list[dict[str, Any]]()
-    run.run_mix(mix, 0, 1000, rows, machine, print)
+    run.run_mix(mix, 0, 1000, rows, machine, [], print)
     assert [each["job"] for each in rows] == ["large", "small"]
     assert all(each["same_hosts"] for each in rows)
     if not machine[0]["too_busy"]:
