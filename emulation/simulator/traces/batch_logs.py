@@ -68,7 +68,7 @@ def _is_number(word: str) -> bool:
 
 def read_swf(text: str, into: Gathering) -> None:
     """Read a log of the Parallel Workloads Archive: a processor there counts as a GPU."""
-    for line, written in enumerate(text.splitlines(), 1):
+    for line, written in enumerate(text.split("\n"), 1):
         words = list(_WORD.finditer(written))
         if not words or words[0][0].startswith(";"):
             continue
@@ -107,7 +107,7 @@ def read_swf(text: str, into: Gathering) -> None:
 
 def read_sacct(text: str, into: Gathering) -> None:
     """Read jobs with their GPUs (``gres/gpu``); ``TraceFileError`` for columns that are missing."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     header = lines[0].split("|")
     name = "JobID" if "JobID" in header else "JobIDRaw"
     timed = next(

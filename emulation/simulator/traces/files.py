@@ -4,6 +4,7 @@ distributions."""
 import csv
 import gzip
 import math
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -274,7 +275,7 @@ def _recognised(text: str, into: Gathering) -> str:
         return "philly-json"
     if is_swf(text.lstrip().partition("\n")[0]):
         return "swf"
-    if is_sacct(text.partition("\n")[0].rstrip("\r")):
+    if is_sacct(text.partition("\n")[0]):
         return "sacct"
     header = tables.header_of(text)
     if any(
@@ -302,7 +303,7 @@ def _read_pai_tables(
     into: Gathering,
 ) -> None:
     """The tables lie beside each other; the one with the tasks is needed."""
-    first = next(csv.reader(text.splitlines()[:1]), [])
+    first = next(csv.reader(text.split("\n")[:1]), [])
     if tables.looks_like(first, tables.JOB_COLUMNS):
         tasks = _table(path.parent, tables.TASK_TABLE)
         if not tasks.is_file():
@@ -351,7 +352,8 @@ def _text(path: Path) -> str:
         encoding = (
             "latin-1" if is_swf(first_line.decode("latin-1")) else "utf-8-sig"
         )
-        return content.decode(encoding)
+        # Other line breaks of Unicode, like NEL and form feed, may stand within a value.
+        return re.sub("\r\n?", "\n", content.decode(encoding))
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         why = getattr(error, "strerror", None) or reason(error)
         if isinstance(error, UnicodeDecodeError):

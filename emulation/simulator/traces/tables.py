@@ -132,7 +132,7 @@ def layout_of(header: Sequence[str]) -> str | None:
 def header_of(text: str) -> list[str]:
     """The names in the first row of a CSV text."""
     return [
-        name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])
+        name.strip() for name in next(csv.reader(text.split("\n")[:1]), [])
     ]
 
 
@@ -142,7 +142,7 @@ def read_table(
     into: Gathering,
 ) -> None:
     """Read a CSV text with the header of a layout; ``TraceFileError`` for a column twice."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     header = header_of(text)
     for column in filter(None, (*layout.needed, layout.cluster, layout.user)):
         if header.count(column) > 1:
@@ -232,7 +232,7 @@ def read_rows(
 
     A row of another width goes to ``bad``.
     """
-    rows = csv.reader(text.splitlines())
+    rows = csv.reader(text.split("\n"))
     for row in rows:
         if not row or (rows.line_num == 1 and row == list(columns)):
             continue

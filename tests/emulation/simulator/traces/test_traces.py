@@ -237,7 +237,7 @@ def test_the_standard_workload_format(tmp_path: Path) -> None:
     bare = SWF.partition("\n\n")[2]
     assert plain(read_trace(written(tmp_path, bare))) == plain(trace.jobs)
     # As in the Parallel Workloads Archive, where names in headers are in any encoding.
-    header = "; Information: Universit\u00e9 de Gen\u00e8ve\n"
+    header = "; Information: Universit\u00e9 de Gen\u00e8ve \f\x1c\n"
     for encoding in ("latin-1", "utf-8", "utf-8-sig", "cp1252"):
         (tmp_path / "log.swf").write_bytes((header + SWF).encode(encoding))
         assert plain(read_trace(tmp_path / "log.swf")) == plain(trace.jobs)
@@ -259,6 +259,20 @@ def test_what_sacct_prints(tmp_path: Path) -> None:
         "JobID|", "JobIDRaw|"
     )
     assert plain(read_trace(written(tmp_path, asked))) == jobs
+
+
+def test_only_ends_of_lines_end_lines(tmp_path: Path) -> None:
+    """Names of users and jobs may have other line breaks of Unicode."""
+    odd = "a\f\v\x1c\x85\u2028b"
+    for text in (SACCT, DLRM):
+        wanted = plain(read_trace(written(tmp_path, text)))
+        named = text.replace("|p1", f"|{odd}").replace(",a,", f",{odd},")
+        for end in ("\n", "\r\n", "\r"):
+            path = tmp_path / "odd"
+            path.write_bytes(named.replace("\n", end).encode())
+            assert [job[:4] for job in plain(read_trace(path))] == [
+                job[:4] for job in wanted
+            ]
 
 
 # Rows that are broken, below what is said of them.
