@@ -229,6 +229,7 @@ async def running_parts(
         for name, run in {
             "scheduler": controller.scheduler.run,
             "light": controller.scheduler.rewiring.run,
+            "claims": controller.scheduler.claims.run,
             "interleaving": controller.scheduler.interleaving.run,
             "job traffic": lambda: controller.traffic.watch(
                 controller.circuits.maps

@@ -23,7 +23,7 @@ from patchlight.controller.api.caller import (
     User,
     Viewer,
 )
-from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.api.circuits import circuit_routes, claim_routes
 from patchlight.controller.api.events import EventFeed
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import (
@@ -104,6 +104,7 @@ def create_app(controller: Controller) -> FastAPI:
     app.state.events = EventFeed(controller.store)
     for routes in (
         circuit_routes(controller.circuit_service),
+        claim_routes(controller.scheduler.claims),
         job_routes(controller),
         path_routes(controller.paths, controller.path_bounds),
         access_routes(tokens, audit),

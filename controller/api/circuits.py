@@ -8,6 +8,7 @@ from fastapi.responses import PlainTextResponse
 from patchlight.controller.api.caller import Operator, as_operator
 from patchlight.controller.api.openapi import DATA, also, changing, in_one_pass
 from patchlight.controller.changes.service import ChangeOrPlan, CircuitService
+from patchlight.controller.jobs.claims import Claims
 from patchlight.testbed.lab.topology import FORMATS, topology_of
 from patchlight.testbed.wire.rest import requests
 from patchlight.testbed.wire.rest.circuits import (
@@ -17,6 +18,8 @@ from patchlight.testbed.wire.rest.circuits import (
     ChangeAnswer,
     Changes,
     CircuitSwitches,
+    ClaimAnswer,
+    ClaimsAnswer,
     DriftShape,
     LightAnswer,
     Locks,
@@ -29,6 +32,39 @@ from patchlight.testbed.wire.rest.lab import LinksAnswer, TopologyShape
 
 TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
 T = TypeVar("T")
+
+
+def claim_routes(claims: Claims) -> APIRouter:
+    """Routes for other schedulers' claims of circuits."""
+    routes = APIRouter(
+        prefix="/v1/claims",
+        tags=["claims"],
+    )
+
+    @routes.get("", **DATA)
+    async def every() -> ClaimsAnswer:
+        return ClaimsAnswer(claims=claims.book.all())
+
+    @routes.put("/{name}", **DATA)
+    async def want(
+        name: str,
+        request: requests.ClaimRequest,
+        who: Operator,
+    ) -> ClaimAnswer:
+        """Request circuits, or renew the claim of that name if it is the same."""
+        return await claims.want(name, request, who)
+
+    @routes.get("/{name}", **DATA)
+    async def look(name: str, wait: requests.WaitSeconds = 0.0) -> ClaimAnswer:
+        """One claim; with ``wait``, a waiting one after its turn or so many seconds."""
+        return await claims.look(name, wait)
+
+    @routes.delete("/{name}", **DATA)
+    async def release(name: str, who: Operator) -> ClaimsAnswer:
+        """End a claim; its circuits stay. Lists the claim, or none if there is none."""
+        return ClaimsAnswer(claims=await claims.release(name, who))
+
+    return routes
 
 
 def circuit_routes(service: CircuitService) -> APIRouter:

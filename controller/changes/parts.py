@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from patchlight.controller.changes import power, preflight
+from patchlight.controller.changes.claims import ClaimBook
 from patchlight.controller.changes.device_maps import (
     CommittedMaps,
     DeviceMonitor,
     MapCache,
 )
-from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.changes.record import ChangeOptions, Reconfiguration
 from patchlight.controller.circuits import contract
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Endpoint, Lab
@@ -19,6 +20,7 @@ from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import Links
 
+ANYBODY = ChangeOptions()
 PortsByOcs = Mapping[str, Collection[int]]
 
 
@@ -104,6 +106,7 @@ class CircuitParts:
         self.flows = flows
         self.traffic = traffic
         self.locks = preflight.PortLocks(lab, store)
+        self.claims = ClaimBook(lab, store, self.locks)
         self.stop = preflight.EmergencyStop(store)
         self.committed = CommittedMaps(store, lab)
         self.devices = DeviceMonitor(
@@ -127,7 +130,9 @@ class CircuitParts:
             power_ceiling_dbm,
         )
 
-    async def closed_ports(self) -> tuple[PortsByOcs, PortsByOcs]:
+    async def closed_ports(
+        self, who: ChangeOptions = ANYBODY
+    ) -> tuple[PortsByOcs, PortsByOcs]:
         """Ports whose circuits stay (locked here or on the device), and failed ports, by OCS: of
         the device, or with a fibre to a port that a packet switch lacks."""
         away = self.devices.unread
@@ -137,7 +142,8 @@ class CircuitParts:
             switch.name for switch in self.lab.circuit_switches
         ]
         for lock in self.locks.all():
-            if lock.ocs in circuit_switches:
+            is_closed = not lock.claim or lock.stops(who)
+            if lock.ocs in circuit_switches and is_closed:
                 staying.setdefault(lock.ocs, set()).add(lock.port)
         for name in circuit_switches:
             known = name in self.drivers and name not in away

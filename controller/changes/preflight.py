@@ -5,7 +5,7 @@ Locks and the stop button outlive the controller. Only undoing a failed change i
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from patchlight.controller.changes.power import POWER_CEILING_DBM
 from patchlight.controller.changes.record import (
     ChangeOptions,
     Reconfiguration,
+    Refused,
     StepFailed,
 )
 from patchlight.controller.circuits.contract import (
@@ -38,7 +39,7 @@ from patchlight.testbed.lab.wiring import (
 
 _MARK = "stop"
 
-LockKind = Literal["locked", "kept", "bad"]
+LockKind = Literal["locked", "kept", "bad", "claimed"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class PortLock:
     """A lock of a port (input and output), or of one ``channel`` there, since ``at`` (Unix time).
 
     ``locked``: nobody may change it. ``kept``: only ``by`` may. ``bad``: a failed rollback left it
-    in an unknown state.
+    in an unknown state. ``claimed``: it belongs to a ``claim``.
     """
 
     ocs: str
@@ -56,6 +57,7 @@ class PortLock:
     why: str
     at: float
     channel: str = ""
+    claim: str = ""
 
     @property
     def place(self) -> Place:
@@ -64,12 +66,14 @@ class PortLock:
             self.port, Channel.parse(self.channel) if self.channel else None
         )
 
-    def stops(self, user: str) -> bool:
-        """Whether it prevents this user from changing the port."""
-        return self.kind != "kept" or not user or user != self.by
+    def stops(self, who: ChangeOptions) -> bool:
+        """Whether it prevents this change of the port."""
+        if self.kind == "claimed":
+            return not (who.force or who.claim == self.claim)
+        return self.kind != "kept" or not who.by or who.by != self.by
 
     def __str__(self) -> str:
-        by = f" by {self.by}" if self.by else ""
+        by = f" by {self.claim or self.by}" if self.claim or self.by else ""
         why = f": {self.why}" if self.why else ""
         return f"{self.ocs}.{self.place} is {self.kind}{by}{why}"
 
@@ -179,11 +183,8 @@ class PortLocks:
         places = self._checked(ocs, ports)
         for place in places:
             lock = self._locks.get((ocs, place))
-            if lock is not None and lock.by != by:
-                raise BadInput(
-                    f"{lock}",
-                    hint="unlock it: patchlight ocs lock --release PORT",
-                )
+            if lock is not None and (lock.claim or lock.by != by):
+                raise BadInput(f"{lock}", hint=_how_to_unlock(lock))
         return self._save(
             ocs,
             places,
@@ -191,6 +192,70 @@ class PortLocks:
             by,
             why,
         )
+
+    def claim(
+        self,
+        claim: str,
+        ports: Mapping[str, Iterable[int]],
+        by: str,
+        why: str,
+    ) -> None:
+        """Lock all these ports for a claim, and unlock its others; ``Refused`` if one is locked."""
+        at = time.time()
+        new = {
+            (ocs, Place(port)): PortLock(
+                ocs,
+                port,
+                "claimed",
+                by,
+                why,
+                at,
+                claim=claim,
+            )
+            for ocs, numbers in ports.items()
+            for port in sorted(numbers)
+        }
+        if taken := self.on(ports, but=claim):
+            raise Refused(
+                "; ".join(map(str, taken)), hint=_how_to_unlock(taken[0])
+            )
+        made = [lock for key, lock in new.items() if key not in self._locks]
+        self._store.save_locks([self._row(lock) for lock in made])
+        self._locks.update({_key(lock): lock for lock in made})
+        self.disclaim(claim, keeping=new)
+
+    def on(
+        self, ports: Mapping[str, Iterable[int]], but: str = ""
+    ) -> list[PortLock]:
+        """The locks of these ports, or channels there, of others than a claim."""
+        wanted = {
+            (ocs, port) for ocs, numbers in ports.items() for port in numbers
+        }
+        return [
+            lock
+            for lock in self.all()
+            if (lock.ocs, lock.port) in wanted
+            if not but or lock.claim != but
+        ]
+
+    def disclaim(
+        self, claim: str, keeping: Collection[tuple[str, Place]] = ()
+    ) -> None:
+        """Unlock the ports of a claim, except for some; bad ones stay locked as such."""
+        gone = [
+            lock
+            for key, lock in self._locks.items()
+            if lock.claim == claim and key not in keeping
+        ]
+        self._delete(gone)
+        under = [
+            key
+            for key, lock in self._under.items()
+            if lock.claim == claim and key not in keeping
+        ]
+        for key in under:
+            del self._under[key]
+        self._store.save_locks([self._row(self._locks[key]) for key in under])
 
     def mark_bad(self, changes: Changes, number: int) -> None:
         """Lock what a change touched that could not be undone."""
@@ -260,6 +325,9 @@ class PortLocks:
                 self._under[ocs, place]
                 for place in places
                 if (ocs, place) in self._under
+                if not self._under[
+                    ocs, place
+                ].claim  # ``unlock`` restores them
             ]
             self.unlock(
                 ocs,
@@ -338,12 +406,14 @@ class PortLocks:
             for place in places
             if (ocs, place) in self._locks
         ]
-        self._store.delete_locks(
-            [(lock.ocs, lock.port, lock.channel) for lock in gone]
-        )
-        for lock in gone:
-            del self._locks[_key(lock)]
-            self._under.pop(_key(lock), None)
+        claimed = [
+            under
+            for lock in gone
+            if (under := self._under.get(_key(lock))) and under.claim
+        ]
+        self._delete(gone)
+        self._store.save_locks([self._row(lock) for lock in claimed])
+        self._locks.update({_key(lock): lock for lock in claimed})
         if gone:
             ports_gone = _in_json(lock.place for lock in gone)
             event = {
@@ -355,8 +425,17 @@ class PortLocks:
             self._store.add_event(time.time(), "unlocked", event)
         return gone
 
-    def objections(self, changes: Changes, user: str) -> list[str]:
-        """Each lock that prevents these changes by ``user``, as text."""
+    def _delete(self, locks: Iterable[PortLock]) -> None:
+        gone = [*locks]
+        self._store.delete_locks(
+            [(lock.ocs, lock.port, lock.channel) for lock in gone]
+        )
+        for lock in gone:
+            del self._locks[_key(lock)]
+            self._under.pop(_key(lock), None)
+
+    def objections(self, changes: Changes, who: ChangeOptions) -> list[str]:
+        """Each lock that prevents these changes, as text."""
         if not self._locks:
             return []
         return [
@@ -365,7 +444,7 @@ class PortLocks:
             for lock in self.all()
             if lock.ocs == name
             and lock.port in change.ports
-            and lock.stops(user)
+            and lock.stops(who)
             if any(map(lock.place.holds, (*change.breaks, *change.makes)))
         ]
 
@@ -377,6 +456,12 @@ class PortLocks:
         for place in places:
             check_place(switch, place)
         return places
+
+
+def _how_to_unlock(lock: PortLock) -> str:
+    if lock.claim:
+        return f"release it: patchlight ocs claim {lock.claim} --release"
+    return "unlock it: patchlight ocs lock --release PORT"
 
 
 def _new_lock(
@@ -579,9 +664,7 @@ class PreflightChecks:
         self, plan: ChangePlan, options: ChangeOptions
     ) -> PreflightResult:
         """Check a plan with these options. Reads from the devices; writes nothing."""
-        result = PreflightResult(
-            self.locks.objections(plan.changes, options.by)
-        )
+        result = PreflightResult(self.locks.objections(plan.changes, options))
         objections = result.objections
         if options.spare_jobs and (jobs := self.jobs_using(plan.moved)):
             objections.append(

@@ -161,7 +161,8 @@ class ChangeOptions:
     the maps still have this ``fingerprint``. ``adopts``: entries that are committed afterwards,
     even if the device has them already. ``reverts``: the change that this one undoes. Unless
     ``judged``, a circuit counts as made once it reads back, whatever its power. ``detaches``: the
-    caller does not wait for the end.
+    caller does not wait for the end. ``claim``: the claim whose ports may change; with ``force``
+    those of all claims may.
     """
 
     by: str = ""
@@ -172,6 +173,8 @@ class ChangeOptions:
     reverts: int | None = None
     judged: bool = True
     detaches: bool = False
+    claim: str = ""
+    force: bool = False
 
 
 LATE_S = 30.0

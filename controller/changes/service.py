@@ -171,7 +171,7 @@ class CircuitService:
     ) -> ChangeOrPlan:
         """Connect pairs of ends, over any number of switches."""
         pairs = [(one, other) for one, other in request.pairs]
-        decide = await lighting(self.parts, pairs)
+        decide = await lighting(self.parts, pairs, request.force)
         why = f"connects {', '.join(f'{one}:{other}' for one, other in pairs)}"
         return await self._run(
             decide,
@@ -252,6 +252,7 @@ class CircuitService:
         options = replace(
             who,
             spare_jobs=request.spare_jobs,
+            force=request.force,
             planned_from=shown,
             adopts=adopts,
         )
@@ -594,6 +595,13 @@ class CircuitService:
     ) -> Locks:
         """Remove locks."""
         places = self._places(request.ocs, request.ports)
+        numbers = {request.ocs: [place.port for place in places]}
+        for lock in self.parts.locks.on(numbers):
+            if lock.claim:
+                raise Refused(
+                    f"{lock}",
+                    hint=f"release it: patchlight ocs claim {lock.claim} --release",
+                )
         return _locks(
             self.parts.locks.unlock(
                 request.ocs,

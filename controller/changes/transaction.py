@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from patchlight.controller.changes.change import Change
 from patchlight.controller.changes.device_maps import Decide, Drift
-from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.parts import CircuitParts, PortsByOcs
 from patchlight.controller.changes.plan import ChangePlan
 from patchlight.controller.changes.record import (
     ChangeOptions,
@@ -112,6 +112,15 @@ class Transactions:
             (r for r in self._running.values() if r.id == number > 0), None
         )
 
+    def touching(self, ports: PortsByOcs) -> list[int]:
+        """The changes in progress that change any of these ports, by number."""
+        return [
+            record.id
+            for record in self._running.values()
+            for name, change in changes_of(self.parts.lab, record).items()
+            if not change.ports.isdisjoint(ports.get(name, ()))
+        ]
+
     def cancel(
         self,
         number: int,
@@ -140,9 +149,9 @@ class Transactions:
         for record in self._running.values():
             if record.changes and record.progress.may_cancel:
                 changes = changes_of(self.parts.lab, record)
-                if objections := self.parts.locks.objections(
-                    changes, record.by
-                ):
+                # Claims take their ports between changes.
+                who = ChangeOptions(by=record.by, force=True)
+                if objections := self.parts.locks.objections(changes, who):
                     record.progress.cancel("; ".join(objections))
 
     def _start(

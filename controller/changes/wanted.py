@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from patchlight.controller.changes.device_maps import Decide, circuits_in
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.record import Refused
+from patchlight.controller.changes.record import ChangeOptions, Refused
 from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.controller.storage.store import UNREADABLE
 from patchlight.testbed.errors import BadInput
@@ -80,13 +80,14 @@ async def bringing_together(
 ) -> Decide:
     """What connects the NICs of these nodes' GPUs to one packet switch, with the fewest moves.
 
-    A node is a server or a host, by name. Circuits of running jobs move only with ``force``. The
+    A node is a server or a host, by name. Circuits of running jobs and of claims move only
+    with ``force``. The
     ``Decide`` raises ``CannotRegroup`` if no switch has room, and ``Refused`` if one would have
     room without the running jobs. ``BadInput`` for an unknown node, or one without usable GPUs.
     """
     lab = parts.lab
     names = [host.name for host in hosts_of(lab, nodes)]
-    locked, failed = await parts.closed_ports()
+    locked, failed = await parts.closed_ports(ChangeOptions(force=force))
     using = parts.traffic.jobs_using
     busy = {
         host.endpoint: using(frozenset({host.endpoint})) for host in lab.hosts
@@ -146,13 +147,15 @@ def hosts_of(lab: Lab, nodes: Sequence[str]) -> list[Host]:
 
 
 async def lighting(
-    parts: CircuitParts, pairs: Sequence[tuple[str, str]]
+    parts: CircuitParts,
+    pairs: Sequence[tuple[str, str]],
+    force: bool = False,
 ) -> Decide:
     """What connects the two ends of each pair by an optical path, with the fewest changes.
 
     An end is a NIC or a host, a packet switch (any port of it), or a port of one. The ``Decide``
-    raises ``Refused`` if ports or trunks are too few. ``BadInput`` for an unknown end, one without
-    a fibre to a circuit switch, and a pair of equal ends.
+    raises ``Refused`` if ports or trunks are too few; those of claims need ``force``. ``BadInput``
+    for an unknown end, one without a fibre to a circuit switch, and a pair of equal ends.
     """
     # SciPy is slow to import, and many controllers never need it.
     from patchlight.controller.policies.engineering.paths import (
@@ -190,7 +193,7 @@ async def lighting(
                 f"{pair[0]}:{pair[1]} are the same end: expected two different ones"
             )
         wishes.append(Wish(ends[0], (ends[1],)))
-    locked, failed = await parts.closed_ports()
+    locked, failed = await parts.closed_ports(ChangeOptions(force=force))
 
     def decide(maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
         known = tuple(sites.values())

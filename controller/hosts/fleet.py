@@ -488,11 +488,15 @@ class Fleet:
                 max(0.0, period_s - (time.monotonic() - began))
             )
 
+    async def sample(self, servers: Iterable[str]) -> None:
+        """Poll the agents of these servers now."""
+        called = sorted({*servers} & self.clients.keys())
+        await run_all(self._sample(self.clients[server]) for server in called)
+        await self._tell_of_macs()
+
     async def know_macs(self, hosts: Iterable[Host]) -> None:
         """Call the agents of hosts with unknown MACs; report new ones."""
-        servers = sorted(self.macs.unknown(hosts) & self.clients.keys())
-        await run_all(self._sample(self.clients[server]) for server in servers)
-        await self._tell_of_macs()
+        await self.sample(self.macs.unknown(hosts))
 
     async def _tell_of_macs(self) -> None:
         if self._macs_changed and self.on_macs is not None:

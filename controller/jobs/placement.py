@@ -116,19 +116,14 @@ class Placement:
         """Which hosts reach each other, by the last known maps."""
         return self._reach.over(self._circuits.maps.present_links())
 
-    async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
-        """Read the devices, which takes time; the result returns the lab at the time of its call.
-        ``ports``: with locked or failed ports, which plans of circuits need."""
-        recent = self._table.recent()
-        silent = self._fleet.silent()
-        links = self._circuits.maps.present_links()
+    def unusable(self, claim: str = "") -> dict[str, str]:
+        """The hosts that no job, and not this claim, can use now, and why."""
         unfit = unfit_hosts(
             self._lab,
-            silent,
+            self._fleet.silent(),
             self._fleet.faults(),
-            links,
+            self._circuits.maps.present_links(),
         )
-        maps = await self._circuits.maps.read()
         # With unknown links a job might wait for its ring forever.
         missing = self._circuits.flows.missing_ports()
         plugged = (
@@ -148,12 +143,25 @@ class Placement:
         held = self._fleet.held_for(
             self._table.unreadable | self.swept, self._lab.hosts
         )
-        unseen = {
+        claimed = {
+            host: f"claim {name} has {host}"
+            for host, name in self._circuits.claims.hosts.items()
+            if name != claim
+        }
+        return {
             **self._circuits.devices.unseen_hosts(),
             **unfit,
             **ending,
             **held,
+            **claimed,
         }
+
+    async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
+        """Read the devices, which takes time; the result returns the lab at the time of its call.
+        ``ports``: with locked or failed ports, which plans of circuits need."""
+        recent = self._table.recent()
+        maps = await self._circuits.maps.read()
+        unseen = self.unusable()
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()

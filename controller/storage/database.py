@@ -101,7 +101,9 @@ CREATE INDEX reconfigurations_by_start ON reconfigurations (started_at);
 CREATE INDEX events_by_time ON events (at);
 """
 
-SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
+_SEVENTH = "CREATE TABLE claims (name TEXT PRIMARY KEY, record TEXT NOT NULL);"
+
+SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 """Upgrades each version of the tables to the next, starting with an empty file."""
 
 SCHEMA_VERSION = len(SCHEMAS)
@@ -371,8 +373,9 @@ class Database:
 
     def write_all(self, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
         """The same statement for each of these rows, in one write."""
-        with self.together() as db:
-            db.executemany(sql, rows)
+        if rows:
+            with self.together() as db:
+                db.executemany(sql, rows)
 
     def write_soon(self, *statements: Statement, always: bool = False) -> bool:
         """Write these facts together, now or when the disk has space; returns whether all is on

@@ -21,7 +21,11 @@ from patchlight.controller.storage.database import (
 )
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.circuits import ChangeAnswer, SavedMaps
+    from patchlight.testbed.wire.rest.circuits import (
+        ChangeAnswer,
+        ClaimAnswer,
+        SavedMaps,
+    )
 
 _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
 _ADD_COMMITTED = "INSERT OR IGNORE INTO committed VALUES (?, ?)"
@@ -36,6 +40,7 @@ _FORGET = (
     "iif(json_valid(record), json_extract(record, '$.finished_at'), NULL) < ? "
     "AND id < (SELECT max(id) FROM reconfigurations) ORDER BY id LIMIT ?)",
 )
+_SAVE_CLAIM = "INSERT OR REPLACE INTO claims VALUES (?, ?)"
 _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
 
 _RESULTS = ("committed", "refused", "rolled-back", "unknown")
@@ -468,6 +473,64 @@ class Store(Database):
             unreadable=substitute,
         )
         return [*replaced, *found]
+
+    def save_claim(self, claim: "ClaimAnswer", at: float) -> None:
+        """Insert or replace a claim, with an event."""
+        with self.together() as db:
+            db.execute(_SAVE_CLAIM, (claim.name, claim.model_dump_json()))
+            event = {
+                "claim": claim.name,
+                "state": claim.state,
+                "message": claim.words,
+            }
+            db.execute(ADD_EVENT, (at, "claim", json.dumps(event)))
+
+    def delete_claim(self, name: str) -> None:
+        """Delete a claim."""
+        self.write("DELETE FROM claims WHERE name = ?", name)
+
+    def claims(self) -> "list[ClaimAnswer]":
+        """All claims; an unreadable one counts as held: its ports have locks until its release."""
+        from patchlight.testbed.wire.rest.circuits import ClaimAnswer
+
+        def read(row: dict[str, Any], name: str) -> ClaimAnswer:
+            claim = ClaimAnswer.model_validate(row)
+            if claim.name != name:
+                raise ValueError(f"it belongs to {claim.name}")
+            return claim
+
+        def substitute(kept: str | bytes) -> Substitute[ClaimAnswer]:
+            now = time.time()
+            claim = ClaimAnswer(
+                name=kept if isinstance(kept, str) else kept.hex(),
+                number=0,
+                state="held",
+                words=UNREADABLE,
+                hosts=[],
+                ports={},
+                shape="switch",
+                time_limit_s=None,
+                hold_s=0.0,
+                by="",
+                why="",
+                owned={},
+                circuits={},
+                reconfiguration=None,
+                made_at=now,
+                held_at=now,
+                until=None,
+                ended_at=None,
+            )
+            row = claim.name, claim.model_dump_json()
+            return Substitute([claim], [(_SAVE_CLAIM, row)])
+
+        return self.each(
+            "claims",
+            "ORDER BY name",
+            read,
+            "name",
+            unreadable=substitute,
+        )
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""

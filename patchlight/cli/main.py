@@ -126,6 +126,7 @@ def job() -> None:
         view="show verify history",
         watch="watch",
         change="connect disconnect apply colocate rollback save lock stop",
+        claim="claim",
     ),
     epilog="OCS is the name of an optical circuit switch or a wavelength switch in the lab file. "
     "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; on a wavelength switch "

@@ -17,6 +17,8 @@ from patchlight.testbed.wire.rest.circuits import (
     Changes,
     CircuitSwitches,
     CircuitSwitchShape,
+    ClaimAnswer,
+    ClaimsAnswer,
     DriftOf,
     DriftShape,
     LightAnswer,
@@ -35,8 +37,20 @@ class HowToChange(TypedDict, total=False):
 
     why: str
     spare_jobs: bool
+    force: bool
     planned_from: str
     detach: bool
+
+
+class ClaimTerms(TypedDict, total=False):
+    """What else a claim may have: see ``requests.ClaimRequest``."""
+
+    gpus: Sequence[str]
+    ports: Mapping[str, Sequence[int]]
+    shape: str
+    time_limit_s: float | None
+    hold_s: float
+    why: str
 
 
 class CircuitCalls(ApiConnection):
@@ -89,11 +103,11 @@ class CircuitCalls(ApiConnection):
         *,
         only: bool = False,
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
+        force: bool = False,
     ) -> PlanAnswer:
         """What that would change, and the objections to it."""
-        return self._planned(
-            "/reconfigurations", _wanted(maps, disconnect, only=only)
-        )
+        body = _wanted(maps, disconnect, only=only)
+        return self._planned("/reconfigurations", {**body, "force": force})
 
     def roll_back(
         self, /, number: int, **options: Unpack[HowToChange]
@@ -103,22 +117,21 @@ class CircuitCalls(ApiConnection):
             f"/reconfigurations/{number}/rollback", {}, options
         )
 
-    def preview_roll_back(self, /, number: int) -> PlanAnswer:
+    def preview_roll_back(
+        self, /, number: int, *, force: bool = False
+    ) -> PlanAnswer:
         """What that would change."""
-        return self._planned(f"/reconfigurations/{number}/rollback", {})
+        path = f"/reconfigurations/{number}/rollback"
+        return self._planned(path, {"force": force})
 
     def together(
         self,
         /,
         nodes: Sequence[str],
-        *,
-        force: bool = False,
         **options: Unpack[HowToChange],
     ) -> ChangeAnswer:
         """Connect servers or hosts to one packet switch; ``force`` also moves jobs' circuits."""
-        return self._change(
-            "/together", {"nodes": list(nodes), "force": force}, options
-        )
+        return self._change("/together", {"nodes": list(nodes)}, options)
 
     def preview_together(
         self, /, nodes: Sequence[str], *, force: bool = False
@@ -140,10 +153,15 @@ class CircuitCalls(ApiConnection):
         )
 
     def preview_light_paths(
-        self, /, pairs: Sequence[tuple[str, str]]
+        self,
+        /,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        force: bool = False,
     ) -> PlanAnswer:
         """What that would change."""
-        return self._planned("/light-paths", {"pairs": list(map(list, pairs))})
+        body = {"pairs": list(map(list, pairs)), "force": force}
+        return self._planned("/light-paths", body)
 
     def restore(
         self, /, name: str, **options: Unpack[HowToChange]
@@ -151,9 +169,11 @@ class CircuitCalls(ApiConnection):
         """Restore the maps saved under a name."""
         return self._change(f"{_map_path(name)}/restore", {}, options)
 
-    def preview_restore(self, /, name: str) -> PlanAnswer:
+    def preview_restore(
+        self, /, name: str, *, force: bool = False
+    ) -> PlanAnswer:
         """What that would change."""
-        return self._planned(f"{_map_path(name)}/restore", {})
+        return self._planned(f"{_map_path(name)}/restore", {"force": force})
 
     def repair(
         self, /, names: Sequence[str], **options: Unpack[HowToChange]
@@ -294,6 +314,35 @@ class CircuitCalls(ApiConnection):
         body = {"ocs": name, "ports": list(ports), "why": why}
         return self._call(Locks, "POST", "/locks/release", body).locks
 
+    # -- claims of other schedulers ------------------------------------------------------------
+
+    def claim(
+        self,
+        name: str,
+        nodes: Sequence[str] = (),
+        **terms: Unpack[ClaimTerms],
+    ) -> ClaimAnswer:
+        """Request circuits for nodes, or renew the claim of that name if it is the same."""
+        body = {"nodes": list(nodes), **terms}
+        return self._call(
+            ClaimAnswer,
+            "PUT",
+            _claim_path(name),
+            body,
+        )
+
+    def claim_now(self, name: str, wait_s: float = 0.0) -> ClaimAnswer:
+        """A claim; a waiting one after its turn or ``wait_s`` (30 at most)."""
+        return self._get(ClaimAnswer, _claim_path(name), wait=wait_s)
+
+    def claims(self) -> list[ClaimAnswer]:
+        """Every claim, in the order of requests."""
+        return self._get(ClaimsAnswer, "/claims").claims
+
+    def release_claim(self, name: str) -> list[ClaimAnswer]:
+        """End a claim; returns it, or nothing if there was none. Its circuits stay."""
+        return self._call(ClaimsAnswer, "DELETE", _claim_path(name)).claims
+
     def saved_maps(self) -> list[SavedMaps]:
         """The maps that were saved."""
         return self._get(AllSavedMaps, "/maps").maps
@@ -332,6 +381,11 @@ class CircuitCalls(ApiConnection):
 def _map_path(name: str) -> str:
     check_map_name(name)
     return f"/maps/{quote(name, safe='')}"
+
+
+def _claim_path(name: str) -> str:
+    check_map_name(name, "a claim")
+    return f"/claims/{quote(name, safe='')}"
 
 
 def _wanted(

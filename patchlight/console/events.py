@@ -17,6 +17,7 @@ _SENTENCES = {
     "drift": "{ocs} drifts: missing {missing}; not committed {unknown}",
     "locked": "{by} locked {ocs} {ports}: {why}",
     "unlocked": "{by} unlocked {ocs} {ports}: {why}",
+    "claim": "claim {claim} is {state}: {message}",
     "stopped": "{by} pressed the stop button: {why}",
     "stop-cleared": "{by} released the stop button: {why}",
     "baselines": "{by} accepted the present optical power as normal: {circuits}",

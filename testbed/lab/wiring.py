@@ -199,7 +199,7 @@ def with_spectra(lab: Lab, maps: Mapping[str, AnyMap]) -> Lab:
     )
 
 
-def check_map_name(name: str) -> None:
+def check_map_name(name: str, of: str = "saved maps") -> None:
     """``BadInput`` unless maps can be saved under this name."""
     if (
         not 0 < len(name) <= _LONGEST_MAP_NAME
@@ -211,7 +211,7 @@ def check_map_name(name: str) -> None:
         words = "that is a folder"
     else:
         return
-    raise BadInput(f"invalid name for saved maps {name!r}: {words}")
+    raise BadInput(f"invalid name for {of} {name!r}: {words}")
 
 
 # By OCS: outputs by input, or inputs by output.

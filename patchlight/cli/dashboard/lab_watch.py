@@ -57,6 +57,7 @@ _ABOUT: Mapping[str, tuple[str, ...]] = {
     "reachable": ("circuits", "drift", "status"),
     "resumed": ("circuits", "changes", "operated", "drift"),
     "locked": ("operated",),
+    "claim": ("operated",),
     "unlocked": ("operated",),
     "stop": ("operated",),
     "baselines": ("light",),

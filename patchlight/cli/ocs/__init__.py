@@ -109,6 +109,7 @@ class Flags:
     why: str
     as_json: bool
     detach: bool = False
+    force: bool = False
 
 
 _of_ocs = partial(
@@ -168,7 +169,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command that changes circuits ``--dry-run``, ``--yes``, ``--why``, ``--detach``,
-    ``--json`` as ``options``, and the options of ``target_options``."""
+    ``--force``, ``--json`` as ``options``, and the options of ``target_options``."""
 
     @target_options
     @why_option
@@ -188,6 +189,11 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--detach",
         is_flag=True,
         help="Start the change and return; 'ocs watch ID' follows it.",
+    )
+    @_of_ocs(
+        "--force",
+        is_flag=True,
+        help="Also change ports of claims; with colocate also circuits of jobs.",
     )
     @functools.wraps(command)
     def with_options(target: Target, **given: Any) -> Any:
@@ -232,6 +238,7 @@ def confirmed(
         "planned_from": preview.planned_from if shown else "",
         "spare_jobs": not preview.jobs,
         "detach": options.detach,
+        "force": options.force,
     }
 
 

@@ -64,7 +64,7 @@ def connect_ports(
             )
         ends = [names.named_pair(text) for text in pairs]
         with target.client() as client:
-            preview = client.preview_light_paths(ends)
+            preview = client.preview_light_paths(ends, force=options.force)
             if terms := ocs.confirmed(preview, options):
                 record = client.light_paths(ends, **terms)
                 ocs.print_change(record, as_json=options.as_json)
@@ -88,7 +88,7 @@ def connect_ports(
     ]
     maps = {name: texts}
     with target.client([name]) as client:
-        preview = client.preview_reconfiguration(maps)
+        preview = client.preview_reconfiguration(maps, force=options.force)
         if terms := ocs.confirmed(preview, options):
             record = client.reconfigure(maps, **terms)
             ocs.print_change(record, as_json=options.as_json)
@@ -124,7 +124,11 @@ def disconnect(
         )
     }
     with target.client([name]) as client:
-        preview = client.preview_reconfiguration({}, disconnect=wanted)
+        preview = client.preview_reconfiguration(
+            {},
+            disconnect=wanted,
+            force=options.force,
+        )
         if terms := ocs.confirmed(preview, options):
             record = client.reconfigure({}, disconnect=wanted, **terms)
             ocs.print_change(record, as_json=options.as_json)
@@ -169,14 +173,18 @@ def apply_map(
                 raise BadInput(
                     f"{file!r} is neither a file nor saved circuits: {hint}"
                 )
-            preview = client.preview_restore(file)
+            preview = client.preview_restore(file, force=options.force)
             if terms := ocs.confirmed(preview, options):
                 record = client.restore(file, **terms)
                 ocs.print_change(record, as_json=options.as_json)
         return
     maps = names.read_map_file(file, target.lab)
     with target.client(maps) as client:
-        preview = client.preview_reconfiguration(maps, only=only)
+        preview = client.preview_reconfiguration(
+            maps,
+            only=only,
+            force=options.force,
+        )
         if terms := ocs.confirmed(preview, options):
             record = client.reconfigure(maps, only=only, **terms)
             ocs.print_change(record, as_json=options.as_json)
@@ -198,7 +206,7 @@ def roll_back(
     with target.client(
         lambda store: getattr(store.reconfiguration(number), "changes", {})
     ) as client:
-        preview = client.preview_roll_back(number)
+        preview = client.preview_roll_back(number, force=options.force)
         if terms := ocs.confirmed(preview, options):
             record = client.roll_back(number, **terms)
             ocs.print_change(record, as_json=options.as_json)
@@ -211,15 +219,9 @@ def roll_back(
     required=True,
     metavar="NODE…",
 )
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Also move circuits of running jobs, which pause.",
-)
 @ocs.change_options
 def colocate(
     nodes: tuple[str, ...],
-    force: bool,
     target: ocs.Target,
     options: ocs.Flags,
 ) -> None:
@@ -229,9 +231,9 @@ def colocate(
     jobs themselves: see 'patchlight lab show --format slurm'.
     """
     with target.client() as client:
-        preview = client.preview_together(nodes, force=force)
+        preview = client.preview_together(nodes, force=options.force)
         if terms := ocs.confirmed(preview, options):
-            record = client.together(nodes, force=force, **terms)
+            record = client.together(nodes, **terms)
             ocs.print_change(record, as_json=options.as_json)
 
 
@@ -360,7 +362,14 @@ def lock(
         )
         return
     cells = (
-        (_place(row), row.kind, row.by, when(row.at), row.why) for row in rows
+        (
+            _place(row),
+            f"claim {row.claim}" if row.claim else row.kind,
+            row.by,
+            when(row.at),
+            row.why,
+        )
+        for row in rows
     )
     table = Table(
         Column("port", whole=True),

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator
 
 import click
@@ -112,6 +113,45 @@ def ports_by_switch(lab: Lab, texts: Iterable[str]) -> dict[str, list[int]]:
         name, number = port_anywhere(lab, text)
         ports.setdefault(name, []).append(number)
     return ports
+
+
+_MOST_NODES = 1000
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_BRACKETS = re.compile(r"([^][,]*)\[([\d,-]+)\]")
+
+
+def node_names(text: str) -> list[str]:
+    """The names in a list as Slurm writes it: ``server[1-3,07],login2``. ``BadInput`` for others,
+    and for more than a thousand."""
+    found: list[str] = []
+    for entry in re.split(r",(?![^[]*\])", text):
+        names = [""]
+        for prefix, ranges in _BRACKETS.findall(entry):
+            numbers = [n for each in ranges.split(",") for n in _numbers(each)]
+            names = [f"{n}{prefix}{i}" for n in names for i in numbers]
+            if len(names) > _MOST_NODES:
+                raise BadInput(f"{text!r} names more than {_MOST_NODES} nodes")
+        rest = _BRACKETS.sub("", entry).strip()
+        if not (entry.strip() and rest.isprintable()) or {*rest} & {*"[],"}:
+            raise BadInput(
+                f"{text!r} is not a list of nodes: expected server[1-3],server7"
+            )
+        found += [f"{name.strip()}{rest}" for name in names]
+    return found
+
+
+def _numbers(text: str) -> list[str]:
+    """``08-10`` → ``08``, ``09``, ``10``."""
+    at = _RANGE.fullmatch(text)
+    if at is None:
+        raise BadInput(f"[{text}] is not a range: expected [1-3] or [1,5]")
+    first = int(at[1])
+    last = int(at[2] or at[1])
+    if not 0 <= last - first < _MOST_NODES:
+        raise BadInput(
+            f"[{text}] is not a range of 1 to {_MOST_NODES} numbers"
+        )
+    return [f"{n:0{len(at[1])}}" for n in range(first, last + 1)]
 
 
 def places_by_switch(

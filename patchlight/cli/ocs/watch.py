@@ -30,6 +30,7 @@ _CIRCUIT_EVENTS = {
     "circuits-begun",
     "map",
     "baselines",
+    "claim",
     "drift",
     "alarm",
     "unreachable",

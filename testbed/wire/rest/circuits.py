@@ -110,15 +110,52 @@ class Named(Answer):
 
 class Lock(Answer):
     """A lock of a port, or of one ``channel`` there: nobody may change it (``locked``), only ``by``
-    may (``kept``), or a failed rollback locked it (``bad``)."""
+    may (``kept``), a failed rollback locked it (``bad``), or a ``claim`` holds it (``claimed``)."""
 
     ocs: str
     port: int
-    kind: Literal["locked", "kept", "bad"]
+    kind: Literal["locked", "kept", "bad", "claimed"]
     by: str
     why: str
     at: float
     channel: str
+    claim: str
+
+
+class ClaimAnswer(Answer):
+    """A claim; ``words``: what is in its way, or why it ended. Nobody else changes the ports
+    ``owned``; ``circuits`` are those of them when it was verified, by OCS.
+
+    ``hosts`` are in the order of the ring. It is ``overdue`` from ``until`` on, and expires
+    ``hold_s`` later.
+    """
+
+    name: str
+    number: int
+    state: Literal[
+        "waiting", "held", "overdue", "released", "expired", "failed"
+    ]
+    words: str
+    hosts: list[str]
+    ports: dict[str, list[int]]
+    shape: Literal["switch", "ring", "open"]
+    time_limit_s: float | None
+    hold_s: float
+    by: str
+    why: str
+    owned: dict[str, list[int]]
+    circuits: dict[str, list[str]]
+    reconfiguration: int | None
+    made_at: float
+    held_at: float | None
+    until: float | None
+    ended_at: float | None
+
+
+class ClaimsAnswer(Answer):
+    """Claims, in the order of their requests."""
+
+    claims: list[ClaimAnswer]
 
 
 class Pressed(Answer):

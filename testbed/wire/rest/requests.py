@@ -98,13 +98,14 @@ class ChangeRequest(Strict):
 
     ``dry_run``: report what would change, and change nothing. ``spare_jobs``: refuse if a running
     job's traffic uses what changes. ``planned_from``: refuse unless the maps still match this value
-    from a dry run.
+    from a dry run. ``force``: also change ports of claims.
     """
 
     why: Text = ""
     dry_run: bool = False
     spare_jobs: bool = False
     planned_from: Text = ""
+    force: bool = False
 
 
 class ReconfigurationRequest(ChangeRequest):
@@ -129,11 +130,10 @@ class ReconfigurationRequest(ChangeRequest):
 class TogetherRequest(ChangeRequest):
     """Servers or hosts to connect to one packet switch.
 
-    Circuits of running jobs are moved only with ``force``.
+    Circuits of running jobs and of claims are moved only with ``force``.
     """
 
     nodes: Names = Field(min_length=1)
-    force: bool = False
 
 
 class LightRequest(ChangeRequest):
@@ -191,6 +191,25 @@ class LockRequest(UnlockRequest):
     """Ports of one switch, or channels there, to lock; with ``keep`` for all but the caller."""
 
     keep: bool = False
+
+
+class ClaimRequest(Strict):
+    """Servers, hosts and ports of circuit switches that a job of another scheduler needs.
+
+    Their NICs are brought into this ``shape``. The claim ends ``hold_s`` after ``time_limit_s``,
+    without one when it is released.
+    """
+
+    nodes: Names = []
+    gpus: Names = []
+    ports: dict[Text, Ports] = Field(
+        default={},
+        max_length=_MOST_SWITCHES,
+    )
+    shape: Literal["switch", "ring", "open"] = "switch"
+    time_limit_s: Annotated[float, Gt(0), Le(1e9)] | None = None
+    hold_s: Annotated[float, Ge(0), Le(1e9)] = 30.0
+    why: Text = ""
 
 
 LONGEST_LEASE_S = 3600
