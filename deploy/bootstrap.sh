@@ -7,6 +7,7 @@
 #   deploy/bootstrap.sh --test    also what `make test` needs
 #   deploy/bootstrap.sh --bench   also the peers that `make bench` measures beside us
 #   deploy/bootstrap.sh --release also what `make release` and `make audit` need
+#   deploy/bootstrap.sh --slurm   also what `make slurm-demo` needs (Slurm, and PyTorch)
 #   deploy/bootstrap.sh --learn   also what `patchlight policy train` needs (PyTorch), and Ray
 #
 # --test and --bench bring in what --learn does, --test also what --docs does. All bring in the Python
@@ -38,18 +39,20 @@ packages=(openvswitch-switch docker.io bubblewrap iproute2 ethtool iputils-ping 
 # A kernel with AppArmor on lets Docker start containers only where its parser is there too.
 if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor); fi
 # From Debian 13 on the docker command is a package of its own; the tests use it.
+slurm=(slurmctld slurmd slurm-client munge)
 docker_cli=()
 if grep -qs '^VERSION_ID="1[3-9]' /etc/os-release; then docker_cli=(docker-cli); fi
 learn='' docs='' release='' unlocked=''
 for option in "$@"; do
     case $option in
-        --test) packages+=(gcc libc6-dev prometheus chromium qemu-system-x86 qemu-utils e2fsprogs snmpd lldpd "${docker_cli[@]}"); learn=yes docs=yes ;;
+        --test) packages+=(gcc libc6-dev prometheus chromium qemu-system-x86 qemu-utils e2fsprogs snmpd lldpd "${slurm[@]}" "${docker_cli[@]}"); learn=yes docs=yes ;;
         --docs) docs=yes ;;
         --bench) packages+=(mininet openvswitch-testcontroller iperf3 python3-simgrid chromium); learn=yes ;;
+        --slurm) packages+=("${slurm[@]}"); learn=yes ;;
         --learn) learn=yes ;;
         --release) release=yes ;;
         --unlocked) unlocked=yes ;;
-        *) fail "unknown option $option (known: --docs, --test, --bench, --learn, --release, --unlocked)" ;;
+        *) fail "unknown option $option (known: --docs, --test, --bench, --slurm, --learn, --release, --unlocked)" ;;
     esac
 done
 

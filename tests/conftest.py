@@ -111,6 +111,20 @@ def _no_snmp() -> str | None:
     )
 
 
+@functools.cache
+def _no_slurm() -> str | None:
+    missing = [
+        name
+        for name in ("slurmctld", "slurmd", "munged")
+        if not shutil.which(name)
+    ]
+    return (
+        f"no {', '.join(missing)}: deploy/bootstrap.sh --slurm"
+        if missing
+        else None
+    )
+
+
 def _no_way_in() -> str | None:
     closed = [
         folder for folder in ROOT.parents if not folder.stat().st_mode & 0o001
@@ -129,6 +143,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "docker": _no_docker,
     "snmp": _no_snmp,
     "prometheus": _no_prometheus,
+    "slurm": _no_slurm,
     "browser": _no_browser,
 }
 

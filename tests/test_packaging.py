@@ -28,6 +28,7 @@ DATA = {
     "emulation/servers": ["*.sh"],
     "deploy": ["Dockerfile", "*.sh", "*-constraint.txt"],
     "deploy/prometheus": ["*.yml"],
+    "deploy/slurm": ["*.sh"],
     "patchlight/cli/dashboard": ["*.js", "*.css"],
     "patchlight/cli/report": ["*.j2"],
     "deploy/grafana": ["*.json"],

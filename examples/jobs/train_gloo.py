@@ -14,15 +14,16 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=50)
-steps = parser.parse_args().steps
+parser.add_argument("--width", type=int, default=64)  # 4 width² bytes of gradients
+given = parser.parse_args()
 
 dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
-model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+model = nn.parallel.DistributedDataParallel(nn.Linear(given.width, given.width))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(steps):
+for step in range(given.steps):
     began = time.monotonic()
-    inputs = torch.randn(32, 64)
+    inputs = torch.randn(32, given.width)
     loss = nn.functional.mse_loss(model(inputs), inputs)
     optimizer.zero_grad()
     torch.autograd.backward(loss)

@@ -1,0 +1,73 @@
+#!/bin/sh
+# A job of Slurm starts when its circuits are verified, and gives them back at its end. slurm.conf names
+# a script as PrologSlurmctld and EpilogSlurmctld that sets these variables and runs this one:
+#
+#   PATCHLIGHT            the command, by default /opt/patchlight/bin/patchlight
+#   PATCHLIGHT_LAB        the lab file; other variables of the command may stand there, too
+#   CIRCUITS_ATTEMPTS     3: a job whose circuits failed so often is held
+#   SLURM_CONF, PATH      where Slurm is elsewhere than its package puts it
+#
+# It may run twice, and for many jobs at once. Commands of Slurm can wait for what waits for a prolog:
+# they run in a process of their own after the prolog has ended, and write the reason into AdminComment.
+set -u
+PATH=${PATH:-/usr/sbin:/usr/bin:/sbin:/bin}
+export PATH
+patchlight=${PATCHLIGHT:-/opt/patchlight/bin/patchlight}
+claim=slurm-$SLURM_JOB_ID
+
+claim_circuits() {
+    case ${SLURM_JOB_COMMENT-},${SLURM_JOB_CONSTRAINTS-} in
+        *circuits=none*) return 0 ;;
+        *circuits=ring*) shape=ring ;;
+        *circuits=open*) shape=open ;;
+        *) shape=switch ;;
+    esac
+    set -- "$claim" --nodes "$SLURM_JOB_NODELIST" --shape "$shape"
+    # From Slurm 23.02 on. A claim whose job has ended without an epilog ends by itself.
+    if [ -n "${SLURM_JOB_END_TIME-}" ]; then
+        set -- "$@" --time-limit "$((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME + 600))s"
+    fi
+    said='' status=3
+    while [ "$status" -eq 3 ]; do # still in line
+        said=$("$patchlight" ocs claim "$@" --wait 300s 2>&1)
+        status=$?
+    done
+    return "$status"
+}
+
+release() {
+    tries=0
+    until said=$("$patchlight" ocs claim "$claim" --release 2>&1); do
+        tries=$((tries + 1))
+        [ "$tries" -lt 60 ] || return 1
+        sleep 10 # a controller that restarts is back by then
+    done
+}
+
+# Hold the job, or only say why it waits, once the prolog has ended and Slurm has queued the job again.
+report() {
+    while kill -0 "$PROLOG" 2>/dev/null; do sleep 0.2; done
+    tries=0
+    until scontrol update "JobId=$SLURM_JOB_ID" "AdminComment=$REASON" &&
+        { [ "$HOLD" = no ] || scontrol uhold "$SLURM_JOB_ID"; }; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 60 ] || return 1
+        sleep 1 # the job is still completing
+    done
+}
+
+case $SLURM_SCRIPT_CONTEXT in
+    prolog_slurmctld)
+        claim_circuits && exit 0
+        attempt=$((${SLURM_JOB_RESTART_COUNT:-0} + 1)) most=${CIRCUITS_ATTEMPTS:-3} HOLD=no
+        if [ "$attempt" -ge "$most" ]; then HOLD=yes; fi
+        REASON="attempt $attempt of $most: no circuits: $(printf %s "$said" | tr -s '[:space:]"' ' ' | cut -c -500)"
+        PROLOG=$$ SLURM_SCRIPT_CONTEXT=report
+        export HOLD REASON PROLOG SLURM_SCRIPT_CONTEXT
+        # Slurm ends the prolog's process group, and waits for its output.
+        setsid "$0" >/dev/null 2>&1 </dev/null &
+        exit 1
+        ;;
+    epilog_slurmctld) release ;;
+    report) report ;;
+esac
