@@ -476,8 +476,9 @@ def test_names_are_above_all_lines_and_large_enough() -> None:
         picture = Picture(lab, DrawingLayout(lab))
         assert "'text'" not in str(picture.light(answers.shown(lab)))
         named = picture.names()
-        switches = (*lab.packet_switches, *lab.circuit_switches)
-        assert {switch.name for switch in switches} <= set(named)
+        switches = {switch.name for switch in lab.packet_switches}
+        switches |= {switch.name for switch in lab.circuit_switches}
+        assert switches <= set(named)
         width = float(picture.size.split()[2])
         sizes = re.findall(r"--pl-name\d: ([\d.]+)px", picture.text_sizes)
         shown = (1408 if picture.wide else 992, 788, 374)
