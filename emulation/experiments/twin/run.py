@@ -11,9 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from patchlight.client.client import ControllerClient
-from patchlight.emulation.experiments.ofc2022.results import (
-    MOST_STEAL,
-)
+from patchlight.emulation.experiments.ofc2022.results import MOST_STEAL
 from patchlight.emulation.experiments.ofc2022.run import ExperimentClient
 from patchlight.emulation.experiments.twin.mixes import (
     JobTimes,
