@@ -134,7 +134,7 @@ class SocketGpus(GpuBackend):
         except TimeoutError as exc:
             raise GpuSilent(
                 f"reading GPU {name} at {path}: no answer after {self._deadline_s:g} s",
-                hint="is this machine overloaded? 'uptime' shows its load",
+                hint="check the load of this machine: uptime",
             ) from exc
         except (OSError, ValueError, KeyError) as exc:
             raise GpuError(
