@@ -210,6 +210,8 @@ def _jobs(found: Scrape) -> out.Coloured:
     words = (
         f"{'none running' if at_work == 'none' else at_work}; ended: {over}"
     )
+    if {at_work, over} == {"none"}:
+        words = "no jobs yet"
     return out.Coloured(words, "caution" if counts.get("paused") else "good")
 
 

@@ -256,9 +256,12 @@ def _state(name: str) -> dict[str, Any]:
     return state
 
 
+_STATES = {"half-there": "partly up", "making": "starting"}
+
+
 def _up(state: str) -> out.Coloured:
     return out.Coloured(
-        state.replace("-", " "), "good" if state == "up" else "caution"
+        _STATES.get(state, state), "good" if state == "up" else "caution"
     )
 
 
@@ -269,18 +272,18 @@ def _print_status(state: dict[str, Any]) -> None:
         )
         return
     out.say(
-        f"lab {state['name']} is {state['state'].replace('-', ' ')}: {state['source']}, "
+        f"lab {state['name']} is {_STATES.get(state['state'], state['state'])}: {state['source']}, "
         f"scale {state['scale']:g}, packet switches: {state['fabric']} ({state['datapath']})"
     )
     for missing in state["missing"]:
-        out.say(f"  gone: {missing}")
+        out.say(f"  stopped: {missing}")
     if state["state"] == "half-there":
         lost = only_processes(state["missing"])
         again = f"sudo {own_program()} emulate up"
         out.say(
-            f"start what is gone: {again} {state['name']}"
+            f"start these again: {again} {state['name']}"
             if lost
-            else f"make it again: {again} {state['source']} --name {state['name']} --replace"
+            else f"rebuild it: {again} {state['source']} --name {state['name']} --replace"
         )
     if state["ssh_config"]:
         out.say(f"servers: sudo ssh -F {state['ssh_config']} SERVER")
@@ -300,7 +303,7 @@ def _print_status(state: dict[str, Any]) -> None:
         how = (
             out.Coloured("running", "good")
             if process["running"]
-            else out.Coloured("gone", "bad")
+            else out.Coloured("stopped", "bad")
         )
         table.add_row(
             process["name"],
