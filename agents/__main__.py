@@ -48,7 +48,7 @@ def main() -> int:
         type=float,
         default=SAMPLES_PER_S,
         metavar="HZ",
-        help="how often NVML is read",
+        help="NVML readings per second",
     )
     add(
         "--gpu-access",
@@ -77,7 +77,7 @@ def main() -> int:
         type=Path,
         required=True,
         metavar="DIR",
-        help="where leases are kept",
+        help="folder of leases",
     )
     add(
         "--image",

@@ -141,7 +141,7 @@ class AgentMetrics:
         if self._certificate_end is not None:
             gauge = _gauge(
                 "certificate_end_timestamp_seconds",
-                "When the certificate expires, in Unix time.",
+                "Expiry of the certificate, in Unix time.",
             )
             gauge.add_metric([], self._certificate_end)
             yield gauge
@@ -384,7 +384,7 @@ async def _on_http(request: Request, exc: Exception) -> JSONResponse:
     hint = None
     if exc.status_code in (404, 405):
         words = f"unknown request: {request.method} {request.url.path[:200]}"
-        hint = "do the controller and the agent have the same version?"
+        hint = "check that the controller and the agent have the same version"
     return JSONResponse(
         {"error": words, "hint": hint}, exc.status_code, exc.headers
     )

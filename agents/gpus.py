@@ -164,7 +164,7 @@ class SocketGpus(GpuBackend):
             self._waits_s[name] = max(wait_s, min(2 * wait_s, _LONGEST_WAIT_S))
             raise GpuSilent(
                 f"reading GPU {name} at {path}: no answer after {wait_s:g} s",
-                hint="is this machine overloaded? 'uptime' shows its load",
+                hint="check the load of this machine: uptime",
             ) from exc
         except (OSError, ValueError, KeyError) as exc:
             raise GpuError(

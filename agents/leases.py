@@ -151,8 +151,7 @@ class LeaseBook:
                 aside = path.with_suffix(".unreadable")
                 os.replace(path, aside)
                 log.error(
-                    "lease %s cannot be read (%s) and was renamed: find its NIC in it and restore "
-                    "that by hand: %s",
+                    "lease %s cannot be read (%s) and was renamed: restore its NIC by hand: %s",
                     path,
                     reason(exc),
                     aside,

@@ -358,7 +358,7 @@ class NvmlGpus(GpuBackend):
             elif (count := nvml.nvmlDeviceGetCount()) < len(self._gpus):
                 raise GpuError(
                     f"GPU {name}: this server has {count} GPUs but the lab file lists "
-                    f"{len(self._gpus)}, so the missing one is unknown",
+                    f"{len(self._gpus)}: the missing one cannot be identified",
                     hint="set each GPU's 'uuid:' in the lab file; nvidia-smi -L shows them",
                 )
             else:

@@ -221,8 +221,8 @@ class PathNodes:
             or nic.transceiver.tunable is None
         ):
             raise BadRequest(
-                f"{nic_name} of {self._server.name} cannot have paths: its transceiver cannot be "
-                "tuned",
+                f"{nic_name} of {self._server.name} cannot use optical paths: its transceiver "
+                f"cannot be tuned",
                 hint="it needs a 'tunable' transceiver in the lab file, and an emulated lab or a "
                 "module whose memory optoe shows in sysfs",
             )

@@ -141,7 +141,7 @@ def _only_agent(state: Path) -> Iterator[None]:
         except BlockingIOError:
             raise AgentError(
                 f"another agent is using the state folder {state}",
-                hint="stop that one, or give this one another --state",
+                hint="stop that agent, or use another --state",
             ) from None
         yield
 
@@ -154,7 +154,7 @@ def open_listener(
     if address.startswith("unix:"):
         if own is not None:
             raise BadInput(
-                f"--tls is for TCP, and {address} is for this user alone",
+                f"--tls is for TCP; the socket {address} serves this user only",
                 hint="leave out --tls, or listen at host:port",
             )
         return sockets.bind_unix(Path(address.removeprefix("unix:")), "agent")
@@ -171,10 +171,10 @@ def open_listener(
         raise BadInput(f"--listen {address}: {exc.strerror}") from exc
     if own is None:
         raise BadInput(
-            f"listening at {address} needs certificates: whoever reaches it can run workers as "
-            "root",
+            f"listening at {address} needs certificates: anyone who reaches it could run workers "
+            f"as root",
             hint="give --tls FOLDER, made with 'patchlight deploy certificates LAB --output DIR'; "
-            "or listen at unix:PATH, which is for this user alone",
+            "or listen at unix:PATH, for this user only",
         )
     return sockets.listen(f"{resolved}:{port}")
 

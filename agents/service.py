@@ -72,7 +72,7 @@ class AgentService:
         self._runner = runner
         self._gpus = gpus
         self.seen_at: dict[tuple[str, str], float] = {}
-        """When a GPU or NIC (kind, name) was last seen to be well, on the monotonic clock."""
+        """The last time that a GPU or NIC (kind, name) was healthy, on the monotonic clock."""
         self.paths = path_nodes.PathNodes(
             server,
             state / "paths",
@@ -114,9 +114,9 @@ class AgentService:
         for lease in leases:
             if not lease.namespace.startswith(self.site.namespace_of("")):
                 raise AgentError(
-                    f"worker {lease.spec.id} in the state folder of this agent is not one of "
-                    f"{self._server.name} of this lab: it is in {lease.namespace}",
-                    hint="each lab's agent on a server needs a folder of its own: --state",
+                    f"worker {lease.spec.id} in the state folder of this agent does not belong "
+                    f"to {self._server.name} of this lab: it is in {lease.namespace}",
+                    hint="each lab's agent on a server needs its own folder: --state",
                 )
         await self._runner.open()
         await self._gpus.open()
@@ -135,7 +135,7 @@ class AgentService:
             self._add(worker)
             try:
                 if lease.handle is None:
-                    await self._abandon(worker, "its launch was cut short")
+                    await self._abandon(worker, "its launch was interrupted")
                 else:
                     await worker.adopt()
                     if worker.is_end_requested:
@@ -198,14 +198,16 @@ class AgentService:
         if (known := self._workers.get(spec.id)) is not None:
             if known.spec != spec:
                 raise Conflict(
-                    f"there is a worker {spec.id} already, with another spec",
+                    f"worker {spec.id} already exists, with another spec",
                     hint="delete it first",
                 )
             if (making := self._shared.get(("create", spec.id))) is not None:
                 await asyncio.shield(making)
             return known.status(), False
         if spec.id in self._unwanted:
-            raise Conflict(f"worker {spec.id} was deleted before it was made")
+            raise Conflict(
+                f"worker {spec.id} was deleted before it was created"
+            )
         nic = nic_of(self._server, spec.nic)
         if spec.gpu is not None and spec.gpu not in {
             gpu.name for gpu in self._server.gpus
@@ -359,7 +361,7 @@ class AgentService:
         return worker_api.WorkerStatus(
             id=name,
             state=worker_api.WorkerState.STOPPED,
-            message="no such worker here",
+            message="unknown worker",
         )
 
     async def _forget(self, worker: LeasedWorker) -> None:
@@ -435,7 +437,7 @@ class AgentService:
                 nics.append(
                     agent_status.ProbedNic(
                         name=name,
-                        problem=f"worker {holder} has it",
+                        problem=f"worker {holder} uses it",
                     )
                 )
                 continue
@@ -522,7 +524,7 @@ class AgentService:
                         self._end_soon(worker, ending)
                 except Exception as exc:
                     log.error(
-                        "looking after worker %s: %s",
+                        "checking worker %s: %s",
                         worker.spec.id,
                         in_words(exc),
                     )

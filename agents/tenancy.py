@@ -286,8 +286,9 @@ class Tenancy:
                 raise NicError(
                     f"worker {spec.id} trains over RDMA, but {nic.name} has no RDMA device that it "
                     "can use",
-                    hint="'rdma link' on the server shows them; is its driver loaded (mlx5_ib, "
-                    "bnxt_re, irdma, rdma_rxe), and rdma: none not in the lab file?",
+                    hint="check with 'rdma link' on the server that its driver is loaded "
+                    "(mlx5_ib, bnxt_re, irdma, rdma_rxe), and that the lab file does not say "
+                    "rdma: none",
                 )
             site.claims.take(
                 spec.id, name, site.things_of(spec, access.interface)

@@ -27,7 +27,7 @@ from patchlight.testbed.wire.worker_api import (
 )
 
 UNSTARTED_S = 600.0
-"""A worker that is not started in this time is ended: its controller is gone."""
+"""A worker that is not started in this time is ended: its controller has disappeared."""
 
 START_S = 30.0
 """How long a program may take to begin: it may be late on a busy machine."""
@@ -233,8 +233,8 @@ class LeasedWorker:
             self._alive()
             if time.monotonic() > deadline:
                 raise AgentError(
-                    f"worker {self.spec.id} does not start: its program is not waiting for the "
-                    "start"
+                    f"worker {self.spec.id} does not start: its program does not wait for the "
+                    f"start"
                 )
             await asyncio.sleep(0.01)
         return status.iterations_done
@@ -293,9 +293,7 @@ class LeasedWorker:
 
     async def stop_at(self, iteration: int) -> int:
         """Make it end, as stopped, just before the all-reduce of ``iteration``."""
-        self._check_control(
-            "delete it and continue from the last checkpoint that it wrote"
-        )
+        self._check_control("delete it, and continue from its last checkpoint")
         return await keeper.tell(
             self._folder, {"op": "stop-at", "iteration": iteration}
         )
@@ -350,7 +348,7 @@ class LeasedWorker:
         if unstarted and now - lease.created_at > UNSTARTED_S:
             return keeper.Ending(
                 WorkerState.FAILED,
-                f"it was not started within {UNSTARTED_S:g} s: its controller is gone",
+                f"it was not started within {UNSTARTED_S:g} s: its controller has disappeared",
             )
 
         def look_at_server() -> tuple[NicProblem | None, str]:
@@ -376,7 +374,7 @@ class LeasedWorker:
         except GpuError as exc:
             if self._pulse.is_gone(exc, time.monotonic()):
                 return keeper.Ending(
-                    WorkerState.FAILED, f"its GPU is gone: {exc.message}"
+                    WorkerState.FAILED, f"its GPU failed: {exc.message}"
                 )
         else:
             self._pulse = Pulse()

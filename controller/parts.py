@@ -451,12 +451,12 @@ class Background:
             began = time.monotonic()
             try:
                 await run()
-                why = "it ended by itself"
+                why = "it ended unexpectedly"
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                why = "what it waited for was cancelled"  # and not the part itself
+                why = "its work was cancelled"  # and not the part itself
             except Exception as error:
                 why = in_words(error)
                 _log.exception(

@@ -357,7 +357,7 @@ def _tls_of(
     found.check(controller_name(lab))
     if not found.serves:
         raise BadInput(
-            f"the certificate in {folder} is for calling agents, not for serving users",
+            f"the certificate in {folder} is for calls to agents, not for serving users",
             hint="issue a new one with 'patchlight deploy certificates LAB --output DIR'",
         )
     context = new_context(server=True)

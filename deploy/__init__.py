@@ -5,7 +5,7 @@ from patchlight.console.shared import DAILY, OPERATE, Command
 _HERE = "patchlight.deploy.commands"
 COMMANDS = {
     "deploy": Command(
-        f"{_HERE}.deploy", "Put Patchlight on a lab's servers.", OPERATE
+        f"{_HERE}.deploy", "Deploy Patchlight to a lab's servers.", OPERATE
     ),
     "doctor": Command(
         f"{_HERE}.doctor", "Check this machine's prerequisites.", DAILY

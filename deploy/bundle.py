@@ -208,9 +208,9 @@ class FromFile(Supply):
             f"{role} for {each}" for each, role in sorted(self._parts)
         )
         raise BadInput(
-            f"the bundle {self._file} has nothing to run the {role} with {target}: it has {has}",
+            f"the bundle {self._file} cannot run the {role} on {target}: it has {has}",
             hint=f"Make one with 'patchlight deploy bundle --python {target.python} --machine "
-            f"{target.machine}', and --controller if a controller is to run there.",
+            f"{target.machine}', with --controller for a controller.",
         )
 
 
@@ -255,7 +255,7 @@ def write_bundle(
     except OSError as error:
         raise PatchlightError(
             f"writing the bundle {output}: {error.strerror}",
-            hint="Name a file in a folder that you can write to, on a disk with room.",
+            hint="Name a file in a writable folder on a disk with free space.",
         ) from error
     finally:
         part_file.unlink(missing_ok=True)
@@ -377,10 +377,10 @@ def _downloaded(
         if done.returncode:
             raise PatchlightError(
                 f"downloading packages for {target}: pip ended with status {done.returncode}; "
-                f"the last it wrote:\n    {done.stderr.strip()[-600:]}",
-                hint="Make the bundle where there is a network ('patchlight deploy bundle "
+                f"its last output:\n    {done.stderr.strip()[-600:]}",
+                hint="Make the bundle on a machine with network access ('patchlight deploy bundle "
                 f"--python {target.python} --machine {target.machine} --output FILE'), and push "
-                "it with --bundle FILE; or give the servers the Python of this machine.",
+                "it with --bundle FILE; or install this machine's Python version on the servers.",
             )
         part.replace(folder)
     return sorted(folder.iterdir())

@@ -143,7 +143,7 @@ def facts_over_ssh(
     server: str,
     sudo_password: str | None = None,
 ) -> ServerFacts:
-    """Ask a server what it has, as root where sudo lets us; ``PatchlightError`` if it is silent."""
+    """Ask a server found, as root where sudo lets us; ``PatchlightError`` if it is silent."""
     refusal = None
     try:
         try:
@@ -174,8 +174,8 @@ def facts_over_ssh(
         facts = parse_facts([first, *text.splitlines()], began, ended)
     except (OSError, EOFError, NoFacts, paramiko.SSHException) as error:
         raise PatchlightError(
-            f"asking {server} what it has: {str(error) or type(error).__name__}",
-            hint="Log in by hand, and see whether commands run there.",
+            f"collecting facts about {server}: {str(error) or type(error).__name__}",
+            hint="Log in by hand, and check that commands run there.",
         ) from error
     return replace(facts, sudo_refusal=refusal)
 
@@ -224,7 +224,7 @@ class Servers:
                 None,
                 problem="nothing is deployed"
                 if not found["here"]
-                else "half there",
+                else "incomplete",
             )
         services = found["services"]
         agent = services.get(
@@ -250,12 +250,12 @@ class Servers:
             problem = "; ".join(gpus + nics)
         except AgentDoesNotAnswer as error:
             problem = (
-                error.message if agent["running"] else "its agent does not run"
+                error.message if agent["running"] else "its agent is down"
             )
         controller = services.get("controller")
         if controller is not None and not controller["running"]:
             problem = "; ".join(
-                filter(None, [problem, "its controller does not run"])
+                filter(None, [problem, "its controller is down"])
             )
         return Installed(
             release["id"],
@@ -352,8 +352,8 @@ class Servers:
         found = remote.ask("look")
         if found["release"] is None or not found["services"]:
             raise PatchlightError(
-                f"nothing is deployed to {remote.server}",
-                hint="'patchlight deploy push LAB' does that.",
+                f"Patchlight is not deployed to {remote.server}",
+                hint="Deploy it: patchlight deploy push LAB",
             )
         # Workers would lose them.
         return sorted(found["services"].keys() - {"gpus"})

@@ -71,7 +71,7 @@ def gpus(server: Server, facts: ServerFacts) -> Iterator[Finding]:
         where = (
             f"in {facts.gpu_sockets}"
             if facts.gpu_sockets
-            else "as the lab file says"
+            else "from the lab file"
         )
         yield Finding(
             server.name,
@@ -118,7 +118,9 @@ def _driver(
         shown = f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) != 1)}"
         return finding(True, f"version {facts.driver or 'unknown'}, {shown}")
     if facts.smi_refusal:
-        remedy = "restart it if the driver was updated; else install the driver anew"
+        remedy = (
+            "restart it if the driver was updated; else reinstall the driver"
+        )
         return finding(False, f"nvidia-smi: {facts.smi_refusal}", remedy)
     if facts.driver:
         remedy = "install the driver's programs: apt-get install nvidia-smi"
@@ -132,10 +134,10 @@ def _driver(
             "install it: apt-get install nvidia-driver",
         )
     remedy = (
-        "see whether it is plugged in (lspci); or, in the lab file, leave gpus out, or write "
+        "check that it is plugged in (lspci); or, in the lab file, leave gpus out or write "
         "emulated_gpus: true"
     )
-    return finding(wrong, "no GPU of NVIDIA", remedy)
+    return finding(wrong, "no NVIDIA GPU", remedy)
 
 
 def claimed_gpus(server: Server, facts: ServerFacts) -> Mapping[str, GpuFacts]:
@@ -163,16 +165,16 @@ def _gpu(
             server.name,
             check,
             None,
-            f"{gpu.uuid} is a part of a GPU",
+            f"{gpu.uuid} is a partition of a GPU (MIG)",
         )
     if found is None and gpu.uuid:
         there = ", ".join(f"{g.uuid} ({g.model})" for g in facts.gpus)
-        remedy = "see whether it is plugged in (lspci), or correct its uuid in the lab file"
+        remedy = "check that it is plugged in (lspci), or correct its uuid in the lab file"
         return Finding(
             server.name,
             check,
             False,
-            f"no {gpu.uuid}; there are {there}",
+            f"no {gpu.uuid}; found {there}",
             remedy,
         )
     if found is None:
@@ -182,7 +184,7 @@ def _gpu(
             server.name,
             check,
             False,
-            f"{counts}, and which is missing?",
+            f"{counts}: the missing one cannot be identified",
             remedy,
         )
     good = _words(gpu.model) <= _words(found.model)
@@ -320,7 +322,7 @@ def _nic(
             said,
         )
     if found is None:
-        remedy = f"say in the lab file which interface of {server.name} it is: interface: NAME"
+        remedy = f"name its interface of {server.name} in the lab file: interface: NAME"
         real = [
             f"{other} ({f.driver})"
             for other, f in facts.nics.items()
@@ -331,12 +333,10 @@ def _nic(
             for a, card in facts.pci.items()
             if card.is_network_card and not card.driver
         ]
-        there = f"; there are {', '.join(real)}" if real else ""
+        there = f"; found {', '.join(real)}" if real else ""
         if dead:
             there += f"; no driver has {', '.join(dead)}"
-            remedy += (
-                "; or load the driver of the card that has none: lspci -k"
-            )
+            remedy += "; or load the missing driver: lspci -k"
         return Finding(
             server.name,
             check,
@@ -349,7 +349,7 @@ def _nic(
             server.name,
             check,
             None,
-            f"{name} is virtual: its rate says nothing",
+            f"{name} is virtual: its rate is meaningless",
         )
     if found.rate_bps is None:
         remedy = f"plug it in, or bring it up: ip link set {name} up, on {server.name}"
@@ -367,7 +367,9 @@ def _nic(
         if good or nic.rate_bps is None
         else f", not {format_rate(nic.rate_bps)}"
     )
-    remedy = "correct its rate in the lab file, or see why the link is at another one: ethtool"
+    remedy = (
+        "correct its rate in the lab file, or check the link's rate: ethtool"
+    )
     return Finding(
         server.name,
         check,
@@ -432,7 +434,7 @@ def _rdma(
     # A link that is down is the NIC's finding.
     ok = None if not good and found.driver and found.rate_bps is None else good
     remedy = (
-        f"see what its driver says: dmesg, rdma link show, on {server.name}"
+        f"see its driver's messages: dmesg, rdma link show, on {server.name}"
     )
     yield Finding(
         server.name,
@@ -469,8 +471,8 @@ def _modules(
         for m, s in states.items()
     )
     remedy = (
-        f"modprobe -a {' '.join(missing)}, on {server.name}, and name them in /etc/modules-load.d; "
-        "where there is none of that name, it comes with the driver"
+        f"modprobe -a {' '.join(missing)}, on {server.name}, and name them in "
+        f"/etc/modules-load.d; a module without that name comes with the driver"
     )
     ok = False if missing else None if unknown else True
     yield Finding(
@@ -499,7 +501,7 @@ def mtus(
         commands = " && ".join(
             f"ip link set {name} mtu {usual}" for name in others
         )
-        remedy = f"make it {usual}, as of most NICs of the lab: {commands}, on {server.name}"
+        remedy = f"set it to {usual}, like most NICs of the lab: {commands}, on {server.name}"
         yield Finding(
             server.name,
             "MTU",
@@ -530,8 +532,8 @@ def sudo_and_python(server: Server, facts: ServerFacts) -> Iterator[Finding]:
         server.name,
         "sudo",
         refusal is None,
-        refusal or "lets us be root",
-        f"give its password (--ask-sudo-password), or let {user} use sudo without a "
+        refusal or "gives us root",
+        f"give its password (--ask-sudo-password), or allow {user} to use sudo without a "
         f"password: a line 'NAME ALL=(ALL) NOPASSWD: ALL' in /etc/sudoers.d on {server.name}",
     )
     version = ".".join(map(str, facts.python)) if facts.python else "none"
@@ -559,13 +561,13 @@ def machine(server: Server, facts: ServerFacts) -> Iterator[Finding]:
         "free disk",
         None if free is None else free >= _LEAST_FREE_BYTES,
         "not told" if free is None else f"{free / (1 << 30):.1f} GiB in /opt",
-        f"make room in /opt of {server.name}: 2 GiB",
+        f"free 2 GiB in /opt of {server.name}",
     )
     version = facts.systemd
     found = (
         f"version {version}"
         if version
-        else "none: the agent gets a supervisor of its own"
+        else "none: Patchlight supervises the agent itself"
     )
     yield Finding(
         server.name,
@@ -589,7 +591,7 @@ def docker(
             server.name,
             "Docker engine",
             None,
-            "cannot be told without Python",
+            "unknown without Python",
         )
         return
     yield _engine(
@@ -639,7 +641,7 @@ def _engine(
             server.name,
             check,
             None,
-            f"do not know how to ask {engine.url}",
+            f"unsupported address {engine.url}",
         )
     if engine.answers:
         found = f"answers at {engine.url} (API {engine.api})"
@@ -655,7 +657,7 @@ def _engine(
             server.name,
             check,
             None,
-            f"{found}; only root can try it",
+            f"{found}; only root can test it",
         )
     remedy = f"apt-get install docker.io && systemctl start docker, on {server.name}"
     if workers == "auto":
@@ -713,7 +715,7 @@ def clock(server: str, facts: ServerFacts) -> Finding:
     way = "ahead" if offset > 0 else "behind"
     found = f"{abs(offset):.3f} s {way}, ± {uncertain:.3f} s"
     good = abs(offset) - uncertain <= _MOST_OFFSET_S
-    remedy = f"have {server} keep time by the network: apt-get install chrony"
+    remedy = f"synchronise the clock of {server}: apt-get install chrony"
     return Finding(
         server,
         "clock",

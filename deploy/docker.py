@@ -52,7 +52,7 @@ def _checked(script: str, *arguments: str) -> str:
     if process.returncode:
         raise NoEngine(
             f"{deploy_file(script)} ended with status {process.returncode} (see above)",
-            hint="With --worker-kind process no Docker engine is needed.",
+            hint="--worker-kind process needs no Docker engine.",
         )
     return process.stdout.strip()
 

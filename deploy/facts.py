@@ -167,9 +167,7 @@ def parse_facts(
             if "time" in told
             else "it does not begin with the time"
         )
-        raise NoFacts(
-            f"what it answers is not what was expected: {shown}"
-        ) from error
+        raise NoFacts(f"unexpected answer: {shown}") from error
 
 
 def _facts(

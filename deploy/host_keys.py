@@ -10,7 +10,7 @@ from patchlight.testbed.host_keys import KnownHosts, types_of
 
 USER_FILE = Path("~/.ssh/known_hosts")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_known_hosts")
-_DO_NOT = "Was the server reinstalled? If not, it may be another machine: do not continue."
+_DO_NOT = "If the server was not reinstalled, this may be another machine: do not continue."
 
 
 class HostKeyRefused(PatchlightError):
@@ -22,7 +22,7 @@ class OtherKeyOffered(HostKeyRefused):
 
     def __init__(self, name: str, key: paramiko.PKey) -> None:
         super().__init__(
-            f"{name} presents the {described(key)}, not the one it had before",
+            f"{name} presents the {described(key)}, not its earlier one",
             hint=_DO_NOT,
         )
         self.key = key
@@ -35,7 +35,7 @@ def read_known_hosts() -> KnownHosts:
     except OSError as error:
         raise HostKeyRefused(
             f"reading the known host keys in {error.filename}: {error.strerror}",
-            hint="Make it readable to you: ls -l shows its owner.",
+            hint="Make it readable for your user: ls -l shows its owner.",
         ) from error
 
 
@@ -102,7 +102,7 @@ def other_key(
         else "the one in known_hosts"
     )
     return HostKeyRefused(
-        f"{name} presents the {shown} and not {what}", hint=_DO_NOT
+        f"{name} presents the {shown}, not {what}", hint=_DO_NOT
     )
 
 

@@ -143,7 +143,7 @@ class LabAgents:
             raise AgentDoesNotAnswer(
                 f"the agent of {server.name} at {server.management} does not answer: "
                 f"{why or type(error).__name__}",
-                hint=f"See what it says: patchlight deploy logs {self._lab} --server {server.name}",
+                hint=f"See its log: patchlight deploy logs {self._lab} --server {server.name}",
             ) from error
         if response.status != http.client.OK:
             raise AgentDoesNotAnswer(
@@ -171,8 +171,8 @@ def listening_at(server: Server) -> str:
     """Where a server's agent is to listen, ``host:port``; ``PatchlightError`` if it is not said."""
     if server.management is None or server.management.startswith("unix:"):
         raise PatchlightError(
-            f"the lab file does not say where the agent of {server.name} answers",
-            hint="Write 'management: HOST:8471' at the server, with its management address.",
+            f"the agent of {server.name} has no address in the lab file",
+            hint="Write 'management: HOST:8471' at the server.",
         )
     return server.management
 
@@ -464,9 +464,9 @@ def _failure(
     hint: str | None,
 ) -> DidNotStart:
     wrote = "".join(remote.logs(role, _LAST_LINES, follow=False)).splitlines()
-    what = "is restarted again and again" if again else "does not answer"
+    what = "restarts repeatedly" if again else "does not answer"
     return DidNotStart(
-        f"the {role} of {remote.server} {what}; the last it wrote:\n    "
+        f"the {role} of {remote.server} {what}; its last output:\n    "
         + "\n    ".join(wrote),
         hint=hint,
     )
@@ -511,7 +511,7 @@ def _check_fits(part: Part, remote: Remote) -> None:
         )
         raise PatchlightError(
             f"{remote.server} has the C library {has}: the packages installed here need {needs}",
-            hint=f"Deploy from a machine with a system as old as that of {remote.server}.",
+            hint=f"Deploy from a machine with a system no newer than that of {remote.server}.",
         )
 
 

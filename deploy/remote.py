@@ -100,7 +100,7 @@ def _let_in(
                 raise _refused(server, words) from error
             raise NoCommands(
                 f"running a command on {server}: no answer in {_SUDO_PATIENCE_S:g} s",
-                hint="Is the server still on? Run the command again.",
+                hint="Check that the server is on, and run the command again.",
             ) from error
         said += byte
         if not byte or len(said) > _MOST_BYTES:
@@ -109,13 +109,13 @@ def _let_in(
                 raise _refused(server, words)
             raise NoCommands(
                 f"running a command on {server}: it said {words!r} and ended",
-                hint="Does the shell of the user who logs in there run commands?",
+                hint="Check that the login shell of that user runs commands.",
             )
         if said.endswith(prompt):
             if password is None:
                 raise _refused(server, "a password is required")
             if told:
-                raise _refused(server, "it does not take the password")
+                raise _refused(server, "the password is wrong")
             channel.sendall(f"{password}\n".encode())
             told = True
             said = b""
@@ -124,7 +124,7 @@ def _let_in(
         byte = channel.recv(1)
         said += byte
         if not byte or len(said) > _MOST_BYTES:
-            raise _refused(server, "what it runs does not answer")
+            raise _refused(server, "the helper does not answer")
 
 
 def _words(said: bytes, prompt: bytes) -> str:
@@ -135,8 +135,8 @@ def _words(said: bytes, prompt: bytes) -> str:
 def _refused(server: str, reason: str) -> SudoRefused:
     return SudoRefused(
         f"becoming root on {server}: sudo: {reason.removeprefix('sudo: ')}",
-        hint="Give the password of sudo (--ask-sudo-password), or let the user use it without a "
-        f"password: a line 'NAME ALL=(ALL) NOPASSWD: ALL' in /etc/sudoers.d on {server}",
+        hint="Give the password of sudo (--ask-sudo-password), or allow the user to use it "
+        "without a password: a line 'NAME ALL=(ALL) NOPASSWD: ALL' in /etc/sudoers.d on {server}",
     )
 
 
@@ -298,7 +298,7 @@ class Remote:
 
     def way_to(self, host: str, port: int) -> socket.socket:
         """A connection to ``host:port`` as the server reaches it, through SSH."""
-        with self._cut("going through it"):
+        with self._cut("connecting through it"):
             transport = self._channel.get_transport()
             channel = transport.open_channel(
                 "direct-tcpip", (host, port), ("127.0.0.1", 0)
@@ -352,8 +352,8 @@ class Remote:
             paramiko.SSHException,
         ) as error:
             raise ConnectionCut(
-                f"the connection to {self.server} broke off ({what}): {reason(error)}",
-                hint="Run the command again: it goes on where it was.",
+                f"the connection to {self.server} was lost ({what}): {reason(error)}",
+                hint="Run the command again: it continues.",
             ) from error
 
 

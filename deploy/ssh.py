@@ -196,8 +196,8 @@ class Connections:
             raise Unreachable(
                 f"connecting to {place.name} at {place.host} port {place.port} through "
                 f"{before.name}: {reason(error)}",
-                hint="Is the server on, its sshd running, and the address in the lab file right as "
-                "the jump host sees it? Does its sshd allow to go through (AllowTcpForwarding)?",
+                hint="Check that the server is on, its sshd runs, the jump host can reach the "
+                "address in the lab file, and its sshd allows forwarding (AllowTcpForwarding).",
             ) from error
 
     def known_keys(self, place: SshHost) -> list[paramiko.PKey]:
@@ -397,8 +397,8 @@ def _unreachable(place: SshHost, error: Exception) -> Unreachable:
     return Unreachable(
         f"connecting to {place.name} at {place.host} port {place.port}: "
         + explained(error, "ssh: {legacy: true}"),
-        hint="Is the server on, its sshd running, and the address in the lab file right?"
-        + _unread(),
+        hint="Check that the server is on, its sshd runs, and the address in the lab file is "
+        "right." + _unread(),
     )
 
 
@@ -406,7 +406,7 @@ def _unread() -> str:
     """Settings of OpenSSH that are not read here: the lab file is for all users of a lab."""
     if not Path("~/.ssh/config").expanduser().exists():
         return ""
-    return " ~/.ssh/config is not read: what it says of the host goes under 'ssh' of the server."
+    return " ~/.ssh/config is not read: its settings belong under 'ssh' of the server."
 
 
 def _refused(
@@ -420,7 +420,7 @@ def _refused(
         "the public key into the user's ~/.ssh/authorized_keys there."
     )
     if may_ask and "password" in getattr(error, "allowed_types", ["password"]):
-        hint += " Or give its password: --ask-password."
+        hint += " Or use a password: --ask-password."
     hint += _unread()
     return SshLoginRefused(
         f"logging in to {place.name} as {place.user or 'yourself'}: {error}",
@@ -464,14 +464,14 @@ def _private_key(identity: Path, place: SshHost) -> paramiko.PKey:
             f"reading the key {identity} for {place.name}: {reason}", hint=hint
         )
 
-    other = "name another one as 'identity' in the lab file."
+    other = "name another key as 'identity' in the lab file."
     try:
         return paramiko.PKey.from_path(identity)
     except OSError as error:
-        hint = "Run the command as who owns the key (with sudo, for an emulated lab), or "
+        hint = "Run the command as the key's owner (with sudo, for an emulated lab), or "
         raise failed(error.strerror or reason(error), hint + other) from error
     except (TypeError, paramiko.PasswordRequiredException) as error:
-        hint = f"Have your SSH agent hold it, with {identity}.pub beside it: ssh-add {identity}"
+        hint = f"Add it to your SSH agent, with {identity}.pub beside it: ssh-add {identity}"
         raise failed("it has a passphrase", hint) from error
     except (ValueError, paramiko.SSHException, UnknownKeyType) as error:
         raise failed(

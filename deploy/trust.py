@@ -67,10 +67,10 @@ def with_host_keys(
             f"jump {name}: jump_host_key: {key}" for name, key in jumps.items()
         ]
         raise BadInput(
-            "the lab file leaves no place for what belongs under 'ssh' of one server:\n    "
+            "the lab file has no place for 'ssh' of a single server:\n    "
             + "\n    ".join(lines),
-            hint="A range or an alias stands for several: write the servers out one by one, or "
-            "use --known-hosts.",
+            hint="A range or an alias stands for several servers: write them one by one, or use "
+            "--known-hosts.",
         )
     return written
 
@@ -272,7 +272,7 @@ def vouch_in_lab_file(file: Path, shown: Iterable[Shown]) -> None:
     except OSError as error:
         raise PatchlightError(
             f"writing host keys into {file}: {error.strerror}",
-            hint="Have it in a folder that you may write to, or use --known-hosts.",
+            hint="Move it to a writable folder, or use --known-hosts.",
         ) from error
 
 
@@ -307,7 +307,7 @@ def vouch_in_known_hosts(
     except OSError as error:
         raise PatchlightError(
             f"writing host keys into {file}: {error.strerror}",
-            hint="See whose file it is: ls -l",
+            hint="Check the file's owner: ls -l",
         ) from error
 
 

@@ -57,8 +57,8 @@ def needed(names: Iterable[str]) -> dict[str, Distribution]:
             found[name] = distribution(name)
         except PackageNotFoundError as error:
             raise PatchlightError(
-                f"making a bundle: {name} is not installed here",
-                hint="Install Patchlight with all that it requires (deploy/bootstrap.sh).",
+                f"making a bundle: {name} is not installed",
+                hint="Install Patchlight with its dependencies (deploy/bootstrap.sh).",
             ) from error
         requirements = map(Requirement, found[name].requires or ())
         waiting += [
@@ -279,7 +279,7 @@ def bytecode_of(
         if done.returncode:
             raise PatchlightError(
                 f"compiling what an agent imports: {done.stderr.strip()[-600:]}",
-                hint="Does an agent start here? patchlight agent run --help",
+                hint="Check that an agent starts here: patchlight agent run --help",
             )
         part.replace(path)
     return path

@@ -1,4 +1,4 @@
-"""A testbed for clusters whose network can be rewired with light.
+"""A testbed for clusters whose network can be rewired optically.
 
 The public interface: what this module names stays. ``patchlight.testbed`` is the lab as data,
 ``patchlight.controller`` decides and commands, ``patchlight.agents`` are its hands on the

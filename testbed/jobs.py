@@ -152,7 +152,7 @@ class CommandTask(pydantic.BaseModel):
             name for name in environment if is_reserved(name)
         ):
             raise ValueError(
-                f"{taken} cannot be set: Patchlight sets it for each rank"
+                f"Patchlight sets {taken} for each rank: leave it out"
             )
         return environment
 
@@ -638,12 +638,10 @@ def contradictions(spec: JobSpec) -> list[str]:
         )
     if spec.hosts and spec.workers and len(spec.hosts) != spec.workers:
         found.append(
-            f"{spec.workers} workers on {len(spec.hosts)} hosts: expected one of the two"
+            f"{spec.workers} workers and {len(spec.hosts)} hosts: expected one of the two"
         )
     if spec.degrees and (spec.workers or spec.hosts):
-        found.append(
-            "degrees are only for jobs with workers chosen by a policy"
-        )
+        found.append("degrees need 'workers: auto'")
     if spec.deadline_s is not None and spec.requirement is not None:
         found.append("expected a deadline or a requirement, not both")
     if spec.after and spec.name in spec.after:

@@ -105,6 +105,44 @@ def test_commands_are_there_with_their_options(page: Path) -> None:
         _parse(command, rest)
 
 
+def _by_name(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """All commands below a group, by their last word."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from _by_name(command)
+
+
+# Programs of others with an option of the same name as one of ours.
+_PROGRAMS = {
+    "docker",
+    "mypy",
+    "patchlight",
+    "pip",
+    "prometheus",
+    "python",
+    "ray",
+    "rdma",
+    "torchrun",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_short_name_of_a_command_has_its_options(page: Path) -> None:
+    """Like `apply --only` on the page about circuits."""
+    ours = list(_by_name(cli))
+    text = page.read_text(encoding="utf-8")
+    if page.name == "CHANGELOG.md":
+        return
+    for name, option in re.findall(r"`([a-z]+) (--[a-z-]+)", text):
+        known = [_options(command) for word, command in ours if word == name]
+        if name not in _PROGRAMS and (known or option in _options(cli)):
+            assert any(option in each for each in known), f"{name} {option}"
+
+
 def _parse(command: click.Command, arguments: Sequence[str]) -> None:
     """Refuse options without their value, and values that an option does not have."""
     context = click.Context(command)

@@ -30,7 +30,7 @@ _PATIENCE_S = 60.0
 _REASONS = {
     5: "the target power is out of range",
     4: "the fine tuning is out of range",
-    3: "tuning was not accepted",
+    3: "the tuning was refused",
     2: "the channel number is not valid",
 }
 
@@ -209,8 +209,8 @@ class CmisLaser:
             if low <= number <= high:
                 return grid, number
         raise BadInput(
-            f"{self._name}: its module cannot send channel {channel}: the frequency is on none "
-            "of its grids, or out of their range"
+            f"{self._name}: its module cannot send channel {channel}: the frequency is outside "
+            f"its grids"
         )
 
     def _output(self, *, on: bool) -> None:

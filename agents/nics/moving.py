@@ -524,7 +524,7 @@ def _conf(interface: str, name: str) -> str:
 def _set_sysctl(key: str, value: str | int) -> None:
     if not namespaces.set_sysctl(key, value):
         raise NicError(
-            f"setting the sysctl net/{key} to {value}: this kernel does not have it"
+            f"setting the sysctl net/{key} to {value}: this kernel lacks it"
         )
 
 
@@ -612,7 +612,7 @@ def make_macvlan(
     parent = link.get_attr("IFLA_IFNAME")
     if not link["flags"] & _IFF_UP:
         raise NicError(
-            f"{parent} is down, so a macvlan on it is down too",
+            f"{parent} is down, and with it a macvlan on it",
             hint=f"ip link set {parent} up",
         )
     # Older kernels (6.1) make it in this namespace first, where its own name may be the NIC's.

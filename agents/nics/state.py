@@ -310,7 +310,7 @@ def _moves(
         if device is None:
             raise NicError(
                 f"{nic.name} has no RDMA device, and the lab file says rdma: {wanted}",
-                hint="is its driver loaded (mlx5_ib, bnxt_re, irdma)? 'rdma link' shows them",
+                hint="check that its driver is loaded (mlx5_ib, bnxt_re, irdma): rdma link",
             )
         if sharing != wanted:
             raise NicError(
@@ -320,7 +320,7 @@ def _moves(
             )
         if wanted == "exclusive" and mode == "macvlan":
             raise NicError(
-                f"{nic.name}: a macvlan cannot have an RDMA device exclusively",
+                f"{nic.name}: a macvlan cannot own an RDMA device",
                 hint="use mode: sriov or physical, or rdma: shared",
             )
     return device is not None and sharing == "exclusive" and mode != "macvlan"

@@ -87,7 +87,7 @@ class CmisTuner(Tuner):
         laser = self._lasers.get(nic.name)
         if laser is None:
             raise PatchlightError(
-                f"{nic.name}: no memory of its module in sysfs",
+                f"{nic.name}: its module's memory is missing in sysfs",
                 hint="load the kernel module optoe, and write the interface's name to the "
                 "module's port_name",
             )

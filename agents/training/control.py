@@ -120,12 +120,13 @@ class Gate:
     def _check_ahead(self, iteration: int) -> None:
         if iteration < self._next:
             raise Passed(
-                f"iteration {iteration} is past: the next all-reduce is that of {self._next}"
+                f"iteration {iteration} is over: the next all-reduce belongs to iteration "
+                f"{self._next}"
             )
         if self._iterations is not None and iteration >= self._iterations:
             raise Passed(
-                f"iteration {iteration} will not come: the job has {self._iterations}, the "
-                f"next all-reduce is that of {self._next}"
+                f"the job has only {self._iterations} iterations, not {iteration}: the next "
+                f"all-reduce belongs to iteration {self._next}"
             )
 
     def release(self) -> int:

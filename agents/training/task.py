@@ -194,7 +194,7 @@ class SocketGpu:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError as exc:
             raise TrainingError(
-                f"the emulated GPU {self._path} is gone: {reason(exc)}"
+                f"the emulated GPU {self._path} has disappeared: {reason(exc)}"
             ) from exc
 
     def _answer(self, doing: str) -> None:

@@ -248,7 +248,8 @@ class Checkpoints:
             ) from exc
         if of != self._of:
             raise TrainingError(
-                f"the checkpoint {self._file} is of {of}, not of {self._of}: choose another folder"
+                f"the checkpoint {self._file} belongs to {of}, not to {self._of}: choose another "
+                f"folder"
             )
         return found
 

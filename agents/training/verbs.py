@@ -98,7 +98,7 @@ def _gid(task: TrainingTask, patience_s: float) -> dict[str, Any]:
     """Device, port and index of the GID of this worker's address, which the agent finds again
     after each change of circuits."""
     path = os.environ.get("PATCHLIGHT_NETWORK", "network.json")
-    last = "the agent wrote none"
+    last = "the agent gave none"
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
         try:
@@ -223,7 +223,7 @@ class _QueuePair:
                 if (
                     message["number"] > self.number
                 ):  # it saw the queue pair break, and we did not
-                    self.was_broken("the neighbour made it again")
+                    self.was_broken("the neighbour rebuilt it")
                     self.make(message["number"])
                 if message["number"] == self.number:
                     self._connect(message)
@@ -269,7 +269,7 @@ class _QueuePair:
         if self.number > 1:
             took_s = time.monotonic() - self.broke_at
             print(
-                f"the queue pair to rank {self.rank} broke ({self.broke}) and was made again in "
+                f"the queue pair to rank {self.rank} broke ({self.broke}) and was rebuilt in "
                 f"{took_s:.2f} s",
                 flush=True,
             )

@@ -209,8 +209,8 @@ def check_possible() -> None:
     if done.returncode:
         raise LaunchError(
             f"confining workers with bubblewrap: {done.stderr.strip()}",
-            hint="run the agent where root may make namespaces and mount /proc (a container must "
-            "be privileged), or with --worker-kind docker",
+            hint="run the agent where root may create namespaces and mount /proc (containers "
+            "must be privileged), or use --worker-kind docker",
         )
 
 

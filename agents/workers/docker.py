@@ -146,7 +146,7 @@ class DockerRunner:
             if not pid:
                 last = keeper.last_lines(launch.directory / keeper.OUTPUT)
                 raise LaunchError(
-                    f"worker {worker} ended at once: {' | '.join(last)}"
+                    f"worker {worker} ended immediately: {' | '.join(last)}"
                 )
             processes.favour_like_this_process(pid)
             namespaces.keep(launch.namespace, pid)

@@ -260,7 +260,7 @@ def give_up(uid: int, gid: int) -> None:
         _prctl(_SET_DUMPABLE, 1)
     except OSError as error:
         raise RightsKept(
-            f"dropping rights: {os.strerror(error.errno or 0)}"
+            f"dropping privileges: {os.strerror(error.errno or 0)}"
         ) from error
 
 

@@ -176,7 +176,8 @@ def _seen(
     for kept in [*_OF_THE_SERVER, Path(os.path.realpath(docker))]:
         if _overlap(real, kept):
             raise Forbidden(
-                f"worker {spec.id} requests {short(path)}: workers cannot have {kept} of a server",
+                f"worker {spec.id} requests {short(path)}: {kept} of a server is closed to "
+                f"workers",
                 hint="mount a folder of data, like /srv/data",
             )
     named = {
@@ -201,12 +202,13 @@ def _seen(
             (f"{path}{WRITABLE}", "write to") if writes else (path, "see")
         )
         raise Forbidden(
-            f"worker {spec.id} requests {short(path)}: the lab does not let workers {verb} it",
+            f"worker {spec.id} requests {short(path)}: the lab does not allow workers to {verb} "
+            f"it",
             hint=f"allowed folders: {', '.join(policy.mounts) or 'none'}; the lab's owner can add "
             f"it to the lab file: workers: {{mounts: [{short(wanted)!r}]}}",
         )
     if problem:
-        why = f"{short(path)}, which cannot be used on this server: {problem}"
+        why = f"{short(path)}, which is unusable on this server: {problem}"
         raise BadRequest(f"worker {spec.id} requests {why}")
     return str(real)
 
@@ -411,7 +413,7 @@ def container_settings(
                 )
                 raise LaunchError(
                     f"no CDI device for GPU {gpu.uuid}: found {known}",
-                    hint="write the CDI files again: sudo nvidia-ctk cdi generate "
+                    hint="regenerate the CDI files: sudo nvidia-ctk cdi generate "
                     "--output=/etc/cdi/nvidia.yaml",
                 )
             cdi = {"driver": "cdi", "device_ids": [f"{_KIND}={named[0]}"]}

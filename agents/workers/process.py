@@ -69,7 +69,7 @@ class ProcessRunner(contract.Runner):
         if unlimited:
             log.warning(
                 "no cgroups for workers' %s on this machine: memory is limited per process, "
-                "processes per user, CPUs not at all",
+                "processes per user, CPUs without a limit",
                 ", ".join(sorted(unlimited)),
             )
 

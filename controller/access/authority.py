@@ -78,8 +78,8 @@ class Authority:
             found = _certificate_in(folder / credentials.CA_FILE)
             if found is not None and found.subject != subject:
                 raise BadInput(
-                    f"{folder} has another authority ({found.subject.rfc4514_string()}) than that "
-                    f"of lab {lab}",
+                    f"{folder} belongs to another authority ({found.subject.rfc4514_string()}), "
+                    f"not to that of lab {lab}",
                     hint="name another folder",
                 )
             now = clock()
@@ -175,7 +175,8 @@ class Authority:
                 and (other := credentials.name_in(present)) != name
             ):
                 raise BadInput(
-                    f"{folder} has the certificate for {other}: expected none, or that for {name}",
+                    f"{folder} has the certificate for {other}: expected an empty folder, or the "
+                    f"certificate for {name}",
                     hint="name another folder",
                 )
             authority = self._certificate.public_bytes(
@@ -314,7 +315,7 @@ def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
             raise BadInput(
                 f"other users may read or change the key {path}",
                 hint=(
-                    f"chmod 600 {path}; if somebody may have seen it, remove it and issue a new one"
+                    f"chmod 600 {path}; if others may have seen it, remove it and issue a new one"
                 ),
             )
         try:
@@ -324,7 +325,7 @@ def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise BadInput(
                 f"{path} is not an elliptic curve key in PEM format",
-                hint="remove it, and issue a new one",
+                hint="remove it and issue a new one",
             )
         return key
     key = ec.generate_private_key(ec.SECP256R1())

@@ -228,7 +228,7 @@ class KeptAnswers:
         ):
             return problem_answer(
                 409,
-                "this request was sent before, and its result is not known yet",
+                "this request was sent before, and its result is still unknown",
                 "retry later; if this persists, check the state before you use a new key",
                 outcome="unknown",
             )

@@ -228,7 +228,8 @@ def _holds_by(running: RunningJob | None) -> list[rest.HeldBy | None]:
 def _may_force(caller: Caller, force: bool) -> None:
     if force and caller.role < Role.OPERATOR:
         raise NotAllowed(
-            f"{caller.by or UNKNOWN} is not an operator, and may stop and restart only own jobs",
+            f"{caller.by or UNKNOWN} is not an operator, and may stop and restart only their own "
+            f"jobs",
             hint="omit --force, or ask an operator",
         )
 

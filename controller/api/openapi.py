@@ -76,7 +76,7 @@ PROBLEMS: Responses = {
         "nothing-done",
     ),
     "5XX": _problem(
-        "It failed, or its result is not known (outcome).",
+        "It failed, or its result is unknown (outcome).",
         502,
         "server a has no agent",
         "give it a 'management:' address in the lab file, or bring an emulated lab up with "
@@ -415,7 +415,7 @@ async def explain_bug(request: Request, error: Exception) -> JSONResponse:
         "failed" if request.method == "GET" else "unknown"
     )
     words = (
-        f"the controller failed at {what}: unexpected {type(error).__name__}"
+        f"the controller failed on {what}: unexpected {type(error).__name__}"
     )
     return problem_answer(
         500,

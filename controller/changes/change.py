@@ -137,9 +137,9 @@ class Change:
         if preflight.objections:
             self._refuse("; ".join(preflight.objections))
         elif not self._plan:
-            record.message = "no change: already in the requested state"
+            record.message = "nothing to change"
             record.message += (
-                ", and count as committed" if record.adopted else ""
+                "; the circuits are now committed" if record.adopted else ""
             )
             await self._set_flows(self._plan.links_after)
             record.state = "committed"
@@ -160,9 +160,7 @@ class Change:
         if options.planned_from and options.planned_from != fingerprint(
             plan.before
         ):
-            objections.append(
-                "the maps have changed since the change was shown"
-            )
+            objections.append("the maps have changed since the preview")
         if objections or not plan:
             return PreflightResult(objections)
         # The devices are read while the intent is written to disk.
@@ -494,7 +492,7 @@ class Change:
             )
             raise OutcomeUnknown(
                 f"change {record.id}: {record.state}, {record.message}; but {message}",
-                hint="free space for the journal: it is written then",
+                hint="free space for the journal: it will be written then",
             ) from error
         self.is_closed = True
 

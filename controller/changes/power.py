@@ -184,7 +184,7 @@ def judge(
     if out_dbm is None:
         if in_dbm is None:
             source = expected.source if expected is not None else "anywhere"
-            words = f"{made}: unverified, no signal from {source} reaches in:{made.inp}"
+            words = f"{made}: unverified, no signal from {source} arrives at in:{made.inp}"
             return PowerVerdict("unverified", words)
         words = (
             f"{made}: no power at out:{made.out}, expected {should:.1f} dBm"
@@ -436,9 +436,9 @@ class PowerCheck:
         self, driver: AnyDriver, should: Sequence[ExpectedReading]
     ) -> str:
         """A remark without power monitors; ``StepFailed`` if a path has too much loss."""
-        words = f"{driver.name}: unverified, it has no power monitor"
+        words = f"{driver.name}: unverified, no power monitor"
         if driver.capabilities.power_out:
-            words += " that tells channels apart"
+            words += " that resolves channels"
         if not isinstance(driver, contract.TellsFactoryLosses):
             return words
         circuits = [

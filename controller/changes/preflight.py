@@ -80,7 +80,7 @@ class PortLock:
 
 _LOCK = TypeAdapter(PortLock)
 _OURS = "patchlight"
-_NOT_UNDONE = "change {} could not be undone"
+_NOT_UNDONE = "change {} could not be rolled back"
 
 
 class PortLocks:
@@ -668,7 +668,7 @@ class PreflightChecks:
         objections = result.objections
         if options.spare_jobs and (jobs := self.jobs_using(plan.moved)):
             objections.append(
-                f"the traffic of {', '.join(jobs)} uses what would change"
+                f"traffic of {', '.join(jobs)} uses these circuits"
             )
         objections += plan_objections(self.lab, plan)
         for name, change in plan.changes.items():

@@ -60,14 +60,17 @@ class Recovery:
                 parts.preflight.unfinished.update(
                     dict.fromkeys(changed, message)
                 )
-                record.message = f"interrupted when the controller ended; waits for {away[0]}"
+                record.message = f"interrupted by the end of the controller; waits for {away[0]}"
                 parts.store.update_reconfiguration(
                     record.id, "intent", record.as_row
                 )
                 continue
             if not record.before:
                 record.state = "refused"
-                record.message = "nothing was changed: it was waiting when the controller ended"
+                record.message = (
+                    "nothing was changed: the change was still waiting when the "
+                    "controller ended"
+                )
             else:
                 try:
                     await _settle(parts, record, maps, interrupted=True)
@@ -134,7 +137,7 @@ class Recovery:
             self.parts.locks.lock_unreadable(known.get("changes"), number)
         )
         message = (
-            f"{UNREADABLE}: what it changed at {switches} is unknown. Check with 'patchlight ocs "
+            f"{UNREADABLE}: its changes on {switches} are unknown. Check with 'patchlight ocs "
             "show'; its ports stay locked until you unlock them"
         )
         now = time.time()
@@ -180,7 +183,7 @@ async def undo(
         raise failed[0]
     apart = difference(before, now)
     return now, (
-        f"this change is undone, but {apart}"
+        f"this change is rolled back, but {apart}"
         if apart
         else "the previous map is restored"
     )
@@ -251,9 +254,9 @@ async def _settle(
             parts.drivers, _parsed(parts.lab, record.before), changed
         )
         why = (
-            "interrupted when the controller ended"
+            "interrupted by the end of the controller"
             if interrupted
-            else f"found undone {when}"
+            else f"found rolled back {when}"
         )
         record.state = "rolled-back"
         record.message = f"{why}; {became}"
@@ -282,7 +285,7 @@ async def _undo(driver: contract.AnyDriver, change: MapChange[Any]) -> AnyMap:
         )
     after: AnyMap = await driver.read_map()
     if not _is_done(change.inverse, after):
-        raise StepFailed(f"{driver.name} does not read back its previous map")
+        raise StepFailed(f"{driver.name} does not report its previous map")
     return after
 
 

@@ -209,7 +209,7 @@ class CircuitService:
         for name in names if request.ocs else ():
             if name not in committed:
                 raise Refused(
-                    f"{name} has no committed map: it was never seen before"
+                    f"{name} has no committed map: the controller has never read it"
                 )
         if lost := self.parts.committed.unreadable.intersection(names):
             raise Refused(
@@ -558,7 +558,7 @@ class CircuitService:
         saved = self.parts.store.saved_maps()
         if name not in saved:
             raise BadInput(
-                f"no maps saved as {name!r}: saved are {', '.join(saved) or 'none'}"
+                f"no maps saved as {name!r}: the saved maps are {', '.join(saved) or 'none'}"
             )
         return saved[name]
 

@@ -141,7 +141,7 @@ class Transactions:
                 f"ocs rollback {number}",
             )
         record.progress.cancel(
-            f"cancelled by {by or 'somebody'}{f': {why}' if why else ''}"
+            f"cancelled by {by or 'an unknown user'}{f': {why}' if why else ''}"
         )
 
     def heed_locks(self) -> None:

@@ -116,8 +116,8 @@ async def bringing_together(
             raise Refused(
                 f"{', '.join(nodes)} cannot be connected to one switch without moving circuits "
                 f"of {', '.join(jobs)}: {error.message}",
-                hint="wait for the job, choose other nodes, or use --force: jobs pause while "
-                "their circuits change",
+                hint="wait for the job, choose other nodes, or use --force, which pauses jobs "
+                "while their circuits change",
             ) from error
 
     return decide
@@ -190,7 +190,7 @@ async def lighting(
             sites[end] = CircuitSite(end, (port,))
         if ends[0] == ends[1]:
             raise BadInput(
-                f"{pair[0]}:{pair[1]} are the same end: expected two different ones"
+                f"{pair[0]}:{pair[1]} are the same end: expected two different ends"
             )
         wishes.append(Wish(ends[0], (ends[1],)))
     locked, failed = await parts.closed_ports(ChangeOptions(force=force))

@@ -247,7 +247,7 @@ def _held(switch: OpticalSwitch, holder: str) -> DeviceLocked:
     return DeviceLocked(
         f"{switch.name} at {switch.address} is in use by {holder}",
         holder=holder,
-        hint="stop that first; commands without --direct go through the controller",
+        hint="stop it first; commands without --direct go through the controller",
     )
 
 

@@ -125,7 +125,7 @@ class Discovery:
         async with self._beginning_or_ending:
             if self.under_way:
                 raise Refused(
-                    f"{self.progress.by} is already searching the wiring"
+                    f"{self.progress.by} is already discovering the wiring"
                 )
             ports = await self._window.ports(wanted.ports)
             try:
@@ -224,7 +224,7 @@ class Discovery:
         if not dark.ends:
             why = "; ".join(dict.fromkeys(dark.silent.values()))
             raise PatchlightError(
-                f"no probes were sent or heard: {why or 'the lab has no NICs and switches'}",
+                f"no probes were sent or received: {why or 'the lab has no NICs and switches'}",
                 hint="start the agents, and connect the packet switches: see patchlight status",
             )
         elsewhere = dark.beside(dark)
@@ -409,7 +409,7 @@ def found_wiring(
         if len(others) > 1
     }
     doubts = [
-        f"{end} was found at {' and at '.join(others)}, so none of these is taken as a fibre"
+        f"{end} was found at {' and at '.join(others)}: ambiguous, so no fibre is assumed"
         for end, others in sorted(several.items())
     ]
     barred = several.keys() | found.twice
@@ -432,9 +432,9 @@ def _judged(
     sends = found.inputs.get(port)
     hears = found.outputs.get(port)
     lab_file = (
-        f"the lab file says {said}"
+        f"the lab file has {said}"
         if said
-        else "the lab file has nothing there"
+        else "the lab file has no fibre there"
     )
 
     def row(verdict: Verdict, words: str) -> PortFinding:
@@ -449,7 +449,7 @@ def _judged(
 
     if sends is None and hears is None:
         if said is None:
-            return row("free", "nothing was heard")
+            return row("free", "no frame was received")
         if said in silent:
             return row(
                 "not told", f"{port}: {said} was not probed: {silent[said]}"
@@ -461,7 +461,7 @@ def _judged(
         if not looked_at:
             words = f"{port}: no known sender behind {port.ocs}; {lab_file}"
             return row("not told", words)
-        return row("differs", f"nothing was heard at {port}, {lab_file}")
+        return row("differs", f"no frame was received at {port}, {lab_file}")
     if sends == search.LIGHT:
         words = (
             f"a signal arrives at {port}, but no frame identifies its source"
@@ -472,15 +472,20 @@ def _judged(
     only_lldp = hears is None and sends not in ends
     if sends == hears or only_lldp:
         if sends == said:
-            return row("as said", "" if hears else "only its LLDP was heard")
+            return row(
+                "as said", "" if hears else "only its LLDP was received"
+            )
         return row("differs", f"fibre {port} goes to {sends}, {lab_file}")
     if sends is not None and hears is not None:
-        words = f"the two fibres of {port} are crossed: {sends} sends into it, {hears} hears it"
+        words = (
+            f"the two fibres of {port} are crossed: {sends} sends into it, "
+            f"{hears} receives from it"
+        )
         return row("differs", f"{words}; {lab_file}")
     if hears is None:
-        words = f"{sends} sends into {port}, but does not hear its output"
+        words = f"{sends} sends into {port}, but receives nothing from it"
     else:
-        words = f"{hears} hears the output of {port}, but no sender into it is heard"
+        words = f"{hears} receives from {port}, but no sender into it is known"
     return row("differs", f"{words}; {lab_file}")
 
 
@@ -499,11 +504,14 @@ def _other_fibres(
     }
     for a, b in sorted(said):
         if {a, b} <= set(ends) and (a, b) not in both:
-            yield f"{a} and {b} do not hear each other, but the lab file has a fibre between them"
+            yield (
+                f"{a} and {b} do not receive each other's frames, "
+                "but the lab file has a fibre between them"
+            )
     for a, b in sorted(set(direct) - said):
         yield (
-            f"{a} and {b} hear each other without circuits, but the lab file has no fibre "
-            "between them"
+            f"{a} and {b} receive each other's frames without circuits, but the lab file has no "
+            f"fibre between them"
         )
 
 

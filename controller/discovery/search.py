@@ -43,7 +43,7 @@ Light = dict[OcsPort, OcsPort]
 Heard = frozenset[tuple[str, str]]
 """Pairs of the sending and the receiving end."""
 
-LIGHT = "light without frames"
+LIGHT = "a signal without frames"
 """The sender if a receiver has a carrier only with the circuit, and receives no frame."""
 
 

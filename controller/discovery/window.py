@@ -100,8 +100,8 @@ class MaintenanceWindow:
         parts = self._parts
         if parts.lab.sorting:
             raise Refused(
-                f"the lab has {parts.lab.sorting[0].name}, which sorts or splits light: "
-                "discovery does not support it yet"
+                f"the lab has {parts.lab.sorting[0].name}, a passive part, which discovery does "
+                f"not support yet"
             )
         for ocs, numbers in wanted.items():
             last = parts.lab.circuit_switch(ocs).ports
@@ -141,8 +141,9 @@ class MaintenanceWindow:
             for c in maps[ocs] if numbers else ():
                 if len(inside & {c.inp, c.out}) == 1 and c.inp != c.out:
                     raise Refused(
-                        f"circuit {c} of {ocs} leads to a port that was not named",
-                        hint=f"name both {ocs}.{c.inp} and {ocs}.{c.out}, or disconnect them first",
+                        f"circuit {c} of {ocs} leads to a port that was not selected",
+                        hint=f"select both {ocs}.{c.inp} and {ocs}.{c.out}, or disconnect them "
+                        f"first",
                     )
             if numbers:
                 found[ocs] = numbers
@@ -154,9 +155,7 @@ class MaintenanceWindow:
         """Objections to a window of these ports now."""
         found: list[str] = []
         if (open_now := self.opened) is not None:
-            found.append(
-                f"{open_now.by} has circuits out of their places already"
-            )
+            found.append(f"{open_now.by} has already moved circuits")
         if stopped := self._parts.stop.message:
             found.append(stopped)
         busy = [
@@ -173,7 +172,8 @@ class MaintenanceWindow:
         ]
         if drifted:
             found.append(
-                f"{', '.join(drifted)}: not as committed, see 'patchlight ocs verify'"
+                f"{', '.join(drifted)}: they differ from the committed map, see 'patchlight ocs "
+                f"verify'"
             )
         options = ChangeOptions(spare_jobs=True)
         _, against = await self._transactions.preview(
@@ -191,7 +191,7 @@ class MaintenanceWindow:
         """Lock these ports, and start no jobs; ``Refused`` if there are objections."""
         if objections := await self.objections(ports, whole=whole):
             raise Refused(
-                f"the wiring was not searched: {'; '.join(objections)}",
+                f"the wiring was not discovered: {'; '.join(objections)}",
                 hint="wait for the jobs or stop them, or select free ports with --ports",
             )
         opened = Opened(
@@ -257,7 +257,9 @@ class MaintenanceWindow:
         for pause_s in (*_PAUSES_S, None):
             try:
                 await self._change(
-                    before, "as before the wiring discovery", restores=True
+                    before,
+                    "circuits from before the wiring discovery",
+                    restores=True,
                 )
                 break
             except PatchlightError as error:
@@ -269,7 +271,7 @@ class MaintenanceWindow:
                     )
                     raise kind(
                         f"the previous circuits were not restored: {error.message}",
-                        hint="remove the obstacle, then run: patchlight lab discover "
+                        hint="solve that, then run: patchlight lab discover "
                         f"{self._parts.lab.name} --restore",
                     ) from error
                 await asyncio.sleep(pause_s)
@@ -278,7 +280,7 @@ class MaintenanceWindow:
                 ocs,
                 numbers,
                 opened.by,
-                "wiring discovery is over",
+                "wiring discovery has ended",
             )
         if opened.queue_held:
             self._scheduler.resume()

@@ -39,9 +39,9 @@ VERSION = version("patchlight")
 
 _TRUST_DEADLINE_S = 3.0
 _ALERTS = {
-    "EXPIRED": "it has expired, by that server's clock",
-    "UNKNOWN_CA": "it was issued by another authority than that agent's",
-    "UNSUPPORTED_CERTIFICATE": "it is not a controller's",
+    "EXPIRED": "it has expired by that server's clock",
+    "UNKNOWN_CA": "another authority issued it, not the agent's",
+    "UNSUPPORTED_CERTIFICATE": "it is not a controller's certificate",
 }
 _DEPLOY = (
     "issue both again with 'patchlight deploy certificates LAB --output DIR'"
@@ -90,7 +90,7 @@ _NO_TLS = credentials.new_context(server=False)
 class Presence(StrEnum):
     """The meaning of an agent's silence."""
 
-    UNHEARD = "not heard of yet"
+    UNHEARD = "not seen yet"
     ANSWERS = "answers"
     SUSPECTED = "suspected"
     LOST = "lost"
@@ -249,7 +249,7 @@ class AgentClient:
         self._refused: AgentIncompatible | None = None
         self._knows_no_users = False
         self.heartbeat = Heartbeat()
-        """By all calls, those included that other parts of the controller make."""
+        """By all calls, including those of other parts of the controller."""
         self._http = httpx.AsyncClient(
             transport=transport
             or httpx.AsyncHTTPTransport(
@@ -359,7 +359,7 @@ class AgentClient:
             why += f" ({self.server} answers {overload})"
         return AgentSilent(
             f"the agent of {self.server} at {self._where} did not answer {call}: {why}",
-            hint="is it running? start it with 'patchlight agent run' on that server",
+            hint="check that it runs: start it with 'patchlight agent run' on that server",
         )
 
     async def _check_trust(self, error: Exception) -> None:
@@ -398,7 +398,7 @@ class AgentClient:
             raise AgentCallError(
                 f"the agent of {self.server} answered {method} {path} with an invalid "
                 f"{answer.__name__}: {mistakes_in_words(error)}",
-                hint="does it have the same version as the controller?",
+                hint="check that it has the controller's version",
             ) from error
 
     async def status(self) -> agent_status.AgentStatus:
@@ -625,7 +625,8 @@ def _mistrust(
         except ssl.SSLError as error:
             return AgentNotTrusted(
                 f"the service at {address} does not support TLS 1.3 ({_reason(error)})",
-                hint="is it an agent of this lab? Start it with 'patchlight agent run --tls "
+                hint="check that it is an agent of this lab, started with 'patchlight agent run "
+                "--tls "
                 "FOLDER'",
             )
         with tls:

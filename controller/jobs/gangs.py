@@ -280,7 +280,7 @@ class Gangs:
                 change = await self._rewiring.when_settled(change)
             if change.state != "committed":
                 raise JobFailed(
-                    f"the circuits could not be switched ({change.state}): {change.message}"
+                    f"the circuits could not be changed ({change.state}): {change.message}"
                 )
         await self._fleet.know_macs(host for job in jobs for host in job.hosts)
         for job in jobs:
@@ -337,7 +337,7 @@ class Gangs:
             raise
         except Exception as error:
             raise CannotGoOn(
-                f"its {len(job.hosts)} workers could not begin: {error_text(error)}",
+                f"its {len(job.hosts)} workers could not start: {error_text(error)}",
                 getattr(error, "last_lines", ()),
                 getattr(error, "hosts", ()),
             ) from error

@@ -43,7 +43,7 @@ class JobTable:
         self.outputs = outputs
         self._live = {status.id: status for status in ledger.unfinished()}
         self.unreadable = ledger.unreadable()
-        """Jobs whose records were lost while they ran; their workers may go on."""
+        """Jobs whose records were lost while they ran; their workers may continue."""
         # Ended jobs of the last pages: reading them takes most of the time of a list.
         self._listed: OrderedDict[str, JobStatus] = OrderedDict()
         self._texts: dict[str, tuple[JobStatus, bytes]] = {}

@@ -54,7 +54,7 @@ def _usage(row: dict[str, Any]) -> dict[str, contract.UserUsage]:
     if any(
         each.at_s > time.time() + _CLOCKS_APART_S for each in usage.values()
     ):
-        raise ValueError("usage until a time in the future would never end")
+        raise ValueError("expected a time in the past")
     return usage
 
 
@@ -164,7 +164,7 @@ class LabQueue:
                 and found.reason is not WaitReason.OUT_OF_REACH
             )
             return (
-                f"it wants {entry.wants}, and {free} of them are free"
+                f"it needs {entry.wants}, and {free} of them are free"
                 if short
                 else found.words
             )

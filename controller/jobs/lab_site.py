@@ -350,11 +350,11 @@ class LabSite:
         """Why a running job's number of workers is fixed; ``None`` if it may change."""
         status = entry.statuses[0]
         if not status.spec.is_split:
-            return "its number of workers is given"
+            return "its number of workers is fixed"
         if len(entry.statuses) > 1:
-            return "it started together with others"
+            return "it started together with other jobs"
         if cluster_view.training_of(status) is None:
-            return "its iterations, compute time or gradient are not known"
+            return "its iterations, compute time or gradient are unknown"
         job = self.table.running.get(status.id)
         workers = () if job is None else job.workers
         if (

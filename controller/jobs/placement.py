@@ -281,7 +281,7 @@ class Placement:
             if not degree:
                 if decisions:
                     says = "partition"
-                    does = "lets it wait"
+                    does = "makes it wait"
                 continue
             sized = (
                 job if job.workers else cluster_view.view_of(status, degree)

@@ -289,9 +289,7 @@ class JobRewiring:
     def status(self) -> dict[str, Any]:
         """Whether circuits are rewired automatically, and the result of the last attempt."""
         on = bool(self._policies.choice.defragment)
-        words = (
-            self._words if on else "circuits stay until somebody changes them"
-        )
+        words = self._words if on else "circuits stay until the next change"
         return {"defragment": on, "looked_at": self._looked_at, "words": words}
 
     async def run(self) -> None:
@@ -427,7 +425,7 @@ class JobTraffic:
                 continue  # it has ended meanwhile
             if isinstance(answer, PatchlightError):
                 unknown.append(
-                    f"job {job.id} was not checked with packets: {answer.message}"
+                    f"job {job.id} was not probed with packets: {answer.message}"
                 )
             elif isinstance(answer, BaseException):
                 raise answer

@@ -472,7 +472,7 @@ class RunningJob:
                 for address in answer
             ]
         told = [
-            f"{one} does not hear {other}"
+            f"{one} receives nothing from {other}"
             for one, other in pairs[:_MOST_PAIRS]
         ]
         left = len(pairs) - len(told)

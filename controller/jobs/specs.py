@@ -222,7 +222,8 @@ def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
             ):
                 continue
             raise BadInput(
-                f"job {spec.name}: {kind} {name[:40]!r} is neither built in nor the lab's policy",
+                f"job {spec.name}: {kind} {name[:40]!r} is not a built-in policy and not the "
+                f"lab's",
                 hint="an operator can select it for all jobs: 'patchlight policy use'",
             )
 
@@ -251,8 +252,8 @@ def check_specs(
         if not spec.hosts and spec.workers < 1 and counted:
             raise BadInput(
                 f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",
-                hint="a policy decides the number if the controller, or simulate, has "
-                "--partition POLICY",
+                hint="with --partition POLICY, the controller or simulate lets a policy decide "
+                "the number",
             )
         for name in spec.hosts:
             host = lab.host(name)

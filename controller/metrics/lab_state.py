@@ -197,7 +197,7 @@ def lab_metrics(controller: Controller) -> Iterator[Family]:
         name: not problem
         for name, problem in controller.telemetry.problems.items()
     }
-    about = "Whether a packet switch answers by SNMP as its telemetry needs."
+    about = "Whether a packet switch answers SNMP requests of its telemetry."
     yield gauge(
         "packet_switch_snmp_up",
         about,
@@ -283,7 +283,7 @@ def _jobs(controller: Controller) -> Iterator[Family]:
         "job_id",
     )
     since = {s.id: s.runs_since for s in statuses if s.runs_since is not None}
-    about = "Since when a job has its hosts."
+    about = "Time at which a job got its hosts."
     yield gauge(
         "job_runs_since_timestamp_seconds",
         about,
@@ -329,7 +329,7 @@ def _queue(controller: Controller) -> Iterator[Family]:
     )
     yield gauge(
         "queue_longest_wait_seconds",
-        "Time that the oldest waiting job has waited.",
+        "Waiting time of the job that has waited longest.",
         longest_s,
     )
     about = "Duration of the last pass of the queue."
@@ -341,7 +341,7 @@ def _queue(controller: Controller) -> Iterator[Family]:
         (kind, named(scheduler.policies.choice, kind)): 0 for kind in KINDS
     }
     faults = deciding | dict(scheduler.policies.faults)
-    about = "Faults of a policy, after which the default decided."
+    about = "Errors of a policy, after which the default policy decided."
     yield counter(
         "policy_faults",
         about,
@@ -497,7 +497,8 @@ def openflow_metrics(
         "switch",
     )
     about = (
-        "Rate that a packet switch sends by one of equally near ports, in the lab's scale: mean of "
+        "Rate that a packet switch sends by one of its equal-cost ports, in the lab's scale: "
+        "mean of "
         "the last seconds."
     )
     uplinks = {
@@ -778,7 +779,7 @@ class OpticalPower:
             "port",
             "direction",
         )
-        about = "How far the power at an output is below the expected power."
+        about = "Expected power minus measured power at an output."
         yield gauge(
             "ocs_port_power_deficit_db",
             about,

@@ -240,7 +240,9 @@ class FdbDriver(ABC):
             )
             found = await self._found()
             if left := plan(found.table, found.record.ours, {}).removes:
-                message = f"{self.name}: {len(left)} of Patchlight's entries are still there"
+                message = (
+                    f"{self.name}: {len(left)} of Patchlight's entries remain"
+                )
                 raise DeviceRefused(message, words=words)
         await self._change(
             {},
@@ -277,7 +279,9 @@ class FdbDriver(ABC):
             for line in words.splitlines()
             if not line.startswith("Command failed")
         ]
-        last = next(filter(None, reversed(lines)), "it does not appear there")
+        last = next(
+            filter(None, reversed(lines)), "it does not appear in the table"
+        )
         full = (
             "no space left",
             "no buffer space",
@@ -355,7 +359,7 @@ class FdbDriver(ABC):
             elif other := next(
                 (held[key] for key in keys if key in held), None
             ):
-                yield Lack(station, f"another entry leads to {other}")
+                yield Lack(station, f"another entry points to {other}")
             elif any(found.table.get(key) != wanted[key] for key in keys):
                 yield Lack(station, self._reason(words))
 

@@ -74,7 +74,7 @@ class KeptSwitch:
         self._learns = getattr(driver, "learns", False)
         self.reachable = False
         self.trouble = "it has not answered yet"
-        """Why it is not reachable."""
+        """Why it is unreachable."""
         self.lacks: tuple[Lack, ...] = ()
         self.foreign: tuple[str, ...] = ()
         self._on_ports = on_ports

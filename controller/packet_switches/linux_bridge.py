@@ -64,7 +64,7 @@ class LinuxBridge(FdbDriver):
                 .isalnum()
             ):
                 raise BadInput(
-                    f"{switch.name}: {name!r} is not the name of an interface"
+                    f"{switch.name}: {name!r} is not an interface name"
                 )
 
     async def _found(self) -> Found:

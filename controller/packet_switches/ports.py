@@ -34,7 +34,7 @@ def match_ports(
     wanted: Mapping[int, str],
     rows: Mapping[T, Iterable[str]],
     *,
-    said: str = "is called {}",
+    said: str = "is named {}",
     shown: Mapping[T, str] | None = None,
 ) -> Matched[T]:
     """Which of a switch's ``rows`` each port is: the only one with the port's ``wanted`` name, and

@@ -167,7 +167,8 @@ class SnmpSession:
         )
         of = f"user {said.user}" if said.user else community
         return SnmpFailed(
-            f"no SNMP answer from {where}: check the address, and that it lets {of} read from here"
+            f"no SNMP answer from {where}: check the address, and that it allows {of} to read "
+            f"from this machine"
         )
 
     async def _open(self) -> tuple[Any, ...]:

@@ -188,8 +188,8 @@ class PacketSwitches:
             ]:
                 raise PatchlightError(
                     f"nothing was removed: no answer from {', '.join(away)}",
-                    hint="if they are gone for good, remove them from the lab file, and restart "
-                    "the controller",
+                    hint="if they are gone permanently, remove them from the lab file and "
+                    "restart the controller",
                 )
             empty = dict.fromkeys(self._name_of, FlowTable())
             applied, *others = await asyncio.gather(

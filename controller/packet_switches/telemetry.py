@@ -249,8 +249,8 @@ class Telemetry:
         if missing := polled.ports.keys() - octets.keys():
             ports = "any port" if not octets else f"port {min(missing)}"
             raise SnmpFailed(
-                f"{name} has no 64-bit counters of {ports} (SNMP's ifHCInOctets): what NICs count "
-                "is shown there"
+                f"{name} has no 64-bit counters of {ports} (SNMP's ifHCInOctets): the NICs' own "
+                f"counters are shown for them"
             )
         if polled.missing:
             raise SnmpFailed(
@@ -439,8 +439,8 @@ def interfaces_of(
     names = there.names
     if not names:
         raise SnmpFailed(
-            f"{switch.name} shows no ifXTable by SNMP, with names and 64-bit counters: let its "
-            "view include IF-MIB"
+            f"{switch.name} shows no ifXTable by SNMP, with names and 64-bit counters: include "
+            f"IF-MIB in its SNMP view"
         )
     if switch.interfaces:
         wanted = {port: switch.interfaces[port - 1] for port in used}

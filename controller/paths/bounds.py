@@ -185,7 +185,7 @@ def why_no_paths(job: PathJob, networks: Sequence[LightNetwork]) -> str:
     if len(set(channels)) < len(channels) or not set(channels) <= set(
         map(str, network.channels)
     ):
-        return "its transceivers have no channel each that all others can send"
+        return "its transceivers lack a channel each that all others can send"
     if not all(host.server.management for host in job.hosts):
         return "some of its servers have no agent"
     return ""

@@ -105,7 +105,7 @@ class PathBook:
         if wanted.destination not in lane.network.numbers:
             self._lane(wanted.destination)
             raise BadInput(
-                f"no path leads from {wanted.source} to {wanted.destination}: they are in "
+                f"there is no path from {wanted.source} to {wanted.destination}: they are in "
                 "different networks",
                 hint="see 'patchlight ocs show --paths'",
             )
@@ -199,7 +199,7 @@ class PathBook:
     def _lane(self, host: str) -> _Lane:
         if host in self._of_host:
             return self._of_host[host]
-        words = "no two tunable transceivers reach each other"
+        words = "no two tunable transceivers have an optical path between them"
         if self._of_host:
             words = nearest(host, list(self._of_host), "expected one of")
         raise BadInput(f"{host} cannot have paths: {words}")

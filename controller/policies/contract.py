@@ -346,7 +346,7 @@ class PartitionPolicy(Protocol):
     ) -> int | None:
         """One of ``legal`` (ascending, 0 first), or ``PlacedDegree``; 0 refuses the job.
 
-        ``None`` lets it wait for other GPUs; on a RAMP, where jobs do not wait, it is invalid.
+        ``None`` makes it wait for other GPUs; on a RAMP, where jobs do not wait, it is invalid.
         """
 
 

@@ -275,7 +275,7 @@ class BestConstant:
         self.used = 0
         """The degree of the running jobs; -1 if they have several."""
         self.load = 0.0
-        """Work that came over what the servers do meanwhile, of the first 16, 32, 64 … jobs."""
+        """Arrived work over the servers' capacity, of the first 16, 32, 64 … jobs."""
 
     def meet(self, cluster: ClusterView, job: JobView) -> int:
         """Play a job that has just come; how many jobs the best degree has blocked."""

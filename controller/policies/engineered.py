@@ -181,8 +181,8 @@ def _order(
     for gpu in group:
         if gpu not in there:
             raise BadInput(
-                f"no light reaches {cluster.shape.gpus[gpu].name}: neither its NIC nor the packet "
-                "switch that it is plugged into has a fibre to a circuit switch"
+                f"no optical path leads to {cluster.shape.gpus[gpu].name}: its NIC and its "
+                f"packet switch have no fibre to a circuit switch"
             )
     return traffic.order_of(group, sites)
 

@@ -165,7 +165,7 @@ def _run_once(
         place = f"{path}:{lines[-1]}" if lines else str(path)
         said = str(error) or "no message"
         raise BadInput(
-            f"{place}: {type(error).__name__} while it was run: {said}"
+            f"{place}: {type(error).__name__} while it ran: {said}"
         ) from error
     return module
 
@@ -204,7 +204,7 @@ def raw_card(path: Path) -> dict[str, Any]:
     if raw.get("format_version") not in (PLAIN_VERSION, OPTIONS_VERSION):
         raise no_card(
             path,
-            f"it is of version {raw.get('format_version')!r}, this Patchlight reads "
+            f"its format version is {raw.get('format_version')!r}; this Patchlight reads "
             f"{PLAIN_VERSION} and {OPTIONS_VERSION}",
         )
     return raw
@@ -298,7 +298,7 @@ def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
         raise CardError(
             f"{path} does not match its card: its SHA-256 is {found[:16]}…, the card says "
             f"{card.sha256[:16]}…",
-            hint="one of the two was changed: export the model again",
+            hint="one of the two files was changed: export the model again",
         )
     try:
         import onnxruntime
@@ -350,10 +350,10 @@ def has_shape(shape: list[Any], wanted: tuple[int, ...]) -> bool:
 
 
 FROM_JOBS = (
-    "how long a job lasts: from 'iterations', 'gradient' and 'compute'; others count as an hour",
-    "a job's computation graph: from 'graph'; others are seen without one",
-    "when running jobs end: from the iterations that are left, as links are shared now "
-    "(the simulator knows it exactly)",
+    "a job's duration: from 'iterations', 'gradient' and 'compute'; other jobs count as one hour",
+    "a job's computation graph: from 'graph'; other jobs have none",
+    "the ends of running jobs: from their remaining iterations and present link shares (the "
+    "simulator knows them exactly)",
 )
 """What a model sees of jobs in a lab, where that differs from the simulator."""
 
@@ -449,7 +449,7 @@ def lab_range(lab: Lab) -> dict[str, float]:
         ),
     }
     if nics_bps and trunks_bps:
-        found["NICs' rate over that between switches"] = round(
+        found["NICs' rate relative to links between switches"] = round(
             nics_bps / trunks_bps, 3
         )
     return found
@@ -460,7 +460,7 @@ def outside_range(
 ) -> list[str]:
     """What of a lab is outside the range in which a model was tested, as text."""
     if not tested:
-        return ["all of it: the model was not tested"]
+        return ["everything: the model was not tested"]
     found = []
     for name, value in lab_range(lab).items():
         if name not in tested:
@@ -480,12 +480,12 @@ def missing_inputs(lab: Lab) -> list[str]:
     without_rate = sum(not host.nic.rate_bps for host in hosts)
     if without_rate:
         found.append(
-            f"the rate of {without_rate} of {len(hosts)} NICs: they seem unlimited"
+            f"the rate of {without_rate} of {len(hosts)} NICs: they count as unlimited"
         )
     if not lab.circuit_switches:
         found.append("circuits: the lab has no circuit switch")
     elif not any(fibre.loss_db for fibre in lab.fibres):
         found.append(
-            "the loss of fibres: only that of circuit switches is included"
+            "the loss of fibres: only the loss of circuit switches is included"
         )
     return found

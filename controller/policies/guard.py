@@ -68,7 +68,7 @@ def _legal(
     if isinstance(answer, contract.PlacedDegree):
         if answer.gpus not in cluster.places(job, degree):
             raise PolicyFailed(
-                f"it answered degree {degree} on a block that is not free for it"
+                f"it answered degree {degree} for a block that is not free"
             )
         return answer
     return degree
@@ -225,7 +225,7 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         about = f" on {', '.join(self.jobs)}" if self.jobs else ""
-        then = "; the default decided" if self.overruled else ""
+        then = "; the default policy decided" if self.overruled else ""
         return f"{self.kind} policy {self.policy}{about}: {self.reason}{then}"
 
 

@@ -214,7 +214,7 @@ class PolicyRecipe:
             raise BadInput(
                 f"{self.kind} policy {self.name!r} needs the parameter {lacking[0]!r}",
                 hint=_HINTS.get(
-                    lacking[0], f"write it {self.name}:{lacking[0]}=VALUE"
+                    lacking[0], f"write {self.name}:{lacking[0]}=VALUE"
                 ),
             )
         try:
@@ -223,7 +223,7 @@ class PolicyRecipe:
             raise
         except Exception as error:
             raise BadInput(
-                f"{self.kind} policy {self.text!r} could not be made: {type(error).__name__}: "
+                f"{self.kind} policy {self.text!r} could not be created: {type(error).__name__}: "
                 f"{error}"
             ) from error
         files.check_methods(policy, self.text)
@@ -368,7 +368,7 @@ def policies(kind: PolicyKind | None = None) -> list[PolicyRecipe]:
         replace(
             recipe,
             name=name,
-            origin="learned, shipped",
+            origin="learned, built in",
         )
         for name, path in files.shipped_models().items()
         for recipe in _learned(path)
@@ -392,7 +392,7 @@ def _named(name: str, kind: PolicyKind | None) -> PolicyRecipe:
     if found:
         listed = " or ".join(f"{each.kind}:{name}" for each in found)
         raise BadInput(
-            f"several kinds of policy are called {name!r}: write {listed}"
+            f"several kinds of policy have the name {name!r}: write {listed}"
         )
     if name in _REMOVED:
         raise BadInput(

@@ -211,19 +211,19 @@ def _surveyed(
     ):
         if nic not in site.nics:
             raise CannotRegroup(
-                f"cannot regroup {name}: its NIC is not plugged into a circuit switch",
+                f"cannot regroup {name}: its NIC is without a fibre to a circuit switch",
                 hint="submit the job with topology 'keep', or connect its NIC to an OCS",
             )
         ocs, port = site.nics[nic]
         if ocs not in maps:
             raise CannotRegroup(
-                f"cannot regroup {name}: the map of {ocs}, where its NIC is plugged in, is unknown",
-                hint="wait until that circuit switch answers, or use hosts of another one",
+                f"cannot regroup {name}: the map of {ocs}, of its NIC, is unknown",
+                hint="wait until that circuit switch answers, or use hosts on another one",
             )
         if nic in site.pinned and nic not in site.joined:
             raise CannotRegroup(
-                f"cannot regroup {name}: {ocs}.{port}, where its NIC is plugged in, is locked or "
-                "failed, and it has no circuit to a packet switch",
+                f"cannot regroup {name}: {ocs}.{port}, of its NIC, is locked or failed and has "
+                f"no circuit to a packet switch",
                 hint="'patchlight ocs lock' lists the locks; 'ocs verify' the failed ports",
             )
     return site, members
@@ -331,7 +331,7 @@ def _choose_switches(
     if best is None:
         sizes = ", ".join(str(len(group)) for group in members)
         raise CannotRegroup(
-            "no packet switch has enough usable ports facing the circuit switch for jobs of "
+            "no packet switch has enough usable ports at the circuit switch for jobs of "
             f"{sizes} workers each under one switch"
             + (
                 "; NICs behind locked or failed ports cannot move"

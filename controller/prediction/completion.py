@@ -546,7 +546,7 @@ def _no_route(network: LabNetwork, ring: Sequence[int]) -> str:
     why = (
         f"{', '.join(loose)} without a link"
         if loose
-        else "none between its packet switches"
+        else "no route between its packet switches"
     )
     return f"no route: {why}"
 

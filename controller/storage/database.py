@@ -268,7 +268,7 @@ class Database:
         self._writing = threading.Lock()
         self._unwritten: deque[Sequence[Statement]] = deque()
         self.unwritten_because = ""
-        """Why some of it is not on disk yet; empty if all is."""
+        """Why some records are not on disk yet; empty if all are."""
         self._lost = 0
         self._not_moved: set[str] = set()
 
@@ -339,7 +339,7 @@ class Database:
             except sqlite3.Error as error:
                 failed = JournalError(
                     f"the controller's journal in {self._path}: {error}",
-                    hint="is the disk full, or the file read-only?",
+                    hint="check that the disk has room and the file is writable",
                 )
                 failed.may_pass = (
                     getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS

@@ -95,9 +95,8 @@ def _refuse_what_is_no_file(state_dir: Path, *names: str) -> None:
             continue
         if not stat.S_ISREG(mode):
             raise PatchlightError(
-                f"{path} is not a file: expected one, or nothing of this name",
-                hint="move it away; for what was there, restore a backup (patchlight controller "
-                "restore)",
+                f"{path} is not a file: expected a file, or nothing, at this path",
+                hint="move it away, and restore a backup (patchlight controller restore)",
             )
 
 
@@ -121,8 +120,9 @@ def open_store(state_dir: Path) -> Store:
     beside += [CHECK] if check.exists else []
     if is_new and beside:
         raise _refusal(
-            f"{path} is {'empty' if path.exists() else 'missing'}, but an earlier controller left "
-            f"{' and '.join(beside)}: its journal, committed maps, locks and jobs are gone",
+            f"{path} is {'empty' if path.exists() else 'missing'}, but an earlier controller "
+            f"left {' and '.join(beside)}: its journal, committed maps, locks and jobs are "
+            f"missing",
             state_dir,
         )
     if not is_new:
@@ -151,9 +151,7 @@ def open_series(state_dir: Path, lab_id: str = "") -> SeriesStore:
         f"{SAMPLES}-wal",
         f"{SAMPLES}-shm",
     )
-    hint = (
-        f"move {path} away: time series begin again, and nothing else is lost"
-    )
+    hint = f"move {path} away: only its time series are lost"
     if path.exists() and path.stat().st_size:
         _looked_at(path, hint)
     series = SeriesStore(private_file(state_dir, SAMPLES))
@@ -274,7 +272,7 @@ def _looked_at(path: Path, hint: str) -> LastWrite | None:
 def _remedy(state_dir: Path) -> str:
     return (
         "restore a backup into another folder (patchlight controller restore); to continue with "
-        f"what this file has, empty {state_dir / CHECK}; to start a new lab, move {state_dir} away"
+        "this file, empty {state_dir / CHECK}; to start a new lab, move {state_dir} away"
     )
 
 

@@ -112,7 +112,7 @@ class Store(Database):
         substitute."""
 
         def read(record: dict[str, Any]) -> None:
-            raise ValueError("its name is wrong or cannot be read")
+            raise ValueError("its name is wrong or unreadable")
 
         missing = [
             ("INSERT OR IGNORE INTO marks VALUES (?, '')", (name,))

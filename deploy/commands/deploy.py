@@ -190,8 +190,8 @@ def rollback(
 ) -> None:
     """Return to the previous release on the servers of LAB; workers keep running.
 
-    Two releases are kept, so a second rollback undoes the first. Lab file and certificates stay
-    those of the last push.
+    Two releases are kept, so a second rollback undoes the first. Lab file and certificates of the
+    last push stay.
 
     \b
     With --json: lab, ok, and servers, each with server, ok, and either
@@ -225,8 +225,8 @@ def remove(
 ) -> None:
     """Uninstall Patchlight from the servers of LAB.
 
-    The servers are then as they were before. NICs and GPUs are released. A server with running
-    workers is refused without --end-workers, which waits as long as the stop_grace of their jobs.
+    The servers return to their previous state; NICs and GPUs are released. A server with running
+    workers is refused without --end-workers, which waits for the stop_grace of their jobs.
     Certificates and wheels on this machine stay.
 
     \b

@@ -38,7 +38,7 @@ _MEANINGS: dict[str, out.Meaning] = {
     "ok": "good",
 }
 _SERVERS = "a server of a lab"
-_BY_HAND = "looking into a lab by hand"
+_BY_HAND = "inspecting a lab by hand"
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _PATIENCE_S = 20.0
 # Every package at once, on a busy machine that has read none of them from its disk yet.
@@ -87,7 +87,7 @@ _IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "PyYAML": "yaml"}
 _PURPOSES = {
     "onnxruntime": "learned policies",
     "pyarrow": "simulation results as Parquet files",
-    "ryu": "the Ryu engine (OS-Ken does the same)",
+    "ryu": "the Ryu engine (alternative: OS-Ken)",
 }
 
 _IMPORT = """
@@ -141,11 +141,10 @@ def doctor(
     server: str | None,
     as_json: bool,
 ) -> None:
-    """Show what this machine has and lacks, and how to install what is missing.
-
-    Problems come first. Exit code 1 if the OFC 2022 experiment (`make demo` in a checkout) lacks
-    something, or if the machine differs from the lab file. Nothing on the machine changes. `deploy
-    push --dry-run` checks the servers of a lab over SSH.
+    """Check this machine, and show how to install missing parts. Problems come first. Exit code 1
+    if the OFC 2022 experiment (`make demo` in a checkout) lacks something, or if the machine
+    differs from the lab file. Nothing on the machine changes. `deploy push --dry-run` checks the
+    servers of a lab over SSH.
     """
     meant = _meant(lab, server)
     needed_for = _SERVERS if meant is None else f"{meant.name} of lab {lab}"
@@ -180,7 +179,7 @@ def doctor(
             names = ", ".join(check.name for check in unlike)
             out.say(f"This machine differs from {needed_for}: {names}.")
         elif meant is not None:
-            out.say(f"This machine is as the lab file describes {meant.name}.")
+            out.say(f"This machine matches {meant.name} in the lab file.")
     if lacking or unlike:
         sys.exit(1)
 
@@ -204,7 +203,7 @@ def _meant(lab: str | None, name: str | None) -> Server | None:
     )
     raise BadInput(
         f"lab {lab} has no server {wanted!r}: {expected}",
-        hint=None if name else "Say which one this machine is: --server NAME",
+        hint=None if name else "Name this machine's server: --server NAME",
     )
 
 
@@ -243,7 +242,7 @@ def _print(checks: list[Check], lacking: list[Check]) -> None:
             f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}."
         )
     else:
-        out.say(f"\nAll that `{DEMO}` needs is here.")
+        out.say(f"\n`{DEMO}` can run here.")
 
 
 def examine(
@@ -338,7 +337,7 @@ def _kernel(name: str, command: str) -> Check:
         return Check(
             what,
             None,
-            "only root can try it",
+            "only root can test it",
             DEMO,
             "sudo patchlight doctor",
         )
@@ -351,7 +350,7 @@ def _kernel(name: str, command: str) -> Check:
             return Check(
                 what,
                 None,
-                f"cannot be tried without {program}",
+                f"cannot be tested without {program}",
                 DEMO,
                 _apt(package),
             )
@@ -379,7 +378,7 @@ def _kernel(name: str, command: str) -> Check:
         False,
         reason,
         DEMO,
-        "use a kernel that has it, and run with CAP_NET_ADMIN",
+        "use a kernel with it, and run with CAP_NET_ADMIN",
     )
 
 
@@ -401,7 +400,7 @@ def machine(
         facts = facts_here()
     except PatchlightError as error:
         yield Check(
-            "what it has",
+            "found",
             None,
             error.message,
             needed_for,
@@ -412,7 +411,7 @@ def machine(
         good = finding.ok
         found = finding.found
         if finding.check == "Docker engine":
-            purpose = "Docker workers (process workers do without)"
+            purpose = "Docker workers (process workers need none)"
             yield Check(
                 finding.check,
                 good,
@@ -496,7 +495,7 @@ def _packages() -> Iterator[Check]:
 def _apt(packages: str) -> str:
     if shutil.which("apt-get", path=_PATH):
         return f"sudo apt-get install -y {packages}"
-    return f"install what Debian calls {packages}"
+    return f"install the packages that Debian calls {packages}"
 
 
 def _run(

@@ -108,8 +108,8 @@ def _password(
         return None
     if not sys.stdin.isatty():
         raise BadInput(
-            f"--ask-{option} needs a terminal to ask at",
-            hint=f"Use --{option}-file FILE, with a file that only you may read.",
+            f"--ask-{option} needs a terminal",
+            hint=f"Use --{option}-file FILE, a file that only you can read.",
         )
     what = (
         "Password to log in with"
@@ -369,14 +369,14 @@ AGENTS_JOB = "patchlight-agent"
     ),
     required=True,
     metavar="DIR",
-    help="Where to write the files.",
+    help="Folder for the files.",
 )
 @click.option(
     "--controller",
     "address",
     metavar="HOST:PORT",
-    help="Address of the controller's metrics, as in 'controller run --metrics'  [default: the lab "
-    f"file's controller.api if that is a port, else {DEFAULT_METRICS}].",
+    help="Address of the controller's metrics, as in 'controller run --metrics' [default: the "
+    "lab file's controller.api if it is a TCP address, else {DEFAULT_METRICS}].",
 )
 @click.option(
     "--certificates",
@@ -386,7 +386,7 @@ AGENTS_JOB = "patchlight-agent"
     ),
     default=Path("/etc/prometheus/patchlight"),
     metavar="DIR",
-    help="Where Prometheus finds ca.pem, cert.pem and key.pem, from 'deploy certificates'.",
+    help="Prometheus's folder with ca.pem, cert.pem and key.pem, from 'deploy certificates'.",
 )
 @click.option(
     "--every",
@@ -437,7 +437,7 @@ def prometheus(
     )
     if left_out := len(meant.servers) - agents:
         out.say(
-            f"{left_out} servers are left out: their agents have no TCP port"
+            f"{left_out} servers are omitted: their agents have no TCP port"
         )
     if where == DEFAULT_METRICS and address is None:
         out.say(f"start the controller with --metrics {where}")
@@ -518,6 +518,6 @@ def write_monitoring(folder: Path, config: dict[str, Any]) -> list[Path]:
     except OSError as error:
         raise PatchlightError(
             f"writing the configuration of Prometheus to {folder}: {error.strerror}",
-            hint="name a folder you can write to with --output",
+            hint="name a writable folder with --output",
         ) from error
     return written

@@ -46,7 +46,8 @@ _FILE = click.Path(
     "--controller",
     metavar="SERVER",
     shell_complete=complete_server,
-    help="Also run the lab's controller on this server. [default: where it already runs]",
+    help="Also run the lab's controller on this server. [default: the server where it already "
+    "runs]",
 )
 @click.option(
     "--worker-kind",
@@ -92,11 +93,11 @@ def push(
 ) -> None:
     """Install this version of Patchlight on the servers of LAB, and start their agents.
 
-    All servers at once. Each gets a Python environment, the lab file, a certificate, and a service
-    that keeps the agent running. Files that are already there are not copied again; if the command
-    is interrupted, run it again and it continues. Running workers are not disturbed. A server that
-    fails does not stop the others. At the end it prints the commands that reach the controller.
-    Exit code 1 if a server failed.
+    It works on all servers in parallel. Each gets a Python environment, the lab file, a
+    certificate, and a service that keeps the agent running. Files that are already there are not
+    copied again; if the command is interrupted, run it again and it continues. Running workers are
+    not disturbed. A server that fails does not stop the others. At the end it prints the commands
+    that reach the controller. Exit code 1 if a server failed.
 
     With --dry-run it checks SSH and its host key, sudo, Python, free disk space, the Docker engine,
     NVIDIA's driver and container toolkit; whether GPUs and NICs are those of the lab file, each GPU
@@ -196,7 +197,7 @@ def _answers(address: str | None) -> bool:
 
 def _in_words(pushed: Pushed) -> str:
     if not pushed.changed:
-        return f"release {pushed.release} runs already, agent {pushed.version} answers"
+        return f"release {pushed.release} already runs, agent {pushed.version} answers"
     copied = (
         f"{pushed.copied_bytes / 1e6:.1f} MB copied, "
         if pushed.copied_bytes
@@ -231,7 +232,7 @@ def _in_words(pushed: Pushed) -> str:
 @click.option(
     "--controller",
     is_flag=True,
-    help="Include what a controller needs.",
+    help="Include the packages of a controller.",
 )
 @out.json_option
 def bundle(
@@ -354,7 +355,7 @@ def _dry_run(
 def _plan_in_words(plan: Plan) -> str:
     copy = f", {plan.copy_bytes / 1e6:.1f} MB to copy"
     if plan.runs == plan.release:
-        return f"release {plan.release} runs already{copy}"
+        return f"release {plan.release} already runs{copy}"
     return (
         f"would install release {plan.release}"
         + f" over {plan.runs}" * bool(plan.runs)

@@ -44,7 +44,8 @@ _MEANINGS: dict[str, out.Meaning] = {
         path_type=Path,
         dir_okay=False,
     ),
-    help="Do not ask: trust the keys in this file, lines of a server and its fingerprint.",
+    help="Do not ask: trust the keys in this file, which has a server and its fingerprint per "
+    "line.",
 )
 @click.option(
     "--replace",
@@ -62,7 +63,7 @@ def trust(
 ) -> None:
     """Show the SSH host keys of the servers of LAB, and store those that you confirm.
 
-    Compare each key with the one that the server shows at its console: ssh-keygen -lf
+    Compare each key with the one on the server's console: ssh-keygen -lf
     /etc/ssh/ssh_host_ed25519_key.pub. Keys are stored in the lab file, as host_key under ssh of
     each server. Scripts use --fingerprints, with a file collected at the consoles.
 
@@ -146,9 +147,9 @@ def _vouch(
     if file is None and any(each.in_lab_file for each in vouched):
         names = ", ".join(each.name for each in vouched if each.in_lab_file)
         raise BadInput(
-            f"the lab file has another host_key of {names}, and that one counts: nothing was "
-            "written",
-            hint="Leave --known-hosts away, or take host_key out of the lab file.",
+            f"the lab file has another host_key for {names}, which takes precedence: nothing was "
+            f"written",
+            hint="Leave out --known-hosts, or remove host_key from the lab file.",
         )
     if vouched and file is None:
         vouch_in_known_hosts(vouched)
@@ -199,7 +200,7 @@ def _print(found: dict[str, Shown | PatchlightError]) -> None:
 def _ask(vouched: list[Shown]) -> None:
     names = ", ".join(each.name for each in vouched)
     out.say(
-        "Compare each key with the one that the server's console shows: "
+        "Compare each key with the one on the server's console: "
         "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
         err=True,
     )
@@ -218,12 +219,10 @@ def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
     if expected is not None and each.name not in expected:
         return f"{each.name}: it is not in the file of fingerprints"
     if expected is not None:
-        return (
-            f"{each.name}: its key differs from the file of fingerprints: stop"
-        )
+        return f"{each.name}: its key differs from the file of fingerprints: do not continue"
     return (
         f"{each.name}: its key has changed. If it was reinstalled: --replace {each.name}. "
-        "If not, somebody stands between: do not continue"
+        "If not, this may be a man-in-the-middle attack: do not continue"
     )
 
 
@@ -237,7 +236,7 @@ def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
     ),
     required=True,
     metavar="DIR",
-    help="Where to make the folders.",
+    help="Parent of the folders.",
 )
 @click.option(
     "--authority",
@@ -246,21 +245,22 @@ def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
         file_okay=False,
     ),
     metavar="DIR",
-    help="Where the lab's authority is kept  [default: ~/.local/share/patchlight/labs/LAB/ca].",
+    help="Folder of the lab's certificate authority  [default: "
+    "~/.local/share/patchlight/labs/LAB/ca].",
 )
 @click.option(
     "--for",
     "only",
     multiple=True,
     metavar="NAME",
-    help="A server, a packet switch, 'controller', 'prometheus', or 'switches' for a machine that "
-    "is several packet switches; may be given again. [default: all that the lab needs]",
+    help="A server, a packet switch, 'controller', 'prometheus', or 'switches' for a machine "
+    "with several packet switches; may be given again. [default: all]",
 )
 @click.option(
     "--new-keys",
     "anew",
     is_flag=True,
-    help="Also make new keys, if old ones may have leaked.",
+    help="Also create new keys, if old ones may have leaked.",
 )
 @out.listing_options
 def certificates(

@@ -98,7 +98,7 @@ class RemoteHelper:
                 file.close()
                 raise RequestRefused(
                     f"{other} is deploying to lab {self._places.lab} here",
-                    "Wait until that has ended, and run the command again.",
+                    "Wait until it has ended, and run the command again.",
                 ) from None
             # Whoever had it before may just have removed the file.
             if path.exists() and os.path.samestat(
@@ -306,7 +306,7 @@ def main(lab: str, root: str = "/") -> None:
             except RequestRefused as refused:
                 line.say({"error": str(refused), "hint": refused.hint})
             except OSError as error:
-                hint = "See to it on the server, and run the command again."
+                hint = "Solve it on the server, and run the command again."
                 if error.errno == errno.ENOSPC:
                     hint = MAKE_ROOM
                 line.say(

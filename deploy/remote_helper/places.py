@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-MAKE_ROOM = "Make room on that disk of the server, and run the command again."
+MAKE_ROOM = "Free space on that disk of the server, and run the command again."
 
 
 class RequestRefused(Exception):

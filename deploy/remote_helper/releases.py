@@ -94,7 +94,8 @@ class Releases:
         if found != sha256:
             part.unlink()
             raise RequestRefused(
-                "a file came damaged", "run the command again: it is sent anew"
+                "a file arrived damaged",
+                "run the command again: the file is sent again",
             )
         part.replace(part.with_suffix(""))
 

@@ -70,7 +70,7 @@ STANDING = (
     "paper's for its own: compare the reductions."
 )
 UTILIZATION = (
-    "The paper's GPU utilisation speaks against the fitted model. Wherever an iteration computes "
+    "The paper's GPU utilisation contradicts the fitted model. Wherever an iteration computes "
     "for C and then sends V over a link of rate B, T = C + V/B, utilisation is C/T and rises by "
     "1/(1 − reduction): × 3.73 in case (a) and × 2.63 in case (b), by the paper's own reductions. "
     "The paper reports × 3 and no significant improvement. Counters that take communication "
@@ -79,9 +79,9 @@ UTILIZATION = (
     "as long as it was given to compute."
 )
 LOCKSTEP = (
-    "Case (b) rests on two jobs that compute for equally long and so stay in step. Where they do "
-    "not, their communication interleaves, the static network does better, and the reduction is "
-    "smaller: --mismatch shows by how much."
+    "Case (b) relies on two jobs with the same compute time, which stay in step. With different "
+    "times their communication interleaves, the static network does better, and the reduction is "
+    "smaller: --mismatch shows how much."
 )
 
 

@@ -229,7 +229,7 @@ def _locked(path: Path, lab: str) -> int:
                 )
                 os.close(fd)
                 raise LabBusy(
-                    f"lab {lab} is being made or removed by process {holder}",
+                    f"process {holder} is starting or removing lab {lab}",
                     hint="wait for it, or stop it with Ctrl-C in its terminal",
                 ) from None
             time.sleep(0.05)

@@ -406,7 +406,7 @@ def check_vlans() -> None:
                 )
         except rtnetlink.KernelRefused as error:
             raise NoVlans(
-                f"this kernel has no VLANs (802.1Q), which 'vlan' of a NIC needs ({error.message})",
+                f"this kernel lacks VLANs (802.1Q), which 'vlan' of a NIC needs ({error.message})",
                 hint="Load them with: modprobe 8021q; or use --server-kind vm, or remove 'vlan'.",
             ) from error
 

@@ -235,7 +235,7 @@ class Supervisor:
             why = f"it does not answer and made no progress for {service.quiet_s:g} s"
             raise self._failure(service.name, why)
         if progress.age_s > service.limit_s:
-            why = f"it works and does not answer after {service.limit_s:g} s"
+            why = f"it works but does not answer after {service.limit_s:g} s"
             raise self._failure(service.name, why)
         if (took_s := progress.to_tell()) is not None:
             last = "".join(

@@ -158,7 +158,7 @@ class EmulatedLab:
         if wanted and progress is not None:
             said = ", ".join(sorted(wanted))
             progress(
-                f"warning: ignoring {said} of the lab file: emulated NICs have none"
+                f"warning: ignoring {said} from the lab file: emulated NICs have no RDMA"
             )
         again: dict[str, Any] = {
             "scale": scale,
@@ -180,7 +180,7 @@ class EmulatedLab:
             up = ", ".join(states.recorded_labs()) or "none"
             raise BadInput(
                 f"emulated lab {name!r} is not up (up: {up})",
-                hint=f"bring it up with: sudo {own_program()} emulate up LAB",
+                hint=f"start it: sudo {own_program()} emulate up LAB",
             )
         if state.phase != "up" and not half_there:
             raise teardown.left_half(state, name)
@@ -322,7 +322,7 @@ class EmulatedLab:
             )
         if by_snmp.keys() != snmp_switches(self.lab).keys():
             self._say(
-                "note: packet switches have no SNMP without: apt-get install snmpd lldpd"
+                "note: for SNMP of packet switches: apt-get install snmpd lldpd"
             )
         services = LabServices(
             self.lab,
@@ -414,7 +414,7 @@ class EmulatedLab:
         if not self.state.controller_api:
             raise BadInput(
                 f"lab {self.lab.name} runs without a controller",
-                hint="bring it up with one: omit --no-controller, or controller=False",
+                hint="start it with a controller: leave out --no-controller, or controller=False",
             )
         if self._client is None:
             self._client = ControllerClient(self.state.controller_api)

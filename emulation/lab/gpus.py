@@ -142,7 +142,7 @@ class EmulatedGpu:
         if self._tenant is None or self._tenant[0] is not writer:
             return {
                 "ok": False,
-                "error": "attach first: the GPU computes only for its tenant",
+                "error": "attach first: the GPU computes for its tenant only",
             }
         if not 0 <= seconds < math.inf:  # The job's check limits the time.
             return {"ok": False, "error": f"cannot compute for {seconds} s"}
@@ -216,7 +216,7 @@ def main() -> None:
         required=True,
         help="folder for the sockets",
     )
-    parser.add_argument("--server", help="only this server's")
+    parser.add_argument("--server", help="only this server's GPUs")
     parser.add_argument(
         "--by-server",
         action="store_true",

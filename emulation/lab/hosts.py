@@ -87,7 +87,7 @@ class HostNic:
         )
         if found is None:
             raise HostUnreachable(
-                f"{host.name} is not in the lab as it was built"
+                f"{host.name} was not in the lab when it was started"
             )
         self.end, self.far_end = found
 
@@ -465,7 +465,7 @@ class EmulatedHost:
         if self.is_virtual:
             raise BadInput(
                 f"the NIC of {self.name} is inside a virtual machine",
-                hint=f"run the program there: emulate exec {self.name} -- ping or iperf3",
+                hint=f"only some programs run there: emulate exec {self.name} -- ping or iperf3",
             )
         nic = BorrowedNic(self._nic)
         try:

@@ -115,7 +115,8 @@ class Wires:
         ][:6]
         raise BadInput(
             f"no fibre joins {a} and {b}",
-            hint=f"fibres there: {', '.join(near) or 'none'}; a path through an OCS has two",
+            hint=f"fibres there: {', '.join(near) or 'none'}; a path through an OCS has two "
+            f"fibres",
         )
 
     def _ports(self, name: str) -> set[Endpoint]:
@@ -361,9 +362,9 @@ def check_packet_sizes(lab: Lab, hosts: Sequence[EmulatedHost]) -> None:
         )
         if not _answers(one, other, mtu):
             also = (
-                "smaller ones do"
+                "smaller packets do"
                 if _answers(one, other, _SMALL_BYTES)
-                else "small ones neither"
+                else "small packets do not either"
             )
             words = f"packets of {mtu} bytes do not pass from {one.name} to {other.name}"
             raise NotReached(f"{words}, {also}")

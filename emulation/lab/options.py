@@ -83,7 +83,7 @@ class LabOptions:
             raise BadInput(
                 "servers that are network namespaces cannot have Docker engines: docker needs "
                 "servers='ssh' or 'vm'",
-                hint="omit docker: their agents use this machine's engine",
+                hint="leave out docker: their agents use this machine's engine",
             )
         if self.real_time and (self.docker or self.servers == "vm"):
             raise BadInput(

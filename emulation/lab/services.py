@@ -122,7 +122,8 @@ class LabServices:
             raise BadInput(
                 f"lab {self._lab.name} has OpenFlow over TLS, or its API at {at}, which other "
                 "machines can reach: its controller and switches need certificates",
-                hint="'patchlight emulate up' makes them; in Python pass their folders with tls= "
+                hint="'patchlight emulate up' creates them; in Python pass their folders with "
+                "tls= "
                 "and switch_tls= ('deploy certificates --for controller --for switches')",
             )
         # Fails if another program listens there, or the address is not local.
@@ -431,8 +432,8 @@ def reboot(
         state = states.read_state(lab.name)
         if state is None or state.ssh_config is None:
             raise BadInput(
-                f"lab {lab.name} has no servers that boot",
-                hint="make it with: patchlight emulate up LAB --server-kind ssh (or docker, vm)",
+                f"lab {lab.name} has no servers that can reboot",
+                hint="start it with: patchlight emulate up LAB --server-kind ssh (or docker, vm)",
             )
         boot_again(
             lab,

@@ -147,7 +147,7 @@ def clear_the_way(
 
 def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
     """The error about a lab that is unfinished or has lost parts."""
-    what = ": parts of this name exist without a record"
+    what = ": parts with this name exist without a record"
     run = f"sudo {processes.own_program()} emulate"
     hint = (
         f"rebuild it: {run} up LAB --replace; or remove it: {run} down {name}"

@@ -91,9 +91,7 @@ _TEACHER = Annotated[
     dict[_LAW, _TAUGHT],
     mapping("a degree for each law", "{A: 8, B: sufficient}"),
 ]
-_CONDITION = Annotated[
-    Any, Text("when jobs come, and of which models", _condition)
-]
+_CONDITION = Annotated[Any, Text("arrivals and models of jobs", _condition)]
 _LAYER = Annotated[int, whole("a layer's size", 1, 4096)]
 _SEED = Annotated[int, whole("a seed", 0, 2**31)]
 _RULE = Annotated[str, choice("a placement rule", *PlacementRule)]
@@ -129,31 +127,37 @@ class Afterstates:
     gamma: float = setting(_GAMMA, "the discount factor", 0.98)
     td_lambda: float = setting(_FRACTION, "λ of the returns", 0.8)
     epsilon: float = setting(
-        _FRACTION, "part of decisions made at random, at first", 0.01
+        _FRACTION, "initial share of random decisions", 0.01
     )
     learning_rate: float = setting(_RATE, "Adam's", 1e-3)
     decay_from_fraction: float = setting(
-        _FRACTION, "when the learning rate begins to fall", 0.4
+        _FRACTION,
+        "the share of steps after which the learning rate falls",
+        0.4,
     )
     batch_size: int = setting(_BATCH, "samples of a gradient step", 1024)
     n_steps: int = setting(
         _N_STEPS, "decisions of each environment in a round", 16
     )
     ema_rate: float = setting(
-        _SMALL, "of the average of weights, for each gradient step", 0.002
+        _SMALL, "weight of the average of weights, per gradient step", 0.002
     )
     teacher_only_fraction: float = setting(
-        _FRACTION, "until when the teacher decides alone", 0.15
+        _FRACTION,
+        "the share of steps in which the teacher decides alone",
+        0.15,
     )
     teacher_until_fraction: float = setting(
-        _FRACTION, "until when it decides at all", 0.6
+        _FRACTION,
+        "the share of steps in which the teacher decides at all",
+        0.6,
     )
     teacher_env_fraction: float = setting(
-        _FRACTION, "of the environments where it does", 0.2
+        _FRACTION, "the share of environments where it does", 0.2
     )
     start: str = setting(_START, "a run whose weights to begin with", "")
     teacher: Mapping[str, int | str] = setting(
-        _TEACHER, "the degree that it takes by law", {}
+        _TEACHER, "the teacher's degree for each law", {}
     )
 
 
@@ -188,11 +192,13 @@ class PolicyIteration:
         16,
     )
     epsilon: float = setting(
-        _FRACTION, "part of decisions made at random, at first", 0.03
+        _FRACTION, "initial share of random decisions", 0.03
     )
     learning_rate: float = setting(_RATE, "Adam's", 1e-3)
     decay_from_fraction: float = setting(
-        _FRACTION, "when the learning rate begins to fall", 0.5
+        _FRACTION,
+        "the share of steps after which the learning rate falls",
+        0.5,
     )
     buffer_size: int = setting(
         Annotated[int, whole("a number", 1000, 10**8)],
@@ -212,7 +218,7 @@ class PolicyIteration:
         Annotated[int, whole("a number", 1, 10_000)], "of a round", 8
     )
     ema_rate: float = setting(
-        _SMALL, "of the average of weights, for each gradient step", 0.005
+        _SMALL, "weight of the average of weights, per gradient step", 0.005
     )
     start: str = setting(_START, "a run whose weights to begin with", "")
 
@@ -243,13 +249,13 @@ class Dqn:
     target_update_interval: int = setting(
         _BATCH, "samples between target networks", 100_000
     )
-    alpha: float = setting(_FRACTION, "how much priority counts", 0.9)
-    beta: float = setting(_FRACTION, "how far weights make up for it", 0.1)
+    alpha: float = setting(_FRACTION, "weight of the priority", 0.9)
+    beta: float = setting(_FRACTION, "how far weights compensate for it", 0.1)
     n_steps: int = setting(
         _N_STEPS, "decisions of each environment in a round", 16
     )
     ema_rate: float = setting(
-        _SMALL, "of the average of weights, for each gradient step", 1.0
+        _SMALL, "weight of the average of weights, per gradient step", 1.0
     )
 
 
@@ -264,7 +270,9 @@ class Environment:
     """
 
     rule: str = setting(
-        _RULE, "how operations are placed", PlacementRule.RAMP_FIRST_FIT.value
+        _RULE,
+        "the placement rule of operations",
+        PlacementRule.RAMP_FIRST_FIT.value,
     )
     laws: tuple[str, ...] = setting(
         Annotated[tuple[_LAW, ...], listing("requirement laws")],
@@ -278,21 +286,23 @@ class Environment:
     )
     training_horizon_s: float | None = setting(
         Annotated[float, number("seconds", gt=0)],
-        "the same while training, if other",
+        "the same while training, if different",
         None,
     )
     num_envs: int = setting(
         Annotated[int, whole("a number", 1, 65536)],
-        "episodes that are played at once",
+        "episodes in parallel",
         512,
     )
     first_seed: int = setting(_SEED, "that of the first episode", 1000)
     law_instance: int | None = setting(
-        _SEED, "fixes laws B, C and D, else new ones for each", None
+        _SEED,
+        "fixes laws B, C and D; by default new ones for each episode",
+        None,
     )
     remaining_error: float = setting(
         Annotated[float, number("a share", ge=0, le=MAX_ERROR)],
-        "how far off told remaining times are",
+        "error of the remaining times given to policies",
         0.0,
     )
     blocks: int = setting(
@@ -302,7 +312,7 @@ class Environment:
     )
     conditions: tuple[str, ...] = setting(
         Annotated[tuple[_CONDITION, ...], listing("conditions")],
-        "when jobs come, and of which models",
+        "arrivals and models of jobs",
         ("fixed:1000",),
     )
 
@@ -369,11 +379,11 @@ class Network:
     )
     observation: str = setting(
         Annotated[str, choice("an observation", "patchlight", "pac-ml")],
-        "what is seen: ours, or PAC-ML's",
+        "observation: Patchlight's or PAC-ML's",
         "patchlight",
     )
     cluster: str = setting(
-        Annotated[str, choice("what a network is told of", "servers")],
+        Annotated[str, choice("inputs of the network", "servers")],
         "which servers are busy",
         "servers",
     )
@@ -413,7 +423,7 @@ class Evaluation:
     seeds: int = setting(
         Annotated[int, whole("a number", 1, 1000)], "of episodes", 10
     )
-    every_steps: int = setting(_STEPS, "how often, in decisions", 1_000_000)
+    every_steps: int = setting(_STEPS, "interval in decisions", 1_000_000)
 
 
 def _record(cls: type[Any]) -> Any:
@@ -427,15 +437,17 @@ class Config:
     name: str = setting(NAME, "the model's name")
     algorithm: str = setting(
         Annotated[Any, Text("an algorithm", _algorithm)],
-        "how it learns",
+        "the algorithm",
         "afterstates",
     )
     steps: int = setting(_STEPS, "decisions to learn from", 2_000_000)
-    seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
+    seed: int = setting(_SEED, "seed of the weights and of random draws", 0)
     environment: Environment = setting(
-        _record(Environment), "what is simulated", Environment()
+        _record(Environment), "the simulated cluster", Environment()
     )
-    network: Network = setting(_record(Network), "how large it is", Network())
+    network: Network = setting(
+        _record(Network), "the size of the network", Network()
+    )
     afterstates: Afterstates = setting(
         _record(Afterstates), "of that algorithm", Afterstates()
     )

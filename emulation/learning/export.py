@@ -118,7 +118,7 @@ def of_runs(
         )
         if not alike or its != layout:
             raise BadInput(
-                f"{run} is of another network, placement rule or RAMP than {runs[0]}"
+                f"{run} has another network, placement rule or RAMP than {runs[0]}"
             )
         members.append(other)
     steps, wall_s = (
@@ -168,9 +168,9 @@ def _nearest(
     for run, (_, kept) in zip(runs, loaded, strict=True):
         if not kept.get("likenesses"):
             raise BadInput(
-                f"the checkpoint in {run} does not say what its jobs were like",
-                hint="runs under different conditions decide together if this version trained "
-                "them; else train it again",
+                f"the checkpoint in {run} does not describe its jobs",
+                hint="runs under different conditions can be combined only if this version "
+                "trained them: train it again",
             )
         likenesses |= kept["likenesses"]
     shares = torch.zeros(len(conditions), len(members))

@@ -303,8 +303,8 @@ def begin_with(scorer: OptionScorer, run: str) -> None:
     """Give a scorer the weights of an earlier run with the same network, by its folder."""
     if not (Path(run) / CHECKPOINT).exists():
         raise BadInput(
-            f"cannot begin with {run!r}: there is no such run",
-            hint="give the folder that 'patchlight policy train' wrote",
+            f"cannot begin with {run!r}: no such run",
+            hint="use a folder written by 'patchlight policy train'",
         )
     with of_this_network(f"the run in {run}"):
         scorer.load_state_dict(load_run(Path(run))[1]["average"])
@@ -319,6 +319,6 @@ def of_this_network(what: str) -> Iterator[None]:
         # PyTorch lists each weight that does not fit, on lines of their own.
         reason = str(error).strip().splitlines()[:2]
         raise BadInput(
-            f"{what} is of another network than its configuration says: {' '.join(reason)}",
-            hint="begin in a new folder, or take the config.json that was written with it",
+            f"{what} has another network than its configuration: {' '.join(reason)}",
+            hint="use a new folder, or its own config.json",
         ) from error

@@ -48,8 +48,8 @@ class RunFolder:
         kept = read_checkpoint(self.path)
         if kept.get("config") != self._config:
             raise BadInput(
-                f"the checkpoint in {self.path} is of another configuration",
-                hint=f"only {self._may_change} may change; else begin in a new folder",
+                f"the checkpoint in {self.path} has another configuration",
+                hint=f"only {self._may_change} may change: use a new folder",
             )
         self.before_s = float(kept["wall_s"])
         self._is_resumed = True
@@ -59,7 +59,7 @@ class RunFolder:
         """``BadInput`` if the folder holds a run that was not resumed."""
         if not self._is_resumed and (self.path / CHECKPOINT).exists():
             raise BadInput(
-                f"{self.path} holds a run already",
+                f"{self.path} already has a run",
                 hint="continue it with --resume, or choose another folder with --output",
             )
 
@@ -95,14 +95,14 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise BadInput(
             f"{folder} is not a training run: it has no {CHECKPOINT}",
-            hint="give the folder that 'patchlight policy train' wrote",
+            hint="use a folder written by 'patchlight policy train'",
         ) from error
     except Exception as error:  # torch raises whatever its archive reader does
         raise BadInput(
             f"cannot read the checkpoint {path}: {reason(error)}"
         ) from error
     if not isinstance(kept, dict) or not {"config", "wall_s"} <= kept.keys():
-        raise BadInput(f"the checkpoint {path} is not one of a training run")
+        raise BadInput(f"the checkpoint {path} is not a training run's")
     return kept
 
 

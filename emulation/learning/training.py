@@ -188,8 +188,8 @@ class TrainingRun:
         names = self.config.environment.names
         if not _is_finite(scorer):
             raise PatchlightError(
-                f"training {self.config.name!r} has diverged: weights are no longer numbers",
-                hint="try a lower learning_rate; the checkpoint is the last that was sound",
+                f"training {self.config.name!r} has diverged: weights are not finite",
+                hint="try a lower learning_rate; the checkpoint is the last good one",
             )
         found = {}
         for name, scenario in zip(names, self.scenarios, strict=True):

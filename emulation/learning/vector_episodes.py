@@ -103,11 +103,11 @@ class VectorEpisodes:
             for s in scenarios
         ):
             raise BadInput(
-                "scenarios side by side need the same workloads and placement rule"
+                "parallel scenarios need the same workloads and placement rule"
             )
         if any(s.failures is not None for s in scenarios):
             raise BadInput(
-                "vector episodes cannot simulate servers that break: use single ones"
+                "vector episodes cannot simulate server failures: use single episodes"
             )
         if blocks > 1 and first.rule != PlacementRule.RAMP_BLOCK:
             raise BadInput(

@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--ready-file",
         type=Path,
         metavar="FILE",
-        help="file for HOST:PORT, written when it answers",
+        help="file that gets HOST:PORT once it answers",
     )
     argument(
         "--control",

@@ -91,7 +91,7 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
     length = min(_LONGEST, 32 - bits)
     if length < _SHORTEST:
         raise NoManagementNetwork(
-            f"looking for addresses for {servers:,} servers: at most {_MOST_SERVERS:,} fit in a "
+            f"finding addresses for {servers:,} servers: at most {_MOST_SERVERS:,} fit in a "
             "network",
             hint="use fewer servers, or --server-kind namespace",
         )
@@ -102,7 +102,7 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
         if not any(network.overlaps(other) for other in in_the_way):
             return network
     raise NoManagementNetwork(
-        f"looking for addresses for {servers} servers: this machine has routes to all of {_POOL}",
+        f"finding addresses for {servers} servers: this machine has routes to all of {_POOL}",
         hint="remove routes (ip route), or use --server-kind namespace",
     )
 

@@ -120,7 +120,7 @@ def check_machine(servers: int, *, docker: bool = False) -> None:
     for program in (_QEMU, "qemu-img"):
         if shutil.which(program) is None:
             raise NoRehearsalServers(
-                f"starting servers as virtual machines: there is no {program} here",
+                f"starting servers as virtual machines: {program} is not installed",
                 hint="Install it with: sudo apt-get install qemu-system-x86 qemu-utils",
             )
     try:
@@ -128,14 +128,14 @@ def check_machine(servers: int, *, docker: bool = False) -> None:
     except OSError as error:
         raise NoRehearsalServers(
             f"making NICs of virtual machines: /dev/net/tun: {error.strerror}",
-            hint="Load the kernel's module: modprobe tun. In a container the device must be given "
-            "to it; or use --server-kind ssh.",
+            hint="Load the kernel's module: modprobe tun. A container needs the device passed "
+            "in; or use --server-kind ssh.",
         ) from error
     if guests_mb > (free_mb := _free_mb()):
         raise NoRehearsalServers(
-            f"{servers} virtual machines need {guests_mb:,} MB of memory, but only {free_mb:,} MB "
-            "are free here",
-            hint="Take a lab with fewer servers, or --server-kind ssh.",
+            f"{servers} virtual machines need {guests_mb:,} MB of memory, but only {free_mb:,} "
+            f"MB are free",
+            hint="Use a lab with fewer servers, or --server-kind ssh.",
         )
 
 
@@ -195,7 +195,7 @@ def choose_accelerator(
         )
     is_emulated = _accelerator(base) == "tcg"
     if is_emulated and not _template(base).exists():
-        say("booting a machine that servers are copies of (once)")
+        say("booting the machine that servers are copied from (once)")
         argv = [*_machine("template", "tcg", base), *_disk("disk.qcow2")]
         make = [
             "sh",
@@ -210,7 +210,7 @@ def choose_accelerator(
             check=False,
             stdin=subprocess.DEVNULL,
         ).returncode:
-            say("no such machine: each server boots by itself")
+            say("no copied machine: each server boots by itself")
     how = (
         "emulated (TCG): none boots with KVM here"
         if is_emulated

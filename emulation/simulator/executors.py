@@ -281,7 +281,7 @@ def _result(ray: Any, reference: Any) -> Any:
         raise EngineFailure(
             f"running tasks on Ray: processes died {ATTEMPTS} times, at last with "
             f"{type(error).__name__}: {error}",
-            hint="'ray status' and the log of its processes say more",
+            hint="see 'ray status' and the log of its processes",
         ) from error
 
 
@@ -317,8 +317,8 @@ def connected(engine: Engine) -> Iterator[Any]:
             raise EngineFailure(
                 f"connecting to Ray at {engine.address or 'this machine'}: {reason(error)}",
                 hint="'ray start --head' starts a cluster; its address is HOST:6379, or "
-                "ray://HOST:10001 from outside. A cluster that asks for a token wants the same "
-                "RAY_AUTH_TOKEN here as there",
+                "ray://HOST:10001 from outside. A cluster with a token needs the same "
+                "RAY_AUTH_TOKEN here",
             ) from error
     try:
         yield ray

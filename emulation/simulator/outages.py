@@ -42,8 +42,8 @@ class Outages:
         for mean_s in (self.mean_up_s, self.mean_down_s):
             if not (math.isfinite(mean_s) and mean_s > 0):
                 raise BadInput(
-                    f"a {self.what} cannot work or be broken for {mean_s} s in the "
-                    "mean: expected more than 0 s"
+                    f"a {self.what} cannot work or be in repair for {mean_s} s on average: "
+                    f"expected more than 0 s"
                 )
 
     @classmethod
@@ -52,13 +52,14 @@ class Outages:
         parts = text.split(":")
         if len(parts) != 3:
             raise BadInput(
-                f"{text!r} does not say what breaks: expected what:works:mended, like server:30d:4h"
+                f"{text!r} is not a failure model: expected WHAT:TIME-TO-FAILURE:TIME-TO-REPAIR, "
+                f"like server:30d:4h"
             )
         for what in get_args(What):
             if what == parts[0]:
                 return cls(what, parse_time(parts[1]), parse_time(parts[2]))
         raise BadInput(
-            f"{parts[0]!r} cannot break: {nearest(parts[0], get_args(What))}"
+            f"{parts[0]!r} cannot fail: {nearest(parts[0], get_args(What))}"
         )
 
     def events(self, shape: ClusterShape, seed: int) -> Iterator[Outage]:

@@ -166,7 +166,7 @@ def traced_jobs(
     if len(fitting) < count:
         raise BadInput(
             f"the trace has {len(fitting)} jobs of up to {hosts // 2} GPUs: expected {count}",
-            hint="take fewer jobs of each lab, or a longer trace",
+            hint="use fewer jobs per lab, or a longer trace",
         )
     draw = random.Random(f"trace {seed}")
     first = draw.randint(0, len(fitting) - count)
@@ -280,7 +280,7 @@ class PlayedPolicies(NamedTuple):
         names = text.split("+")
         if len(names) > len(cls._fields) or not all(names):
             raise BadInput(
-                f"{text!r} names no policies: expected PLACEMENT, or with any of +TOPOLOGY+ORDER"
+                f"{text!r} names no policies: expected PLACEMENT, optionally with +TOPOLOGY+ORDER"
                 "+ELASTICITY+PARTITION (default: keep, fifo, rigid, as-asked), like "
                 "regroup+regroup+srpt"
             )

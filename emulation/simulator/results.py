@@ -72,7 +72,7 @@ def results_folder(output: Path | None, name: str) -> Path:
     folder = output or Path("results") / time.strftime(f"{name}-%Y%m%d-%H%M%S")
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     if not missing and not folder.is_dir():
-        raise BadInput(f"results cannot go to {folder}: that is a file")
+        raise BadInput(f"cannot write results to {folder}: it is a file")
     try:
         folder.mkdir(
             parents=True,

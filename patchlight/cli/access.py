@@ -70,7 +70,7 @@ def _address(lab_name: str | None, address: str | None) -> str:
 @click.option(
     "--forget",
     is_flag=True,
-    help="Forget the token; 'token revoke' makes it useless.",
+    help="Forget the token; 'token revoke' makes it invalid.",
 )
 @controller_options
 def login(
@@ -82,8 +82,8 @@ def login(
 ) -> None:
     """Log in to a controller on another machine, with a token.
 
-    An admin makes the token there: 'patchlight token create'. It is kept for you alone, and every
-    command that talks to that controller uses it.
+    An admin creates the token there with 'patchlight token create'. It is stored for your user
+    only; every command to that controller uses it.
     """
     from patchlight.client.client import ControllerClient
     from patchlight.client.connection import (
@@ -95,7 +95,7 @@ def login(
     where = _address(lab_name, address)
     if forget:
         keep_login(where, None)
-        out.say(f"no token is kept for {where}")
+        out.say(f"no token is stored for {where}")
         return
     if ca is None:
         raise BadInput(
@@ -156,7 +156,7 @@ def create(
 ) -> None:
     """Create a token for USER and print it; it is not shown again.
 
-    A viewer can look; a user can also submit jobs and stop their own; an operator can also change
+    A viewer can read; a user can also submit jobs and stop their own; an operator can also change
     circuits and all jobs; an admin can also create tokens.
     """
     made = client.create_token(
@@ -189,7 +189,7 @@ def _state(row: TokenShape) -> out.Coloured:
 @out.listing_options
 @with_client
 def list_tokens(client: ControllerClient, as_json: bool) -> None:
-    """List all tokens: for whom, by whom, and until when."""
+    """List all tokens with user, creator and expiry."""
     rows = client.tokens()
     table = out.Table(
         out.Column("id", whole=True),
@@ -219,7 +219,9 @@ def revoke(client: ControllerClient, token_id: str) -> None:
     """Revoke the token with that ID."""
     match = re.fullmatch(r"(?:patchlight_)?([0-9a-f]{8})(?:_\S*)?", token_id)
     if match is None:
-        raise BadInput("not a token's id: 'patchlight token list' shows them")
+        raise BadInput(
+            "this is not a token's id: 'patchlight token list' shows them"
+        )
     gone = client.revoke_token(match[1])
     out.say(f"token {gone.id} for {gone.user} is revoked")
 
@@ -251,7 +253,7 @@ def audit(
     outcome: str | None,
     as_json: bool,
 ) -> None:
-    """List requests for changes: who, from where, what, the outcome and the reason."""
+    """List requests that change something: who, from where, what, outcome and reason."""
     rows = client.audit(
         last,
         user=user,
@@ -270,7 +272,7 @@ def audit(
         if row.repeated:
             words += f", and {row.repeated} more"
         outcome_cell = out.Coloured(words, _COLOURS[row.outcome])
-        who = row.by or "(nobody known)"
+        who = row.by or "(unknown user)"
         method, _, path = row.what.partition(" ")
         what = f"{_VERBS.get(method, method)} {path.removeprefix('/v1/')}"
         # A client's port says nothing.

@@ -44,7 +44,7 @@ def agent() -> None:
     "gpus",
     default="nvml",
     metavar="nvml|socket:DIR",
-    help="NVIDIA GPUs, or GPUs that answer on Unix sockets in DIR.",
+    help="NVIDIA GPUs, or GPUs behind Unix sockets in DIR.",
 )
 @click.option(
     "--gpu-rate",
@@ -88,9 +88,8 @@ def agent() -> None:
     help="Certificates (ca.pem, cert.pem, key.pem): this server's, from 'deploy certificates'.",
 )
 def run(**options: Any) -> None:
-    """Run the agent of one server until SIGTERM.
-
-    Its workers go on, and the next agent takes them over.
+    """Run the agent of one server until SIGTERM. Its workers continue, and the next agent takes
+    them over.
     """
     from patchlight.agents.run import Options, run_agent
 

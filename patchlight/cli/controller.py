@@ -62,7 +62,7 @@ def controller() -> None:
 @click.option(
     "--metrics",
     metavar="HOST:PORT",
-    help="Also serve /metrics for Prometheus here, for this machine only.  [default: only at the "
+    help="Also serve /metrics for Prometheus at this local address.  [default: only at the "
     "API's address]",
 )
 @click.option(
@@ -75,7 +75,7 @@ def controller() -> None:
     "--dashboard",
     "dashboard_at",
     metavar="HOST:PORT",
-    help="Also run a dashboard here, in its own process, for this machine only.",
+    help="Also run a dashboard at this local address, in its own process.",
 )
 @click.option(
     "--openflow",
@@ -126,7 +126,7 @@ def controller() -> None:
     type=AT_LEAST_0,
     default=DEFAULT_TOLERANCES.budget_db,
     metavar="DB",
-    help="How far the power at an output may be from the loss budget.",
+    help="Largest difference between the power at an output and the loss budget.",
 )
 @click.option(
     "--baseline-tolerance",
@@ -146,7 +146,7 @@ def run(
     baseline_tolerance: float,
     **options: Any,
 ) -> None:
-    """Run the controller of LAB until Ctrl-C; circuits and flows stay.
+    """Run the controller of LAB until Ctrl-C; circuits and flow entries stay.
 
     For an emulated lab that is up, given by name, it continues where the last controller stopped.
     """
@@ -217,7 +217,7 @@ def stop(
     release: bool,
     as_json: bool,
 ) -> None:
-    """Stop the controller; jobs, circuits and flows stay.
+    """Stop the controller; jobs, circuits and flow entries stay.
 
     Running jobs continue, and queued jobs stay queued: the next controller of the lab takes them
     over. To end jobs too, drain it first.
@@ -227,7 +227,7 @@ def stop(
         ", ".join(f"{count} {state}" for state, count in left.items())
         or "none"
     )
-    text = f"the controller ends; jobs that stay as they are: {jobs}"
+    text = f"the controller stops; these jobs continue: {jobs}"
     out.print_answer({"jobs": left}, text, as_json=as_json)
 
 
@@ -257,14 +257,14 @@ def drain(
     """
     if end:
         if why:
-            raise BadInput("--end takes no --why: leave it out")
+            raise BadInput("--why does not go with --end: leave it out")
         client.resume()
         out.print_answer(
-            {"drained": False}, "jobs are started again", as_json=as_json
+            {"drained": False}, "jobs can start again", as_json=as_json
         )
         return
     ended = client.drain(why)
-    text = f"no job is started any more; ended: {', '.join(ended) or 'none, none ran'}"
+    text = f"no more jobs start; ended: {', '.join(ended) or 'none, none ran'}"
     out.print_answer({"ended": ended}, text, as_json=as_json)
 
 
@@ -313,8 +313,8 @@ def backup(
 ) -> None:
     """Write the controller's state to FILE, a tar archive.
 
-    It has the journal, jobs, tokens' hashes, samples and the lab file. The controller may run.
-    The output of jobs and TLS keys are not in it.
+    It has the journal, jobs, tokens' hashes, samples and the lab file. The controller may run. It
+    has no output of jobs and no TLS keys.
     """
     lab_file, folder = _state_of(lab_name, state)
     if not (folder / _KEPT[0]).exists():
@@ -383,12 +383,12 @@ def backup(
 def restore(file: Path, state: Path) -> None:
     """Unpack a backup into an empty folder, for a controller to run on.
 
-    That controller does not know jobs that started after the backup, and ends their workers.
+    Jobs that started after the backup are unknown to it, and it ends their workers.
     """
     if state.exists() and any(state.iterdir()):
         raise BadInput(
             f"{state} is not empty: nothing was restored",
-            hint="name a new folder, or move what is there away",
+            hint="name a new folder, or move its files away",
         )
     try:
         with tarfile.open(file) as tar:

@@ -53,7 +53,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "audit": Command(f"{_HERE}.access", "Show the audit log.", OPERATE),
     "report": Command(
-        f"{_HERE}.report", "Write a report on a period.", OPERATE
+        f"{_HERE}.report", "Write a report on a period of time.", OPERATE
     ),
     "policy": Command(
         f"{_HERE}.policy", "List, compare and train policies.", RESEARCH
@@ -99,7 +99,7 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
     ),
 )
 def lab() -> None:
-    """Check, show and write lab files; find out how a lab is wired."""
+    """Check, show and write lab files; discover the wiring of a lab."""
 
 
 @click.group(
@@ -111,8 +111,8 @@ def lab() -> None:
         listing="list",
         follow="show logs stop restart regroup",
     ),
-    epilog="JOB is a job's id, the start of an id, or a name. If several jobs have that name, it "
-    "means the one that has not ended.",
+    epilog="JOB is a job's id, the start of an id, or a name. Of several jobs with that name it "
+    "is the one that has not ended.",
 )
 def job() -> None:
     """Submit, list, follow and stop training jobs."""
@@ -129,10 +129,10 @@ def job() -> None:
         claim="claim",
     ),
     epilog="OCS is the name of an optical circuit switch or a wavelength switch in the lab file. "
-    "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; on a wavelength switch "
-    "a channel may follow: 3@193.100. Exit codes: 0 done; 1 refused, or failed and rolled back; "
-    "of verify: a difference or a failure; 2 wrong input, nothing done; 3 outcome "
-    "unknown: run 'ocs show' first.",
+    "PORT is a number, ocs1.17, or the port at the other end of its fibre, like server1.nic0; on "
+    "a wavelength switch a channel may follow: 3@193.100. Exit codes: 0 done; 1 refused, or "
+    "failed and rolled back (verify: a difference or a failure); 2 wrong input, nothing done; 3 "
+    "outcome unknown: run 'ocs show' first.",
 )
 def ocs() -> None:
     """Show and change optical circuits, on circuit switches and wavelength switches."""

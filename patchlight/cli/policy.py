@@ -39,7 +39,7 @@ def policy() -> None:
 @click.option(
     "--interleave",
     type=click.Choice(["on", "off"]),
-    help="Let jobs that share links send in turns where that gains.",
+    help="Let jobs that share links send in turns where that helps.",
 )
 @out.listing_options
 @connection.with_client
@@ -50,9 +50,9 @@ def use(
 ) -> None:
     """Change the policies of a running lab; without options print the present ones.
 
-    They decide from the next job on; running jobs stay as they are. The choice overrides the lab
-    file, and holds until the controller is started with other options. A policy in a file is a
-    program: only root or the user who runs the controller may choose it.
+    They decide from the next job on; running jobs are unaffected. The choice overrides the lab
+    file until the controller starts with other options. A policy in a file is a program: only root
+    or the user who runs the controller may choose it.
     """
     wanted: dict[str, Any] = {
         kind: options.is_on(said)
@@ -69,7 +69,7 @@ def use(
             kind,
             is_on
             if kind in ABILITIES
-            else str(name or "(jobs have to say it)"),
+            else str(name or "(not set; use --workers)"),
         )
     out.print_answer(words, table, as_json=as_json)
 
@@ -85,7 +85,7 @@ def use(
     "other",
     metavar="POLICY",
     shell_complete=options.complete_policy,
-    help="Ask this policy instead, about decisions of its kind.",
+    help="Ask this policy instead, for decisions of its kind.",
 )
 @out.listing_options
 @connection.controller_options
@@ -96,10 +96,9 @@ def replay(
     lab_name: str | None,
     address: str | None,
 ) -> None:
-    """Repeat the decisions about JOB, with the inputs that the policies saw.
-
-    Changes nothing. The table compares each answer with the decision at that time. A policy that
-    raises an error is shown with file and line, an invalid answer with the reason.
+    """Repeat the decisions about JOB with their original inputs. Changes nothing. The table
+    compares each answer with the decision at that time. An error in a policy is shown with file
+    and line, an invalid answer with the reason.
     """
     from patchlight.cli.job.listing import find_job
     from patchlight.controller.jobs.cluster_view import arguments, plain
@@ -212,12 +211,12 @@ def _list(kind: Any, as_json: bool) -> None:
         rows.append({**row, "default": DEFAULTS[found.kind] == found.name})
     more = (
         out.Column("parameters", wide=True),
-        out.Column("where from", wide=True),
+        out.Column("origin", wide=True),
     )
     table = out.Table(
         "kind",
         out.Column("name", whole=True),
-        "what it does",
+        "description",
         *more,
     )
     last = None
@@ -261,13 +260,13 @@ def show(
     """Show what POLICY does, its parameters and origin; without POLICY list all.
 
     For a learned policy this includes its card and, with --lab, the inputs that the lab lacks and
-    what is outside the range that the policy was tested in.
+    the values outside the tested range.
     """
     if name is None:
         _list(kind, as_json)
         return
     if kind is not None:
-        raise click.UsageError("--kind is for the list: leave POLICY out")
+        raise click.UsageError("--kind filters the list: leave POLICY out")
     from patchlight.controller.policies.contract import METHODS
     from patchlight.controller.policies.registry import find
 
@@ -355,7 +354,7 @@ def fit_of(found: "PolicyRecipe", lab_name: str) -> dict[str, Any]:
     policy: Any = found.factory
     if getattr(policy, "card", None) is None:
         raise BadInput(
-            f"{found.name} is not a learned policy: --lab is only for those",
+            f"{found.name} is not a learned policy, and --lab needs one",
             hint="leave --lab out",
         )
     lab = load_lab(lab_name)
@@ -379,6 +378,6 @@ def say_fit(fit: dict[str, Any]) -> None:
     ):
         for line in lines or ["nothing"]:
             out.say(f"  {what}: {line}")
-    out.say("\nwhat it sees of jobs there:")
+    out.say("\nwhat it observes of jobs there:")
     for line in fit["from_jobs"]:
         out.say(f"  {line}")

@@ -92,9 +92,9 @@ class Scrape:
 def status(client: ControllerClient, as_json: bool) -> None:
     """Show the state of a lab: jobs, GPUs, circuits, packet switches, agents.
 
-    Problems are red or yellow. For monitoring, the exit code is 1 if anything is red. --wide adds a
-    table of every switch, agent and part of the controller. No device is contacted: use 'patchlight
-    ocs verify' to measure circuits.
+    Problems are red or yellow. For monitoring, the exit code is 1 if anything is red. --wide adds
+    a table of every switch, agent and part of the controller. It contacts no device: use
+    'patchlight ocs verify' to measure circuits.
     """
     found = Scrape.of(client)
     answer = client.status()
@@ -117,7 +117,7 @@ def status(client: ControllerClient, as_json: bool) -> None:
         title = f"lab {answer.lab}, Patchlight {answer.version}"
         out.Table(
             "part",
-            "how it is",
+            "state",
             title=title,
             rows=rows,
         ).print()
@@ -127,7 +127,7 @@ def status(client: ControllerClient, as_json: bool) -> None:
             if uplinks := list(uplink_rows(found)):
                 out.say("")
                 numeric = out.numbers("sends", "share", "even")
-                title = "Uplinks: equally near ports"
+                title = "Uplinks: equal-cost ports"
                 out.Table(
                     "port",
                     "to",
@@ -180,7 +180,7 @@ def status_rows(found: Scrape) -> Iterator[Row]:
         yield (
             "workers",
             out.Coloured(
-                f"{words}: users who submit jobs can read all files there",
+                f"{words}: users who submit jobs can read all files on those servers",
                 "caution",
             ),
         )
@@ -212,6 +212,8 @@ def _jobs(found: Scrape) -> out.Coloured:
     words = (
         f"{'none running' if at_work == 'none' else at_work}; ended: {over}"
     )
+    if {at_work, over} == {"none"}:
+        words = "no jobs yet"
     return out.Coloured(words, "caution" if counts.get("paused") else "good")
 
 
@@ -220,7 +222,7 @@ def _queue(found: Scrape) -> out.Coloured:
     words = "no job waiting"
     if sum(counts.values()):
         words = _counted(counts, "queued", "blocked")
-        words += f", the first for {out.span(found.total('queue_longest_wait_seconds'))}"
+        words += f", longest wait {out.span(found.total('queue_longest_wait_seconds'))}"
     if found.total("queue_drained"):
         return out.Coloured(f"{words}; drained: no job starts", "caution")
     return out.Coloured(words, "caution" if counts.get("blocked") else "good")
@@ -234,9 +236,9 @@ def _gpus(found: Scrape) -> out.Coloured:
     if told := [busy[gpu] for gpu in allocated if gpu in busy]:
         words += f", busy {sum(told) / len(told):.0%}".replace("%", " %")
     if power := found.total("gpu_power_watts"):
-        words += f", all draw {power:.0f} W"
+        words += f", together {power:.0f} W"
     if lost := [gpu for gpu, well in sorted(usable.items()) if not well]:
-        return out.Coloured(f"{words}; cannot be used: {_named(lost)}", "bad")
+        return out.Coloured(f"{words}; unusable: {_named(lost)}", "bad")
     return out.Coloured(words, "good")
 
 
@@ -256,7 +258,7 @@ def ocs_words(found: Scrape, ocs: str) -> out.Coloured:
     )
     bad += [f"{drift['missing']:.0f} missing"] if drift.get("missing") else []
     bad += (
-        [f"{drift['unknown']:.0f} that nobody committed"]
+        [f"{drift['unknown']:.0f} not committed"]
         if drift.get("unknown")
         else []
     )
@@ -295,7 +297,7 @@ def _changes(found: Scrape) -> out.Coloured:
         "unknown",
     )
     if found.total("reconfiguration_in_progress"):
-        words += "; one is under way"
+        words += "; one is in progress"
     if found.total("changes_stopped"):
         return out.Coloured(f"{words}; the stop button is pressed", "bad")
     return out.Coloured(words, "bad" if counts.get("unknown") else "good")
@@ -422,7 +424,7 @@ def _devices(answer: Status) -> out.Table:
                 f"{state.text}; {switch.snmp_problem}", "caution"
             )
         if switch.connected is None:
-            state = out.Coloured("forwards by itself", "good")
+            state = out.Coloured("not controlled by Patchlight", "good")
         if switch.without_groups:
             text = f"{state.text}; fixed paths, as it has no select groups"
             state = out.Coloured(text, "caution")
@@ -436,7 +438,7 @@ def _devices(answer: Status) -> out.Table:
         if foreign := switch.foreign:
             more = f" and {len(foreign) - 1} more" if foreign[1:] else ""
             state = out.Coloured(
-                f"connected; of others: {foreign[0]}{more}", "caution"
+                f"connected; foreign entries: {foreign[0]}{more}", "caution"
             )
         if switch.lacks:
             state = out.Coloured(f"connected; {switch.lacks}", "bad")

@@ -135,12 +135,12 @@ def _growth(
     "--every",
     default="2s",
     metavar="TIME",
-    help="Time between two updates.",
+    help="Time between updates.",
 )
 @click.option(
     "--once",
     is_flag=True,
-    help="Print it once, as without a terminal.",
+    help="Print it once, as if without a terminal.",
 )
 @out.json_option
 @with_client
@@ -152,9 +152,9 @@ def top(
 ) -> None:
     """Watch jobs, GPUs and circuits until Ctrl-C.
 
-    Rates are means over the last four intervals; 'off' compares the time of an iteration with its
-    prediction. The terminal needs 80 columns and 24 lines; a larger one shows more rows. No device
-    is contacted. With --json, print once: jobs, with rates, and circuit switches.
+    Rates are means over the last four intervals; 'off' is the deviation of the iteration time from
+    its prediction. The terminal needs 80 columns and 24 lines; a larger one shows more rows. No
+    device is contacted. With --json, print once: jobs, with rates, and circuit switches.
     """
     every_s = parse_time(every)
     if every_s < _LEAST_S:

@@ -140,9 +140,7 @@ class ApiConnection:
         try:
             return lab_api.LabIdentity(**response.json())
         except (ValueError, TypeError) as error:
-            raise self._no_controller(
-                "it does not say which lab it has"
-            ) from error
+            raise self._no_controller("it does not name its lab") from error
 
     def _call(
         self,
@@ -171,7 +169,7 @@ class ApiConnection:
             return TypeAdapter(kind).validate_json(answer.content)
         except ValidationError as error:
             raise self._no_controller(
-                f"it answered {method} {path} with something else"
+                f"unexpected answer to {method} {path}"
             ) from error
 
     def _get(self, kind: type[T], path: str, /, **query: Any) -> T:
@@ -185,15 +183,15 @@ class ApiConnection:
             raise OtherLab(
                 f"the controller at {self.address} has the lab {theirs.name} ({theirs.file}), "
                 f"not {ours.name} ({ours.file}): nothing was done",
-                hint=f"start one with 'patchlight controller run --lab {ours.file}', or say where "
-                "it is: --controller ADDRESS, or controller.api in the lab file",
+                hint=f"start one with 'patchlight controller run --lab {ours.file}', or give its "
+                f"address: --controller ADDRESS, or controller.api in the lab file",
             )
         if theirs.fingerprint != ours.fingerprint and not any_file:
             raise OtherLab(
-                f"the controller at {self.address} has another version of the lab {ours.name}: "
-                f"{theirs.file} as it was when the controller started, and not what {ours.file} "
-                "says of devices, ports, addresses and fibres: nothing was done",
-                hint="start the controller again with the file that is right",
+                f"the controller at {self.address} has another version of lab {ours.name}: "
+                f"devices, ports, addresses or fibres in {ours.file} differ from {theirs.file} "
+                f"when the controller started: nothing was done",
+                hint="restart the controller with the right file",
             )
         self._known = True
 
@@ -217,7 +215,7 @@ class ApiConnection:
             )
         except UnicodeError as error:
             raise BadInput(
-                "some of the text is not valid UTF-8, and nothing was done",
+                "some of the text is not valid UTF-8; nothing was done",
                 hint="is the terminal's character set UTF-8? see: locale",
             ) from error
         except httpx.HTTPError as error:
@@ -233,14 +231,14 @@ class ApiConnection:
                 raise OutcomeUnknown(
                     f"the controller at {self.address} got the request, but its result is unknown "
                     f"({why})",
-                    hint="once it runs, it finishes or undoes what it had begun: "
-                    "'patchlight ocs history' says which",
+                    hint="it finishes or rolls back unfinished changes when it runs again: see "
+                    "'patchlight ocs history'",
                 ) from error
             if "Permission denied" in why:
                 raise ControllerError(
                     f"you may not use {self.address}: {why}",
-                    hint="its group may use it (controller: {access: …} in the lab file; by itself "
-                    "the group patchlight): sudo usermod -aG patchlight USER",
+                    hint="its group may use it (controller: {access: …} in the lab file; by "
+                    "default the group patchlight): sudo usermod -aG patchlight USER",
                 ) from error
             raise NoAnswer(
                 f"no answer from a controller at {self.address} ({why})",
@@ -266,9 +264,10 @@ class ApiConnection:
                     else OutcomeUnknown
                 )
                 return failed(
-                    f"the controller at {self.address} failed at this request: it answered with "
-                    f"HTTP {response.status_code} and nothing else",
-                    hint="its log says why; see what was done before you ask again",
+                    f"the controller at {self.address} failed on this request: HTTP "
+                    f"{response.status_code} without a reason",
+                    hint="its log has the reason; check what was done before you repeat the "
+                    "request",
                 )
             no_controller = self._no_controller(
                 f"it answered with HTTP {response.status_code}"
@@ -344,7 +343,7 @@ def controller_name_at(address: str, ca: str) -> str:
         context.load_verify_locations(cadata=ca)
     except (ssl.SSLError, ValueError) as error:
         raise BadInput(
-            "not a certificate of an authority",
+            "not a certificate of a CA",
             hint="expected ca.pem, as 'patchlight deploy certificates LAB' made it",
         ) from error
     try:
@@ -388,7 +387,7 @@ def logins() -> dict[str, Login]:
         return {}  # an unreadable one is another user's, whose HOME is still set
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise PatchlightError(
-            f"reading {_file()}: it is not what 'patchlight login' writes",
+            f"reading {_file()}: not a file of 'patchlight login'",
             hint="remove the file, and log in again",
         ) from error
 

@@ -33,8 +33,8 @@ INTERRUPTED = 130
 _RUN_OUT = {
     errno.ENOSPC: "free some disk space",
     errno.EDQUOT: "free some of your disk quota",
-    errno.EROFS: "name a folder that can be written to",
-    errno.EIO: "see what the kernel says of the device: dmesg",
+    errno.EROFS: "name a writable folder",
+    errno.EIO: "see the kernel's messages about the device: dmesg",
     errno.EMFILE: "allow more open files: ulimit -n 65536",
     errno.ENFILE: "close some programs, or raise the sysctl fs.file-max",
 }
@@ -165,7 +165,10 @@ def report(error: BaseException, settings: CrashReport) -> int:
         what_to_do := _RUN_OUT.get(error.errno or 0)
     ):
         where = f" ({error.filename})" if error.filename else ""
-        say(f"patchlight: could not go on: {error.strerror}{where}", err=True)
+        say(
+            f"patchlight: could not continue: {error.strerror}{where}",
+            err=True,
+        )
         say(f"  {what_to_do}, and run the command again", err=True)
         let_go_of_output()
         return 1

@@ -186,7 +186,7 @@ def connect(
     if silent and file != emulated and emulated.exists():
         raise BadInput(
             f"no controller of {file} runs, but an emulated lab of that name is up",
-            hint=f"if you mean that one: --lab {lab.name}",
+            hint=f"to use that one: --lab {lab.name}",
         )
     login = logins().get(address)
     return ControllerClient(

@@ -48,7 +48,7 @@ T = TypeVar("T")
 class _Direct(NoHooks):
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         return [
-            "direct: no job paused, and no flow table follows the circuits"
+            "direct: jobs were not paused, and flow tables were not updated"
         ]
 
 
@@ -139,9 +139,7 @@ class DirectClient(ControllerClient):
                         for e in error.errors()
                     )
                     words = joined(mistakes)
-                    raise BadInput(
-                        f"the controller does not take that: {words}"
-                    ) from error
+                    raise BadInput(f"invalid request: {words}") from error
             try:
                 work = method_of(*places, *given, **query)
                 answer: T = self._loop.run_until_complete(work)
@@ -237,7 +235,7 @@ def refuse_beside_a_controller(lab: Lab) -> None:
     if running != lab.name:
         return
     raise registry.DeviceLocked(
-        f"a controller of lab {running} runs at {address}: it holds the switches",
+        f"the controller of lab {running} at {address} controls these switches",
         hint="leave out --direct, or stop the controller first",
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 _SENTENCES = {
     "circuits-begun": "change {id} began: {why}",
     "defragmented": "change {reconfiguration} for running jobs: {state}",
-    "interleaved": "jobs {jobs} send in turns, in periods of {period_s} s",
+    "interleaved": "jobs {jobs} send in turns, with a period of {period_s} s",
     "resumed": "change {reconfiguration}, interrupted earlier: {state}; {message}",
     "unreachable": "{ocs} does not answer: {message}",
     "reachable": "{ocs} answers again after {away_s} s",
@@ -27,7 +27,7 @@ _SENTENCES = {
     "port-back": "{message}",
     "policies": "policies in use: {policies}",
     "policy-fault": "policy {policy} failed: {message}",
-    "counted-by": "what hosts send is counted for {hosts} (switch, snmp: at switch ports)",
+    "counted-by": "source of the hosts' traffic counters: {hosts} (switch, snmp: at switch ports)",
     "part-fault": "{part} of the controller failed: {message}",
     "openflow-switch-up": "packet switch {datapath_id} connected from {address}",
     "openflow-switch-down": "packet switch {datapath_id} disconnected",

@@ -86,17 +86,17 @@ ANY = FiniteFloat()
 
 
 POLICIES = {
-    "--placement": ("Which GPUs a job gets.", "consolidated"),
-    "--order": ("Which waiting job is next.", "fifo"),
+    "--placement": ("Choose the GPUs of a job.", "consolidated"),
+    "--order": ("Choose the next waiting job.", "fifo"),
     "--topology": (
-        "Which circuits a job gets that names no topology.",
+        "Choose circuits for a job without a topology.",
         "keep",
     ),
     "--partition": (
-        "How many workers a job gets that names no number.",
-        "none, such jobs are refused",
+        "Choose the number of workers for a job without one.",
+        "none; those jobs are refused",
     ),
-    "--elasticity": ("Which running jobs get more or fewer workers.", "rigid"),
+    "--elasticity": ("Resize running jobs.", "rigid"),
 }
 
 
@@ -126,7 +126,7 @@ def kinds_of_policies(
     defragment = declare(
         "--defragment",
         type=click.Choice(["on", "off"]),
-        help="Move circuits of running jobs where that gains more than it costs.",
+        help="Move circuits of running jobs where the gain exceeds the cost.",
     )
     for option in reversed((*options, *others, defragment)):
         command = option(command)
@@ -143,7 +143,7 @@ def policy_options(command: Command) -> Command:
         "--policy-deadline",
         type=ANY,
         metavar="SECONDS",
-        help="Time after which the default policy decides instead.  [default: 1]",
+        help="Time limit, after which the default policy decides.  [default: 1]",
     )
     return kinds_of_policies(command, deadline, defaults=True)
 

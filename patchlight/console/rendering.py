@@ -493,7 +493,7 @@ def save_picture(file: Path, draw: Callable[[], Figure]) -> None:
 
 def cannot_write(what: str, error: OSError) -> PatchlightError:
     """The error for a file that a user named and that cannot be written."""
-    hint = "name a file in a folder you can write to"
+    hint = "name a file in a writable folder"
     return PatchlightError(f"cannot write {what}: {error.strerror}", hint=hint)
 
 

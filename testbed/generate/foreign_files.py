@@ -46,7 +46,7 @@ def read_plant(
         )
     if gpus is not None and not slurm:
         raise BadInput(
-            f"--gpus is for Slurm's nodes: {what} says itself how many GPUs there are"
+            f"--gpus is for Slurm's nodes: {what} has its own number of GPUs"
         )
     if isinstance(document, Mapping):
         if keys & {"infrastructure", "instances"}:
@@ -57,7 +57,7 @@ def read_plant(
         return read_topology_yaml(document, what, gpus or 1)
     elif file.suffix == ".conf" or "=" in text:
         return read_topology_conf(text, what, gpus or 1)
-    raise BadInput(f"{what} is none of the files that can be read: {KINDS}")
+    raise BadInput(f"{what} is not a file that Patchlight can read: {KINDS}")
 
 
 def _document(text: str, what: str) -> Any:

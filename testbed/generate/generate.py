@@ -415,7 +415,7 @@ def _network_for(last: int) -> IPv4Network:
     prefix = min(16, 32 - (last + 1).bit_length())
     if prefix < 8:
         raise BadInput(
-            "the hosts do not fit in 10.0.0.0/8 with a block of addresses for each switch",
+            "10.0.0.0/8 is too small for these hosts with a block of addresses per switch",
             hint="use fewer hosts, or more hosts per switch",
         )
     return IPv4Network((_FIRST, prefix))

@@ -443,7 +443,7 @@ class _Reader:
         for step in text.split("."):
             if inside is None:
                 raise self._wrong(
-                    f"{where}: {text!r} goes on below a component that is not a device"
+                    f"{where}: {text!r} continues below a component that is not a device"
                 )
             part = _PART.fullmatch(step)
             known = {c.name: c for c in self._devices[inside].components}
@@ -539,7 +539,7 @@ class _Reader:
             if edge.scheme == "one2one" and len(ends[0]) != len(ends[1]):
                 raise self._wrong(
                     f"{where}: {len(ends[0])} ports on one side and {len(ends[1])} on the "
-                    "other: one2one needs as many on both, by slices like port[0:2]"
+                    "other: one2one needs the same number on both, with slices like port[0:2]"
                 )
             rate_bps, delay_s = self._speed(links[edge.link])
             for a, b in _paired(edge.scheme, *ends):

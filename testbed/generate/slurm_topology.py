@@ -79,7 +79,7 @@ def read_topology_conf(
         where = f"{what}:{number}"
         if line.split()[:1] and line.split()[0].lower() == "include":
             raise BadInput(
-                f"{where}: the file includes another",
+                f"{where}: the file includes another file",
                 hint="give Patchlight the file with all switches",
             )
         if "switchname" in pairs:
@@ -225,7 +225,7 @@ def _plant(
         for name in (*switch.switches, *switch.nodes):
             if name in switch.switches and name not in known:
                 raise BadInput(
-                    f"{what}: switch {switch.name} is over {name}, which has no line"
+                    f"{what}: switch {switch.name} has {name} below it, which has no line"
                 )
             if name in above and name not in known:
                 left_out.append(

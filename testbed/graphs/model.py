@@ -118,7 +118,7 @@ class ComputationGraph:
         seen = set[tuple[int, int]]()
         for edge in self.edges:
             if not all(0 <= end < count for end in edge):
-                return f"edge {edge} has an end that does not exist"
+                return f"edge {edge} has an unknown end"
             if edge in seen:
                 return f"edge {self._written(edge)} appears twice"
             seen.add(edge)

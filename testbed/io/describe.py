@@ -122,7 +122,7 @@ def expected(schema: Mapping[str, Any]) -> str:
         case {"type": "boolean"}:
             return "true or false"
         case {"properties": _, "required": [*names]}:
-            return f"{what} with keys {', '.join(names)}"
+            return f"{what} with {' and '.join(map(repr, names))}"
         case {"patternProperties": _, "example": example}:
             return f"{what}, like {example}"
         case {"examples": [example, *_]}:

@@ -142,7 +142,7 @@ def jobs_meant(given: Sequence[JobGiven]) -> JobBatch:
     together = all(jobs.together for jobs in found)
     if not together and len(found) > 1:
         raise BadInput(
-            "jobs of a sweep or an array start one by one: submit them separately"
+            "jobs of a sweep or an array start one by one: submit each on its own"
         )
     return JobBatch(specs, together)
 
@@ -164,7 +164,7 @@ class _Reader:
             return self._several(there, given)
         if "defaults" in file:
             message = (
-                "expected 'jobs' with 'defaults', which are for several jobs"
+                "'defaults' are for several jobs: expected 'jobs' beside them"
             )
             self.issues.at(there["defaults"], message)
         if "name" not in file:
@@ -172,7 +172,7 @@ class _Reader:
                 self.issues.add(
                     1,
                     1,
-                    "the file lacks 'name', or 'jobs': expected a job",
+                    "expected a job's 'name', or 'jobs'",
                 )
             return None
         if self.issues:
@@ -213,7 +213,9 @@ class _Reader:
             before = first.setdefault(name.value, name)
             if before is not name:
                 message = f"duplicate job name {name.value!r}, first on line {before.line}"
-                self.issues.at(name, f"{message}: expected a name for each")
+                self.issues.at(
+                    name, f"{message}: expected a distinct name for each job"
+                )
         specs = [
             spec
             for job in jobs
@@ -221,7 +223,7 @@ class _Reader:
         ]
         for job, spec in zip(jobs, specs, strict=False):
             for other in first.keys() & {*spec.after}:
-                message = f"{other!r} starts at the same time: expected a job from before"
+                message = f"{other!r} starts at the same time: expected an earlier job"
                 self.issues.at(job["after"], message)
         return JobBatch(tuple(specs))
 
@@ -258,9 +260,7 @@ class _Reader:
             if not listed or len({spelling for spelling, _ in listed}) < len(
                 listed
             ):
-                message = (
-                    f"a sweep over {key}: expected values, each of them once"
-                )
+                message = f"a sweep over {key}: expected distinct values"
                 self.issues.at(file.get("sweep", job["name"]), message)
                 return None
         array = given.array or (file["array"].value if "array" in file else 1)
@@ -308,7 +308,7 @@ class _Reader:
         ]
         if spec.trainer == "torch" and spec.gradient_bytes:
             mistakes.append(
-                "gradient: only for jobs without a model, which has its own"
+                "gradient: a job with a model takes the model's own"
             )
         if not {"workers", "hosts", "degrees"} & values.keys():
             mistakes.append("a job needs 'workers' or 'hosts'")

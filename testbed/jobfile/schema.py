@@ -122,9 +122,7 @@ def _workers(text: str) -> int:
 def _variable(text: str) -> str:
     VARIABLE_NAME.take(text)
     if jobs.is_reserved(text):
-        raise BadInput(
-            f"{text} cannot be set: Patchlight sets it for each rank"
-        )
+        raise BadInput(f"Patchlight sets {text} for each rank: leave it out")
     return text
 
 
@@ -154,7 +152,7 @@ _NAME = matching(
 _HOST = matching(
     r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z][A-Za-z0-9_-]*)?",
     "a host",
-    "a GPU or NIC of the lab, maybe with its server",
+    "a GPU or NIC of the lab, optionally with its server",
     "server1.gpu0",
     2 * 31,
 )
@@ -179,10 +177,12 @@ _SHORT_MOUNT = Text(
 Folder = Annotated[str, _FOLDER]
 Host = Annotated[str, _HOST]
 Word = Annotated[str, _line("a word", "train.py", numbers=True)]
-WorkerCount = Annotated[int, whole("how many workers", 1, jobs.MOST_WORKERS)]
+WorkerCount = Annotated[
+    int, whole("a number of workers", 1, jobs.MOST_WORKERS)
+]
 Iterations = Annotated[
     int,
-    whole("how many iterations", 1, jobs.MOST_ITERATIONS),
+    whole("a number of iterations", 1, jobs.MOST_ITERATIONS),
     BeforeValidator(grouped),
 ]
 Gradient = Annotated[
@@ -237,7 +237,7 @@ StopGrace = Annotated[
     float, _time(jobs.LONGEST_STOP_GRACE_S, "a time to end", "2min")
 ]
 Priority = Annotated[int, whole("a priority", -1000, 1000)]
-Retries = Annotated[int, whole("how often", 0, jobs.MOST_RETRIES)]
+Retries = Annotated[int, whole("a number of restarts", 0, jobs.MOST_RETRIES)]
 ComputeTimes = Annotated[
     dict[
         GpuModel,
@@ -309,9 +309,7 @@ class Defaults(Keys, title="a job"):
         int,
         whole("a mini-batch", 1, jobs.LARGEST_BATCH),
         BeforeValidator(grouped),
-    ] = key(
-        "samples of each worker in an iteration", "that of the graph", "16"
-    )
+    ] = key("samples of each worker in an iteration", "the graph's", "16")
     data: Folder = key(
         "the folder of the model's samples", "synthetic samples", "/srv/images"
     )
@@ -334,28 +332,27 @@ class Defaults(Keys, title="a job"):
             example="4",
         ),
     ] = key(
-        "how many GPUs it gets; the placement policy chooses which. With auto, the "
-        "partition policy chooses how many, and the elasticity policy changes that while it runs"
+        "the number of GPUs; the placement policy chooses which. With auto, the partition policy "
+        "chooses the number, and the elasticity policy changes it while the job runs"
     )
     degrees: Annotated[
         tuple[Annotated[int, _DEGREE], ...],
         one_or_more(_DEGREE),
         listing("numbers of workers"),
-    ] = key("the numbers of workers that auto may choose", "any", "[2, 4]")
+    ] = key("the numbers of workers that auto can choose", "any", "[2, 4]")
     hosts: Annotated[tuple[Host, ...], listing("hosts")] = key(
-        "its GPUs, in ring order, instead of a number"
+        "the GPUs, in ring order, instead of a number"
     )
     gpu_models: Annotated[
         tuple[GpuModel, ...], one_or_more(MODEL), listing("GPU models")
-    ] = key("the only GPU models it may get", "any")
-    iterations: Iterations = key("how many iterations it runs", example="100")
+    ] = key("allowed GPU models", "any")
+    iterations: Iterations = key("the number of iterations", example="100")
     gradient_bytes: Gradient = key(
-        "the size of one gradient; not for a model, whose size is known"
+        "the size of one gradient; a model has its own"
     )
     compute_s: ComputeTimes = key(
-        "how long an iteration computes, forward and backward, on each GPU model; "
-        "with workers auto, on one GPU: its workers share that time; for a model it "
-        "is measured unless given"
+        "the compute time of an iteration, forward and backward, on each GPU model; with workers "
+        "auto, that of one GPU, which the workers share; for a model it is measured by default"
     )
     seed: Seed = key(
         "the seed of a synthetic job's gradients or a model's samples", "0"
@@ -378,17 +375,15 @@ class Defaults(Keys, title="a job"):
     mounts: Mounts = key("folders mounted into containers")
     shared_memory_bytes: SharedMemory = key("the size of a worker's /dev/shm")
     memory_bytes: Memory = key(
-        "the most memory that a worker may use",
+        "the memory limit of a worker",
         "eight gradients and 1 GiB (synthetic jobs), or the worker's share of the server's",
     )
-    cpus: Cpus = key(
-        "how many CPUs of its server a worker may use", "all", "7.5"
-    )
+    cpus: Cpus = key("the number of CPUs that a worker may use", "all", "7.5")
     working_directory: Folder = key(
         "the program's working directory", example="/srv/vgg"
     )
     hold: Annotated[
-        jobs.HowHeld, choice("how to hold it", *get_args(jobs.HowHeld))
+        jobs.HowHeld, choice("a pause method", *get_args(jobs.HowHeld))
     ] = key(
         "how a program is paused while its circuits change: by the control protocol, "
         "frozen, or (auto) by the protocol if it speaks it",
@@ -398,20 +393,20 @@ class Defaults(Keys, title="a job"):
         "a built-in computation graph, or a graph file"
     )
     requirement: Requirement = key(
-        "its deadline, in times of its time on a GPU", example="0.5"
+        "the deadline, as a multiple of its time on one GPU", example="0.5"
     )
-    deadline_s: Deadline = key("how long after its submission it has to end")
+    deadline_s: Deadline = key(
+        "the time from submission within which it must end"
+    )
     priority: Priority = key(
-        "a job with a higher priority is earlier in the queue", "0", "10"
+        "jobs with a higher priority come earlier in the queue", "0", "10"
     )
     after: Annotated[
         tuple[Annotated[str, _AFTER], ...],
         one_or_more(_AFTER),
         listing("jobs"),
     ] = key("the jobs, by name or id, that must be done before it starts")
-    retries: Retries = key(
-        "how often it is started again after it failed", "0", "3"
-    )
+    retries: Retries = key("the number of restarts after a failure", "0", "3")
     checkpoint: Folder = key(
         "the folder of its checkpoints", example="/srv/checkpoints/vgg"
     )
@@ -422,15 +417,15 @@ class Defaults(Keys, title="a job"):
         "whether a job earlier in the queue may interrupt it", "true"
     )
     topology: Annotated[str, _line("a topology policy", "regroup")] = key(
-        "its circuits: as they are (keep), all its GPUs under one packet switch "
-        "(regroup), or as a topology policy of that name decides",
+        "its circuits: unchanged (keep), all its GPUs under one packet switch (regroup), or a "
+        "topology policy's choice",
         "the lab's policy",
     )
     placement: Annotated[str, _line("a policy", "regroup")] = key(
-        "what chooses its GPUs", "the lab's policy"
+        "the policy that chooses its GPUs", "the lab's policy"
     )
     dark_limit_s: DarkLimit = key(
-        "how long it may pause without a circuit", "10min"
+        "the longest pause without a circuit", "10min"
     )
     stop_grace_s: StopGrace = key(
         "the time from SIGTERM to SIGKILL, for a worker to save", "30s"
@@ -438,7 +433,7 @@ class Defaults(Keys, title="a job"):
     transport: Annotated[
         jobs.Transport, choice("a transport", *get_args(jobs.Transport))
     ] = key(
-        "what carries a synthetic job's gradients: TCP, or RDMA (RoCE v2)",
+        "the transport of a synthetic job's gradients: TCP or RDMA (RoCE v2)",
         "tcp",
     )
 
@@ -483,7 +478,7 @@ Sweep = create_model(
     __cls_kwargs__={"title": "a sweep"},
     **{name: _values_of(name, type) for name, type in _SWEPT.items()},
 )
-ArrayLength = Annotated[int, whole("how many jobs", 1, jobs.MOST_JOBS)]
+ArrayLength = Annotated[int, whole("a number of jobs", 1, jobs.MOST_JOBS)]
 
 
 class SeveralJobs(Keys, title="a job file"):
@@ -494,17 +489,17 @@ class SeveralJobs(Keys, title="a job file"):
         example="[{name: a, workers: 2}, {name: b, workers: 2}]",
     )
     defaults: Defaults = key(
-        "the values of the keys that a job does not give",
+        "values for keys that a job leaves out",
         "none",
         "{iterations: 100, gradient: 553MB}",
     )
     sweep: Sweep = key(  # type: ignore[valid-type]
-        "one job for each value, or each combination of values, submitted separately",
+        "one job per value, or per combination of values, each submitted on its own",
         "none",
         "{workers: [2, 4, 6]}",
     )
     array: ArrayLength = key(
-        "how many times the job is submitted, each time alone", "1", "10"
+        "the number of copies, each submitted on its own", "1", "10"
     )
 
 

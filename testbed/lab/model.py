@@ -65,7 +65,7 @@ class Rendezvous:
     slots=True,
 )
 class Nic:
-    """One NIC port. ``gpu`` names the GPU of the same server that it serves, if any.
+    """One NIC port. ``gpu`` names the GPU that it serves, in the same server, if any.
 
     ``interface`` is its kernel name on the server (default: ``name``). ``lab_mac``: workers get
     ``mac`` even if it is derived from the address. ``relock_s`` is how long carrier and RDMA port
@@ -293,11 +293,11 @@ NO_NETWORK = IPv4Network("0.0.0.0/32")
 class Lab:
     """A whole lab. ``scale`` divides rates and workload bytes, so times stay true.
 
-    ``machine_rate_bps``: total rate of the emulated packet switches; ``fabric``: ``openvswitch`` or
-    ``bridge`` (learning, without OpenFlow). ``controller_api`` may be empty: see
+    ``machine_rate_bps``: total rate of the emulated packet switches; ``fabric``: ``openvswitch``
+    or ``bridge`` (learning, without OpenFlow). ``controller_api`` may be empty: see
     ``lab_api.api_address``. ``paths``: who grants the optical paths of synthetic jobs: ``none``
     (their circuits stay) or ``nodes`` (among themselves). ``ecmp``: OpenFlow switches hash flows
-    over equally short paths. ``controller_poll_s``: how often the controller polls each agent.
+    over equal-cost paths. ``controller_poll_s``: how often the controller polls each agent.
     """
 
     name: str

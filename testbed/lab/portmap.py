@@ -212,11 +212,11 @@ class PortMap(SwitchMap[CrossConnect]):
         for inp, out in pairs:
             if out_of.get(inp, out) != out:
                 raise BadInput(
-                    f"in:{inp} is used twice: {inp}>{out_of[inp]} and {inp}>{out}"
+                    f"input port {inp} is used twice: {inp}>{out_of[inp]} and {inp}>{out}"
                 )
             if taken.get(out, inp) != inp:
                 raise BadInput(
-                    f"out:{out} is used twice: {taken[out]}>{out} and {inp}>{out}"
+                    f"output port {out} is used twice: {taken[out]}>{out} and {inp}>{out}"
                 )
             out_of[inp] = out
             taken[out] = inp

@@ -62,7 +62,7 @@ class Reach:
             )
             found |= {
                 host.name: self.without_link.get(
-                    host.name, f"no path leads to {mate.name}"
+                    host.name, f"there is no path to {mate.name}"
                 )
                 for host in left
                 if self._group[host.name] != group
@@ -86,7 +86,7 @@ class Reach:
             return words if self._lab.packet_switches else ""
         alone = self._sizes[self._group[host.name]] == 1
         return (
-            f"it is connected to {peer.device}, which reaches no other host"
+            f"it is connected to {peer.device}, from which no other host can be reached"
             if alone
             else ""
         )
@@ -97,13 +97,13 @@ class Reach:
         if links.peers(end):
             return self._lost.get(host.name, "")
         if end not in self._lab.fibre_ends:
-            return "no fibre is plugged into its NIC"
+            return "its NIC has no fibre"
         if self._lab.coloured:
             transceiver = host.nic.transceiver
             is_tuned = (
                 transceiver is not None and transceiver.tunable is not None
             )
-            return "" if is_tuned else "no optical path leads to its NIC"
+            return "" if is_tuned else "its NIC has no optical path"
         at, _ = self._lab.fibre_ends[end]
         while (port_map := links.maps.get(at.device)) is not None:
             port = int(at.port)
@@ -116,7 +116,7 @@ class Reach:
             if out not in self._lab.circuit_fibres[at.device]:
                 return f"its circuit ends at {at.device} port {out}, which has no fibre"
             at, _ = self._lab.circuit_fibres[at.device][out]
-        return "no optical path leads to its NIC"
+        return "its NIC has no optical path"
 
     @cached_property
     def _sizes(self) -> Mapping[int, int]:

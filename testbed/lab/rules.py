@@ -94,7 +94,7 @@ class Allowance:
     """A user's limits; ``None``: the general rule, without a limit.
 
     ``share`` is the weight under the order policy *fair-share* (``None``: 1). ``gpus`` is the most
-    at once, ``jobs`` the most that wait or run. After ``gpu_hours`` in a window of
+    GPUs at once, ``jobs`` the most jobs that wait or run. After ``gpu_hours`` in a window of
     ``quota_window_s``, no job of the user starts until the next window.
     """
 
@@ -149,7 +149,7 @@ class Discipline:
         names = [name for name, _ in self.users]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise BadInput(
-                f"user {twice[0]} is named twice: expected each user once"
+                f"user {twice[0]} appears twice: expected each user once"
             )
 
     def allowance(self, user: str) -> Allowance:

@@ -64,8 +64,9 @@ def driven(switch: OpticalSwitch) -> str:
     """The name of a switch with a driver; ``BadInput`` if the lab file has none for it."""
     if not switch.driver:
         raise BadInput(
-            f"{switch.name} has no driver in the lab file, so it cannot be read or changed",
-            hint="its map is taken from that file: give it a 'driver' and an 'address'",
+            f"{switch.name} has no driver in the lab file: it cannot be read or changed",
+            hint="to control it, give it a 'driver' and an 'address'; without them the lab file "
+            "has its map",
         )
     return switch.name
 

@@ -78,9 +78,7 @@ def _check_emulated(
     if "users" in emulated:
         users = emulated["users"]
         if known is not None and not known.has_users and users.value:
-            issues.at(
-                users, f"a {known.name} has no logins: expected no users"
-            )
+            issues.at(users, f"a {known.name} has no logins: leave out users")
         names = (
             user["name"]
             for user in emulated.list_of("users")
@@ -104,17 +102,14 @@ def _check_emulated(
             example = "3>9@193.100" if mark else "3>9"
             issues.at(
                 entry,
-                f"invalid entry for this switch: expected one like {example}",
+                f"invalid entry for this switch: expected e.g. {example}",
             )
     if (
         driver is not None
         and not (known and known.makes_room)
         and "conflict_time" in emulated
     ):
-        message = (
-            f"an emulated {driver} has no conflict_time: "
-            "expected it with a Calient driver only"
-        )
+        message = f"an emulated {driver} has no conflict_time: only Calient drivers take it"
         issues.at(emulated["conflict_time"], message)
     counts = [
         switch[key].value
@@ -380,7 +375,7 @@ def _check_way(nic: Keys, issues: FileIssues) -> None:
     rdma = nic.value_of("rdma", "auto")
     if mode == "macvlan" and rdma == "exclusive":
         message = (
-            "a macvlan cannot have an RDMA device exclusively: "
+            "a macvlan cannot own an RDMA device: "
             "expected rdma: auto, shared or none"
         )
         issues.at(nic["rdma"], message)
@@ -392,7 +387,7 @@ def _check_way(nic: Keys, issues: FileIssues) -> None:
     if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
         message = (
             f"relock is more than {MOST_RELOCK_S:g} s: "
-            "expected less, because jobs wait for it"
+            "expected less, as jobs wait for it"
         )
         issues.at(nic["relock"], message)
     way: Keys = nic.value_of("rendezvous", _NO_KEYS)
@@ -438,7 +433,7 @@ def _check_datapath_id(switch: Keys, issues: FileIssues) -> None:
         )
     # A rehearsal may be for any switch.
     elif driver.device and not driver.dials_in and "datapath_id" in switch:
-        message = f"driver {driver.name} has no datapath id: expected one with driver openflow only"
+        message = f"driver {driver.name} has no datapath id: leave it out"
         issues.at(switch["datapath_id"], message)
 
 
@@ -455,7 +450,7 @@ def _check_packet_switch(switch: Keys, issues: FileIssues) -> None:
                 )
         taken = {*driver.needs, *driver.takes}
         for key in sorted(_KEYS_OF_OTHERS & switch.there.keys() - taken):
-            message = f"driver {name} has no {key!r}: expected it with another driver only"
+            message = f"driver {name} does not take {key!r}: leave it out"
             issues.at(switch[key], message)
     if "interfaces" in switch and "ports" in switch:
         names = switch["interfaces"].value
@@ -512,9 +507,7 @@ def _check_cross_connects(switch: Keys, issues: FileIssues) -> None:
         if clash is not None and not outside:
             side, port = clash
             other, line = taken[clash]
-            message = (
-                f"{side}:{port} is used twice, first by {other} on line {line}"
-            )
+            message = f"{side}put port {port} is used twice, first by {other} on line {line}"
             issues.at(
                 item, f"{message}: expected each input and each output once"
             )
@@ -687,7 +680,7 @@ def _check_passive_part(part: Keys, issues: FileIssues) -> None:
             if key in part:
                 issues.at(
                     part[key],
-                    f"a coupler does not sort channels: expected no {key!r}",
+                    f"a coupler does not sort channels: leave out {key!r}",
                 )
     elif "channels" not in part:
         issues.at(

@@ -74,7 +74,7 @@ _Ports = Annotated[
     tuple[Annotated[int, whole("a port number", 1, _MOST)], ...],
     listing("port numbers"),
 ]
-_Count = Annotated[int, whole("how many", 1, _MOST)]
+_Count = Annotated[int, whole("a number", 1, _MOST)]
 _Words = Annotated[str, Text("the device's message", _words)]
 
 
@@ -99,7 +99,7 @@ class FaultKeys(
 
     refuse_ports: _Ports = key("ports that are locked")
     fail_ports: _Ports = key("ports with stuck mirrors")
-    dark_ports: _Ports = key("ports that report circuits and pass nothing")
+    dark_ports: _Ports = key("ports that report circuits but pass no light")
     drift_db: Annotated[
         dict[
             # Keys of JSON objects are texts, also on the control socket.
@@ -109,16 +109,16 @@ class FaultKeys(
         mapping("dB by port", "{3: 1.5}"),
     ] = key("additional loss", alias="drift_db")
     read_only: YesNo = key("all users are read-only")
-    repeat_pages: YesNo = key("long replies are sent as several whole replies")
+    repeat_pages: YesNo = key("long replies are split into several replies")
     monitors: Annotated[
         str,
         choice(
-            "where the power monitors are",
+            "a place of power monitors",
             "both",
             "out",
             "none",
         ),
-    ] = key("where it has power monitors", "both")
+    ] = key("the places of its power monitors", "both")
     groups: Annotated[
         str,
         choice(
@@ -127,7 +127,7 @@ class FaultKeys(
             "three",
             "fabrics",
         ),
-    ] = key("which ports may be joined (OCP)")
+    ] = key("which ports can be connected (OCP)")
     acknowledge: YesNo = key(
         "keep reporting that a stalled command is in progress"
     )
@@ -137,9 +137,9 @@ class FaultKeys(
     refuse_next: _Words = key(
         "refuse the next change with this message", example="busy"
     )
-    cut: Annotated[
-        str, choice("when the connection is cut", "before", "after")
-    ] = key("drop the connection before or after the next change")
+    cut: Annotated[str, choice("a time of the cut", "before", "after")] = key(
+        "drop the connection before or after the next change"
+    )
     stall_s: Annotated[float, number("seconds", ge=0)] = key(
         "delay the next change by this time", alias="stall_s"
     )
@@ -149,28 +149,28 @@ class FaultKeys(
         "cross-connects that another client breaks, or makes if missing, just before the next "
         "change"
     )
-    garble: _Count = key("how many of the next answers are corrupted")
-    answer_twice: _Count = key("how many of the next answers are sent twice")
-    truncate: _Count = key("how many of the next answers end half-way")
-    strays: _Count = key(
-        "how many of the next answers follow an unsolicited one (TL1)"
+    garble: _Count = key("the number of next answers that are corrupted")
+    answer_twice: _Count = key(
+        "the number of next answers that are sent twice"
     )
-    flood: _Count = key("how many alarms are sent before the next answer")
+    truncate: _Count = key("the number of next answers that are truncated")
+    strays: _Count = key(
+        "the number of next answers after an unsolicited one (TL1)"
+    )
+    flood: _Count = key("the number of alarms before the next answer")
     report: _Words = key(
-        "say this unasked, as an alarm", example="power supply 2 failed"
+        "send this as an alarm", example="power supply 2 failed"
     )
     lose: Annotated[str, Text("a cross-connect", _circuit, example="3>9")] = (
-        key("it disappears without an event")
+        key("the cross-connect disappears without an event")
     )
     reboot: Annotated[
-        str, choice("what happens to the map", "keep", "forget")
+        str, choice("an effect on the map", "keep", "forget")
     ] = key("restart the device")
     after_s: Annotated[float, replace(v.TIME, example="30s")] = key(
-        "how long after its start", "immediately"
+        "the time after its start", "immediately"
     )
-    after_changes: _Count = key(
-        "after how many commands that change something"
-    )
+    after_changes: _Count = key("the number of changing commands before")
 
     @staticmethod
     def said(value: wavelengths.OcsFault) -> dict[str, Any]:
@@ -216,16 +216,15 @@ class EmulatedKeys(Keys, title="an emulated optical switch"):
         "users in addition to 'user'"
     )
     conflict_time_s: Annotated[float, replace(v.TIME, example="500ms")] = key(
-        "lets an emulated Calient disconnect busy ports for a new circuit, which then takes "
-        "this long",
-        "such a circuit is refused",
+        "time of a new circuit that disconnects busy ports of an emulated Calient",
+        "the circuit is refused",
     )
 
 
 def emulated() -> Any:
     """The key of a switch for its emulation."""
     return key(
-        "settings of its emulation only: faults, more users",
+        "settings for its emulation only: faults, more users",
         example="{users: [{name: viewer, read_only: true}]}",
     )
 
@@ -245,7 +244,7 @@ _Grid = Annotated[
 ]
 _Time = Annotated[float, replace(v.TIME, example="50ms")]
 _Loss = Annotated[float, replace(v.LOSS, example="6dB")]
-_PortCount = Annotated[int, whole("how many it has", 1, MOST_PORTS)]
+_PortCount = Annotated[int, whole("the number of ports", 1, MOST_PORTS)]
 
 
 def _transceiver(**said: Any) -> wavelengths.Transceiver:
@@ -276,18 +275,18 @@ class TransceiverKeys(Keys, title="a transceiver"):
             example="193.100",
         ),
     ] = key(
-        "the channel that it sends, in THz; of a tunable one the initial one",
-        "of a tunable one, the first of its band",
+        "the channel that it sends, in THz; of a tunable transceiver the initial one",
+        "with a band, its first channel",
         "193.100",
     )
     tunable: _Band = key("its tuning band", "none")
     grid: _Grid = key("its channels; flexible takes any")
-    tuning_time_s: _Time = key("how long it is off while it is tuned")
+    tuning_time_s: _Time = key("the time that it is off while it tunes")
     launch_power_dbm: v.Power = key(
-        "optical power it sends with", "as its NIC or switch"
+        "its launch power", "that of its NIC or switch"
     )
     sensitivity_dbm: v.Power = key(
-        "the least power that it can receive", "not known"
+        "its sensitivity: the least power that it can receive", "not known"
     )
 
 
@@ -330,43 +329,39 @@ class WavelengthSwitchKeys(Keys, title="a wavelength switch"):
     block = True
 
     name: v.DeviceName = needed("its name, like 'wss1'", "wss1")
-    inputs: _PortCount = needed(
-        "how many inputs it has: of ports 1, 2, …", "4"
-    )
+    inputs: _PortCount = needed("the number of inputs: ports 1, 2, …", "4")
     outputs: _PortCount = key(
-        "how many outputs it has", "as many as inputs", "4"
+        "the number of outputs", "as many as inputs", "4"
     )
     grid: _Grid = key("its channels; flexible takes any")
-    switching_time_s: _Time = key(
-        "how long the outage of a channel that moves lasts"
-    )
+    switching_time_s: _Time = key("the outage of a channel that moves")
     insertion_loss_db: _Loss = key("its insertion loss")
     cross_connects: Annotated[
         tuple[
             Annotated[
                 tuple[spectrum.ChannelConnect, ...],
                 Text(
-                    "the way of a channel",
+                    "a channel's cross-connect",
                     spectrum.parse_channel_connects,
                     example="1>3@193.100",
                 ),
             ],
             ...,
         ],
-        listing("ways of channels"),
+        listing("channels' cross-connects"),
     ] = key(
         "the initial cross-connects of channels: a-b@THz both ways, a>b@THz-2dB one way with 2 "
         "dB of attenuation",
         "none",
         '["1-3@193.100", "1>2@193.150-2dB"]',
     )
-    driver: v.WssDriver = key("its driver", "none: its map cannot change")
+    driver: v.WssDriver = key("its driver", "none: its map is fixed")
     address: v.HostPort = key("its address, host:port; needed with a driver")
     user: v.UserName = key("the login")
     password_env: v.VariableName = key(
         "the variable with the password", "any is accepted"
     )
-    legacy_ssh: YesNo = key("it may use old SSH algorithms")
+    legacy_ssh: YesNo = key("allow old SSH algorithms")
     emulated: EmulatedKeys = emulated()
 
     @staticmethod
@@ -426,7 +421,7 @@ def _said_of_part(part: wavelengths.PassivePart) -> dict[str, Any]:
 
 
 PASSIVE_PART_LOSS = (
-    "of a coupler its splitting loss and 0.5dB; 4dB (awg), 3dB (multiplexer)"
+    "coupler: its splitting loss and 0.5dB; 4dB (awg), 3dB (multiplexer)"
 )
 
 
@@ -440,12 +435,12 @@ class PassivePartKeys(Keys, title="a passive part"):
     kind: Annotated[
         str, choice("a kind of passive part", *wavelengths.PART_KINDS)
     ] = needed(
-        "coupler (signals of a port leave at all others), awg (the k-th channel, from 0, leaves "
-        "k ports further on) or multiplexer (port 1 has all channels, port k + 2 the k-th)",
+        "coupler (each port's signals leave at all others), awg (channel k, from 0, leaves k "
+        "ports further on) or multiplexer (port 1 has all channels, port k + 2 has channel k)",
         "multiplexer",
     )
-    ports: Annotated[int, whole("how many ports it has", 2, MOST_PORTS)] = key(
-        "how many ports it has", "of a multiplexer one more than channels"
+    ports: Annotated[int, whole("the number of ports", 2, MOST_PORTS)] = key(
+        "the number of ports", "multiplexer: one more than channels"
     )
     channels: _Band = key("the band that it sorts", "none", "193.100-193.250")
     grid: _Grid = key("its channel spacing", "50GHz")

@@ -54,7 +54,7 @@ def _note_oversights(lab: LabKeys, issues: FileIssues) -> None:
     if not (servers or switches):
         issues.at(
             lab["name"],
-            "the lab has only a name: expected servers or switches",
+            "the lab has a name only: expected servers or switches",
         )
     workers: Keys = lab.value_of("workers", Keys())
     if workers.value_of("user") == "root":
@@ -133,5 +133,5 @@ def _note_weak_signals(
         message = f"{power_dbm:.1f} dBm of {path.source} arrive at {path.sink}"
         issues.at(
             fibre_at(lab, fields, path.sink),
-            f"{message}: expected its sensitivity or more",
+            f"{message}: expected at least its sensitivity",
         )

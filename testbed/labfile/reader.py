@@ -67,9 +67,7 @@ _PART = re.compile("([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _FIBRE = re.compile(r"(\S.*?)\s+-\s+(\S.*?)\s*")
 _SIDE = rf"([0-9]+|{RANGE_PATTERN})"
 _CIRCUITS = re.compile(rf"\s*{_SIDE}\s*([->])\s*{_SIDE}\s*")
-_EXPECTED = (
-    "a lab with keys name; 'patchlight lab init' writes one to start from"
-)
+_EXPECTED = "a lab with a name; 'patchlight lab init' writes a first lab file"
 _MOST = 100_000
 _MOST_VALUES = 400_000
 
@@ -309,9 +307,7 @@ class _Spread:
                 f"{len(side)} in {short(text_of(end))!r}"
                 for end, side in zip(node.value, sides, strict=True)
             )
-            message = (
-                f"{texts}: expected as many ports on both sides of a fibre"
-            )
+            message = f"{texts}: expected the same number of ports on both sides of a fibre"
             self._issues.only(locate(node.value[0]), message)
             return [node]
         return [
@@ -327,7 +323,9 @@ class _Spread:
             outputs = self._values(match[3])
             if len(inputs) != len(outputs):
                 counts = f"{len(inputs)} and {len(outputs)} ports in {short(match[0])!r}"
-                raise BadInput(f"{counts}: expected as many on both sides")
+                raise BadInput(
+                    f"{counts}: expected the same number on both sides"
+                )
         except BadInput as error:
             self._issues.only(locate(node), error.message)
             return [node]
@@ -469,7 +467,8 @@ def _bounds(piece: str, text: str) -> list[tuple[int, int, int]]:
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(last) < int(first):
             raise BadInput(
-                f"{short(piece)!r} in {short(text)!r} is not a range: expected rising numbers, "
+                f"{short(piece)!r} in {short(text)!r} is not a range: expected increasing "
+                f"numbers, "
                 "like '[1-4]' or '[1-3,7]'"
             )
         parts.append(
@@ -680,7 +679,7 @@ def find_lab(text: str) -> Path:
         return builtin_lab(text)
     known = nearest(text, builtin_labs(), "the built-in labs are")
     raise BadInput(
-        f"lab {text!r} not found, neither as a file nor as a built-in lab: {known}",
+        f"no lab file and no built-in lab {text!r}: {known}",
         hint="name a lab file, or make one: patchlight lab init --output lab.yaml",
     )
 

@@ -61,19 +61,19 @@ class NicKeys(Keys, title="a NIC"):
     address: v.Address = needed("its IPv4 address in the lab's network")
     rate_bps: v.Rate = key("its line rate", "no limit")
     gpu: v.PartName = key(
-        "the GPU of the same server that it serves", example="gpu0"
+        "the GPU that it serves, in the same server", example="gpu0"
     )
     mac: v.Mac = key(
-        "the MAC address of its workers: that of the port (hardware), derived from the IPv4 "
-        "address (lab), or this one",
+        "the MAC address of its workers: the port's (hardware), derived from the IPv4 address "
+        "(lab), or a given one",
         "hardware; with mode macvlan, lab",
     )
     interface: v.Interface = key(
         "its interface name on the server", "its name"
     )
     mode: v.NicMode = key(
-        "what a worker gets: the NIC itself (physical; veth in an emulation), a virtual "
-        "function of it (sriov), or a macvlan on it; auto prefers a virtual function",
+        "the worker's interface: the NIC itself (physical; veth in an emulation), a virtual "
+        "function (sriov) or a macvlan; auto prefers a virtual function",
         example="sriov",
     )
     mtu: v.Mtu = key("the MTU in the worker", "the server's", "9000")
@@ -83,15 +83,15 @@ class NicKeys(Keys, title="a NIC"):
     )
     dscp: v.Dscp = key("the DSCP of NCCL's RDMA packets", "none", "26")
     rdma: v.RdmaUse = key(
-        "how a worker gets its RDMA device; auto: if it has one"
+        "how a worker gets an RDMA device; auto: if the NIC has one"
     )
     relock_s: v.Time = key(
-        "how long its carrier, and its RDMA port, may take to return after a change of circuits",
+        "the time in which its carrier and RDMA port must return after a change of circuits",
         "workers continue immediately; with RDMA within 10s",
         "2s",
     )
     rendezvous: RendezvousKeys = key(
-        "a second network of its worker, over another interface of the server",
+        "a second network for its worker, over another interface of the server",
         example="{interface: eno1, address: 10.0.0.51/24}",
     )
     transceiver: optical.TransceiverKeys = key(
@@ -114,17 +114,17 @@ class SshKeys(Keys, title="a server's SSH"):
 
     address: v.SshHost = key("its host", "the host of management")
     port: v.TcpPort = key("its TCP port")
-    user: v.UserName = key("the login", "as the SSH client says")
+    user: v.UserName = key("the login", "as configured in the SSH client")
     identity: v.FilePath = key(
-        "the private key file", "as the SSH client says"
+        "the private key file", "as configured in the SSH client"
     )
     host_key: v.HostKey = key(
-        "the fingerprint of its host key", "what known_hosts has"
+        "the fingerprint of its host key", "the one in known_hosts"
     )
-    legacy: YesNo = key("it may use old SSH algorithms", "false")
+    legacy: YesNo = key("allow old SSH algorithms", "false")
     jump: v.Jump = key("the jump host: [USER@]HOST[:PORT]", "none")
     jump_host_key: v.HostKey = key(
-        "that host's fingerprint", "what known_hosts has"
+        "that host's fingerprint", "the one in known_hosts"
     )
 
 
@@ -142,7 +142,9 @@ class ServerKeys(Keys, title="a server"):
     gpus: Annotated[tuple[GpuKeys, ...], listing("GPUs")] = key(
         "its GPUs", "none"
     )
-    emulated_gpus: YesNo = key("it has real GPUs: 'deploy push' emulates none")
+    emulated_gpus: YesNo = key(
+        "the server has real GPUs: 'deploy push' does not emulate them"
+    )
     nics: Annotated[tuple[NicKeys, ...], listing("NICs")] = needed(
         "its NIC ports in the lab's network"
     )
@@ -198,18 +200,18 @@ class PacketSwitchKeys(Keys, title="a packet switch"):
     like = model.PacketSwitch
 
     name: v.DeviceName = needed("its name, like 'tor1'", "tor1")
-    driver: v.PacketDriver = key("how it is driven")
+    driver: v.PacketDriver = key("its driver")
     datapath_id: v.DatapathId = key(
         "its OpenFlow datapath id; needed with openflow", example="0x1"
     )
-    ports: v.PacketPorts = needed("how many ports it has", "48")
+    ports: v.PacketPorts = needed("the number of ports", "48")
     transceivers: optical.Transceivers = key(
         "its transceivers by port number, if the lab has wavelength channels",
         "signals without a channel",
     )
     launch_power_dbm: v.Power = key("optical launch power of its ports")
     address: v.HostPort = key(
-        "where SSH reaches it; needed with linux-bridge and sonic",
+        "its SSH access; needed with linux-bridge and sonic",
         "none",
         "10.0.0.7:22",
     )
@@ -217,7 +219,7 @@ class PacketSwitchKeys(Keys, title="a packet switch"):
     password_env: v.VariableName = key(
         "the variable with the password", "any is accepted"
     )
-    legacy_ssh: YesNo = key("it may use old SSH algorithms")
+    legacy_ssh: YesNo = key("allow old SSH algorithms")
     identity: v.FilePath = key(
         "the private key file, for a login without a password"
     )
@@ -228,7 +230,7 @@ class PacketSwitchKeys(Keys, title="a packet switch"):
         tuple[v.SwitchInterface, ...], listing("interfaces")
     ] = key(
         "its names of ports 1, 2, …",
-        "swp1, swp2, …; of sonic what its port table says",
+        "swp1, swp2, …; with sonic those of its port table",
         '["swp[1-48]"]',
     )
     bridge: v.Interface = key("its bridge, with linux-bridge", example="br0")
@@ -237,10 +239,10 @@ class PacketSwitchKeys(Keys, title="a packet switch"):
         "the largest packet that its ports carry", "that of the NICs", "9216"
     )
     spanning_tree: YesNo = key(
-        "it runs a spanning tree, so loops of switches are harmless"
+        "it runs a spanning tree, which makes loops of switches harmless"
     )
     snmp: TelemetryKeys = key(
-        "where else its counters come from", "its driver", alias="telemetry"
+        "another source of its counters", "its driver", alias="telemetry"
     )
 
     @staticmethod
@@ -259,19 +261,19 @@ class CircuitSwitchKeys(Keys, title="a circuit switch"):
     name: v.DeviceName = needed("its name, like 'ocs1'", "ocs1")
     driver: v.Driver = needed("its driver, like 'calient-tl1'")
     address: v.HostPort = needed(
-        "its address, host:port; with driver openflow, where Patchlight listens for it"
+        "its address, host:port; with driver openflow, the address where Patchlight listens for it"
     )
     datapath_id: v.DatapathId = key(
         "its OpenFlow id, with that driver", example="0x51"
     )
-    ports: v.CircuitPorts = needed("how many duplex ports it has", "320")
+    ports: v.CircuitPorts = needed("the number of duplex ports", "320")
     switching_time_s: v.Time = key("the outage of a new circuit")
     insertion_loss_db: v.Loss = key("its insertion loss")
     user: v.UserName = key("the login")
     password_env: v.VariableName = key(
         "the variable with the password", "any is accepted"
     )
-    legacy_ssh: YesNo = key("it may use old SSH algorithms")
+    legacy_ssh: YesNo = key("allow old SSH algorithms")
     cross_connects: Annotated[
         tuple[v.Circuit, ...], listing("cross-connects")
     ] = key(
@@ -306,9 +308,9 @@ class FibreKeys(Keys, title="a fibre"):
     )
     rate_bps: v.Rate = key("its rate", "no limit")
     loss_db: v.Loss = key("its loss")
-    delay_s: v.Time = key("how long an emulation delays each packet, each way")
-    jitter_s: v.Time = key("how much that delay varies, up and down")
-    packet_loss: v.Share = key("the share of packets that an emulation loses")
+    delay_s: v.Time = key("the delay of each packet in an emulation, each way")
+    jitter_s: v.Time = key("the variation of that delay, up and down")
+    packet_loss: v.Share = key("the share of packets lost in an emulation")
 
     @staticmethod
     def said(value: Any) -> dict[str, Any]:
@@ -415,7 +417,7 @@ class ControllerKeys(Keys, title="the controller"):
         "packet switches use TLS", alias="openflow_tls"
     )
     controller_poll_s: Poll = key(
-        "how often it polls each agent; five times as often those with a running job",
+        "the interval of polls of each agent; a fifth of it where a job runs",
         "1s",
         "10s",
         alias="poll",
@@ -446,32 +448,36 @@ class LabKeys(Keys, title="a lab"):
     machine_rate_bps: v.Rate = key(
         "the total rate of the emulating machine", "no limit", "9Gbps"
     )
-    paths: Annotated[str, choice("who grants optical paths", *PATHS)] = key(
-        "who grants optical paths to synthetic jobs; none: their circuits stay up",
-        "none",
-        "nodes",
+    paths: Annotated[str, choice("a scheduler of optical paths", *PATHS)] = (
+        key(
+            "the scheduler of synthetic jobs' optical paths; none: their circuits stay up",
+            "none",
+            "nodes",
+        )
     )
-    ecmp: YesNo = key("OpenFlow switches hash flows over equally short paths")
+    ecmp: YesNo = key("OpenFlow switches hash flows over equal-cost paths")
     controller: ControllerKeys = key(
         "the controller's addresses", example="{api: 127.0.0.1:8470}"
     )
-    queue: QueueKeys = key("how jobs queue", example="{backfill: true}")
+    queue: QueueKeys = key(
+        "the rules of the queue", example="{backfill: true}"
+    )
     policies: PoliciesKeys = key(
-        "the policies, and whether circuits are rewired automatically",
+        "the policies, and automatic rewiring",
         example="{placement: regroup, topology: regroup, defragment: true}",
     )
     workers: WorkersKeys = key(
         "limits of workers", example="{images: [pytorch/*], memory: 64GB}"
     )
     defaults: DefaultsKeys = key(
-        "values that equal items share", example="{gpu: {model: A100}}"
+        "values that several items share", example="{gpu: {model: A100}}"
     )
     servers: Annotated[tuple[ServerKeys, ...], listing("servers")] = key(
         "with their GPUs and NICs", "none: switches only"
     )
     packet_switches: Annotated[
         tuple[PacketSwitchKeys, ...], listing("packet switches")
-    ] = key("ToR and the like", "none")
+    ] = key("ToRs and other packet switches", "none")
     circuit_switches: Annotated[
         tuple[CircuitSwitchKeys, ...], listing("circuit switches")
     ] = key("optical switches", "none")

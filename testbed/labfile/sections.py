@@ -35,7 +35,7 @@ _Role = Annotated[
 ]
 
 
-class AccessKeys(Keys, title="who may do what"):
+class AccessKeys(Keys, title="roles"):
     """The roles of the users of the controller's machine."""
 
     makes = rules.Access
@@ -90,10 +90,10 @@ class AllowanceKeys(Keys, title="the limits of each user"):
         "weight under the order policy fair-share", "1"
     )
     gpus: Annotated[int, _whole("gpus", "a number of GPUs")] = key(
-        "the most at once", "no limit"
+        "the most GPUs at once", "no limit"
     )
     jobs: Annotated[int, _whole("jobs", "a number of jobs")] = key(
-        "the most that wait or run", "no limit"
+        "the most jobs that wait or run", "no limit"
     )
     gpu_hours: Annotated[float, _number("gpu_hours", "GPU-hours")] = key(
         "the most in a quota window", "no limit"
@@ -127,16 +127,16 @@ class QueueKeys(Keys, title="how jobs wait"):
     block = True
 
     backfill: YesNo = key(
-        "whether later jobs may start if they do not delay the next one"
+        "whether later jobs may start if that does not delay the next one"
     )
     backfill_depth: Annotated[int, _whole("backfill_depth", "a number")] = key(
-        "how many jobs are considered"
+        "the number of jobs that are considered"
     )
     preempt: YesNo = key(
         "whether the next job takes GPUs of jobs that come after it"
     )
     quantum_s: Annotated[float, _time_of("quantum_s", "6min")] = key(
-        "how long a job runs before that", "6min"
+        "the time that a job runs before that", "6min"
     )
     half_life_s: Annotated[float, _time_of("half_life_s", "7d")] = key(
         "fair-share: half-life of past usage", "7d"
@@ -148,15 +148,15 @@ class QueueKeys(Keys, title="how jobs wait"):
         "the limits of each user", example="{gpus: 4, jobs: 100}"
     )
     users: Annotated[tuple[UserKeys, ...], listing("users")] = key(
-        "the limits of named users instead",
+        "the limits of single users, by name",
         "none",
         "[{name: alice, share: 2, gpus: 6}]",
     )
     keep_jobs: Annotated[int, _whole("keep_jobs", "a number of jobs")] = key(
-        "how many ended jobs are kept"
+        "the number of ended jobs that are kept"
     )
     keep_for_s: Annotated[float, _time_of("keep_for_s", "90d")] = key(
-        "how long history is kept", "no limit"
+        "the time that history is kept", "no limit"
     )
 
 
@@ -204,10 +204,10 @@ class PoliciesKeys(Keys, title="the policies of the lab"):
     topology: _Policy = _policy("topology")
     elasticity: _Policy = _policy("elasticity")
     deadline_s: Annotated[float, _time("deadline_s", "1s")] = key(
-        "then the default policy decides instead", "1s"
+        "time limit, after which the default policy decides", "1s"
     )
     defragment: YesNo = key(
-        "circuits change under running jobs when that gains", "false"
+        "change circuits of running jobs when that helps", "false"
     )
     defragment_every_s: Annotated[
         float, _time("defragment_every_s", "10min")
@@ -231,7 +231,7 @@ def _folder(text: str) -> str:
         and ".." not in parts
     ):
         return text
-    example = f"'/srv/data', or '/srv/data{rules.WRITABLE}' to write to"
+    example = f"'/srv/data', or '/srv/data{rules.WRITABLE}' to write there"
     raise BadInput(
         f"{short(text)!r} is not a folder of the servers: expected one like {example}"
     )
@@ -286,8 +286,8 @@ class WorkersKeys(Keys, title="limits of jobs' workers"):
         "allowed container images", "any", "[pytorch/*]"
     )
     mounts: Annotated[tuple[_Folder, ...], listing("folders")] = key(
-        f"the servers' folders that workers may see; with {rules.WRITABLE} also write to, as "
-        "checkpoints require",
+        f"the servers' folders that workers may read; with {rules.WRITABLE} they may also write "
+        f"there, as checkpoints require",
         "none",
         '[/srv/data, "/srv/checkpoints:rw"]',
     )
@@ -299,7 +299,7 @@ class WorkersKeys(Keys, title="limits of jobs' workers"):
             "a size of memory",
             "64GB",
         ),
-    ] = key("the most memory of a server that one worker may use", "no limit")
+    ] = key("the memory limit of one worker", "no limit")
     cpus: Annotated[
         float,
         number(
@@ -320,6 +320,6 @@ class WorkersKeys(Keys, title="limits of jobs' workers"):
             example="trainer",
         ),
     ] = key(
-        "the user that workers run as: a user of the servers, or dynamic, one for each person "
-        "who submits jobs"
+        "the user that workers run as: a user of the servers, or dynamic: a separate one for "
+        "each person who submits jobs"
     )

@@ -464,10 +464,10 @@ DatapathId = Annotated[
     int, Hexadecimal("an OpenFlow datapath id", 1, 2**64 - 1)
 ]
 PacketPorts = Annotated[
-    int, whole("how many ports it has", 1, MOST_PACKET_PORTS)
+    int, whole("the number of ports", 1, MOST_PACKET_PORTS)
 ]
 CircuitPorts = Annotated[
-    int, whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS)
+    int, whole("the number of duplex ports", 1, MOST_CIRCUIT_PORTS)
 ]
 Circuit = Annotated[
     tuple[CrossConnect, ...],

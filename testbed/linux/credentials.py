@@ -69,7 +69,7 @@ class Credentials:
         if self.name != name:
             raise BadInput(
                 f"the certificate in {self.folder} is for {self.name}: expected {name}",
-                hint="use the folder that was made for it",
+                hint="use the folder of that name's certificate",
             )
         if when > self.not_after:
             raise BadInput(
@@ -134,7 +134,7 @@ def read_credentials(folder: Path) -> Credentials:
     if mode & 0o077:
         raise BadInput(
             f"other users may read or change the key {folder / KEY_FILE} (mode {mode:04o})",
-            hint=f"chmod 600 {folder / KEY_FILE}; if somebody may have seen it, issue a new one: "
+            hint=f"chmod 600 {folder / KEY_FILE}; if others may have seen it, issue a new one: "
             "'patchlight deploy certificates LAB --output DIR --new-keys'",
         )
     own = _certificate(folder, CERTIFICATE_FILE)
@@ -219,7 +219,7 @@ def secret_of(variable: str | None, what: str) -> str:
         return ""
     if variable not in os.environ:
         raise BadInput(
-            f"{what} is expected in the environment variable {variable}, which is not set",
+            f"the environment variable {variable} for {what} is not set",
             hint=f"export {variable}=… before starting",
         )
     return os.environ[variable]

@@ -44,7 +44,7 @@ def private_folder(folder: Path, mode: int = 0o700) -> None:
     if not owners <= {os.geteuid(), 0} or stat.S_IMODE(found.st_mode) & 0o022:
         raise PatchlightError(
             f"other users can put files into the folder {folder}",
-            hint="choose another one; or, if everything in it is yours, make it private: chown "
+            hint="choose another folder, or, if its files are yours, make it private: chown "
             f"{os.geteuid()} {folder} && chmod go-w {folder}",
         )
 
@@ -143,7 +143,7 @@ def remove_half_written(folder: Path) -> None:
             path.unlink()
         except OSError as error:
             raise PatchlightError(
-                f"removing {path}, which a crash left half written: {error.strerror}"
+                f"removing {path}, half written before a crash: {error.strerror}"
             ) from error
 
 

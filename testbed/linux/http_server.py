@@ -128,7 +128,7 @@ def _last_answer(
 
 _REFUSAL = _last_answer(
     429,
-    "you have too many connections to this server, or open them too fast",
+    "you have too many connections to this server, or open them too quickly",
     "close some, or use one for several requests; wait a second",
     "Retry-After: 1",
 )
@@ -512,7 +512,7 @@ class _Guard:
             or len(length) > 18
             or int(length) > self._body_bytes
         ):
-            return 413, self._too_long(), "request less at a time"
+            return 413, self._too_long(), "split the request"
         return None
 
     def _too_long(self) -> str:

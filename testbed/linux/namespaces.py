@@ -170,7 +170,7 @@ def _reserved(name: str) -> Iterator[Path]:
     except FileExistsError:
         raise NamespaceError(
             f"making the network namespace {name}: {path} already exists",
-            hint=f"If nothing uses it, remove it with: ip netns delete {name}",
+            hint=f"If it is unused, remove it with: ip netns delete {name}",
         ) from None
     try:
         yield path

@@ -243,7 +243,7 @@ def port_owner(port: int) -> str:
     for pid in process_ids():
         if _holds(Path(f"/proc/{pid}"), inodes):
             return f"{command_line(pid)[:80] or 'a process that just ended'} (pid {pid})"
-    return "a process that is not visible from here"
+    return "a process that is not visible to this user"
 
 
 def _holds(process: Path, inodes: set[str]) -> bool:

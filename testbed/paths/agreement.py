@@ -163,7 +163,7 @@ class Node:
         """Request a path. ``BadInput`` if it has or requests one, or for an unknown node."""
         if self.path is not None:
             raise BadInput(
-                f"node {self.number} has one transmitter, which is used by {self.path}"
+                f"node {self.number} has one transmitter, and {self.path} uses it"
             )
         if (
             destination == self.number

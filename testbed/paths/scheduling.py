@@ -201,7 +201,7 @@ class PathOccupancy:
         ):
             return PathRefusal(
                 flow.flow,
-                f"no path leads from node {flow.source} to node {flow.destination}",
+                f"there is no path from node {flow.source} to node {flow.destination}",
             )
         takes_s = self.network.sending_s(flow.nbytes)
         if now_s + takes_s > flow.deadline_s:
@@ -383,7 +383,7 @@ class PathScheduler(ABC):
             self._leave(self._waiting.pop(flow))
         else:
             raise BadInput(
-                f"unknown flow {flow}: it was released, or never admitted"
+                f"unknown flow {flow}: it was released or never admitted"
             )
 
     def _freed(self, grant: PathGrant) -> None:

@@ -119,8 +119,8 @@ class SyntheticTask(_Request):
 class TorchTask(_Request):
     """A model of the built-in graphs, trained by PyTorch over all the job's workers.
 
-    Mini-batches of ``batch`` samples (``None``: that of the graph) come from ``data``, a folder of
-    the server, or are synthetic. A checkpoint is saved each ``checkpoint_every`` iterations.
+    Mini-batches of ``batch`` samples (``None``: the graph's) come from ``data``, a folder of the
+    server, or are synthetic. A checkpoint is saved each ``checkpoint_every`` iterations.
     ``compute_s``: the least time of an iteration on an emulated GPU. ``image`` and
     ``window_bytes`` as in a command.
     """

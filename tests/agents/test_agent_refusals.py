@@ -84,7 +84,7 @@ def test_a_worker_that_was_deleted_first_is_not_made(agent: Agent) -> None:
     assert agent.client.delete("/workers/job-0").json()["state"] == "stopped"
     refused = agent.client.post("/workers", json=late)
     assert refused.status_code == 409
-    assert "was deleted before it was made" in refused.json()["error"]
+    assert "was deleted before it was created" in refused.json()["error"]
     assert (
         agent.client.post("/workers", json={**late, "id": "other"}).status_code
         == 201

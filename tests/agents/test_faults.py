@@ -54,8 +54,7 @@ def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(
         in agents[0].until_state("job-0", "failed")["message"]
     )
     assert (
-        "its GPU is gone"
-        in agents[1].until_state("job-1", "failed")["message"]
+        "its GPU failed" in agents[1].until_state("job-1", "failed")["message"]
     )
     for agent in agents:
         status = agent.client.get("/status")

@@ -78,7 +78,7 @@ def test_a_lease_that_cannot_be_read_is_set_aside_and_the_others_count(
     book.write(lease("b"))
     (tmp_path / "a.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert book.read() == [lease("b")]
-    assert "restore that by hand" in caplog.text
+    assert "restore its NIC by hand" in caplog.text
     assert (tmp_path / "a.unreadable").exists()
     caplog.clear()
     assert book.read() == [lease("b")]

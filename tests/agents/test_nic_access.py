@@ -179,7 +179,7 @@ def test_the_rdma_device_goes_with_the_nic_where_it_can(
         (
             {"rdma": "exclusive", "mode": "macvlan"},
             "exclusive",
-            "cannot have an RDMA device",
+            "cannot own an RDMA device",
             "sriov",
         ),
     ],

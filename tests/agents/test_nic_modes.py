@@ -114,7 +114,7 @@ def test_a_macvlan_has_the_nic_s_name_and_leaves_it_as_it_was(
 def test_a_macvlan_on_a_nic_that_is_down_is_refused(spaces: Spaces) -> None:
     before = replace(spaces.read(), mode="macvlan")
     with pytest.raises(
-        NicError, match="nic0 is down, so a macvlan on it is down too"
+        NicError, match="nic0 is down, and with it a macvlan on it"
     ):
         spaces.give(before)
 

@@ -53,7 +53,7 @@ def test_a_worker_has_used_energy_and_loses_its_gpu(
         card.error = nvml.LOST
         ended = agent.until_state("job-0", "failed")
         assert (
-            "its GPU is gone: the driver reports: GPU is lost"
+            "its GPU failed: the driver reports: GPU is lost"
             in ended["message"]
         )
         assert (ended["energy_j"], ended["last_lines"][0]) == (6.0, "GPU-0")

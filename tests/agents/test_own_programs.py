@@ -470,7 +470,7 @@ def test_processes_have_neither_images_nor_mounts(
     taken = bench.command(0, 1, "true", environment={"RANK": "7"})
     answer = agent.client.post("/workers", json=taken)
     assert (
-        "RANK cannot be set: Patchlight sets it for each rank"
+        "Patchlight sets RANK for each rank: leave it out"
         in answer.json()["error"]
     )
     nowhere = {

@@ -82,13 +82,13 @@ def test_what_belongs_to_the_server_is_refused(
 ) -> None:
     # What no lab allows, this one does not.
     policy = allowing(f"{source}:rw", f"{tmp_path}:rw")
-    with pytest.raises(Forbidden, match="workers cannot have"):
+    with pytest.raises(Forbidden, match="closed to workers"):
         permitted(spec(source), policy)
-    with pytest.raises(Forbidden, match="workers cannot have"):
+    with pytest.raises(Forbidden, match="closed to workers"):
         permitted(spec(str(tmp_path), checkpoint=source), policy)
     link = tmp_path / "link"
     link.symlink_to(source)
-    with pytest.raises(Forbidden, match="workers cannot have"):
+    with pytest.raises(Forbidden, match="closed to workers"):
         permitted(spec(str(link)), policy)
 
 
@@ -104,7 +104,7 @@ def test_without_a_word_in_the_lab_file_nothing_is_mounted(
         spec_without_mounts(source),
     ):
         with pytest.raises(
-            Forbidden, match=r"does not let workers (see|write to) it"
+            Forbidden, match=r"does not allow workers to (see|write to) it"
         ) as raised:
             permitted(asked, WorkerPolicy())
         assert "allowed folders: none" in str(raised.value.hint)
@@ -121,10 +121,10 @@ def spec_without_mounts(checkpoint: str) -> WorkerSpec:
 def test_samples_of_a_model_are_files_like_others(tmp_path: Path) -> None:
     policy = allowing(tmp_path)
     permitted(of_a_model(str(tmp_path)), policy)
-    with pytest.raises(Forbidden, match="workers cannot have"):
+    with pytest.raises(Forbidden, match="closed to workers"):
         permitted(of_a_model("/etc/ssl"), policy)
     with pytest.raises(
-        BadRequest, match="cannot be used on this server: No such file"
+        BadRequest, match="is unusable on this server: No such file"
     ):
         permitted(of_a_model(str(tmp_path / "none")), policy)
 
@@ -158,7 +158,7 @@ def test_data_may_be_mounted_where_it_is(tmp_path: Path) -> None:
         spec_without_mounts(str(tmp_path / "a" / "b")),
     ):
         with pytest.raises(
-            BadRequest, match="cannot be used on this server: No such file"
+            BadRequest, match="is unusable on this server: No such file"
         ):
             permitted(lacking, policy)
 
@@ -200,11 +200,13 @@ def test_the_lab_says_which_folders_workers_may_see(tmp_path: Path) -> None:
         permitted(spec(str(allowed), checkpoint=str(data)), policy)
     for refused in (other, tmp_path, data / ".." / "other"):
         with pytest.raises(
-            Forbidden, match="does not let workers see it"
+            Forbidden, match="does not allow workers to see it"
         ) as raised:
             permitted(spec(str(refused)), policy)
         assert f"allowed folders: {link}:rw" in str(raised.value.hint)
-    with pytest.raises(Forbidden, match="does not let workers write to it"):
+    with pytest.raises(
+        Forbidden, match="does not allow workers to write to it"
+    ):
         permitted(spec(str(data), checkpoint=str(other)), policy)
 
 
@@ -225,7 +227,7 @@ def test_workers_write_only_where_the_lab_says_so(tmp_path: Path) -> None:
             spec_without_mounts(str(refused)),
         ):
             with pytest.raises(
-                Forbidden, match="does not let workers write to it"
+                Forbidden, match="does not allow workers to write to it"
             ) as raised:
                 permitted(asked, policy)
             assert f"['{refused}:rw']"[:50] in str(raised.value.hint)

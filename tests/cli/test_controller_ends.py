@@ -45,5 +45,5 @@ def test_queued_jobs_outlive_a_drained_controller_that_is_stopped(
         assert "started again" in command(controller, "drain", "--end")
         # No agent is there, so it ends as soon as it is begun.
         wait_until(lambda: controller.client.job(job.id).finished_at)
-        assert "stay as they are: none" in command(controller, "stop")
+        assert "these jobs continue: none" in command(controller, "stop")
         assert controller.process.wait(PATIENCE_S) == 0

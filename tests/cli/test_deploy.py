@@ -50,7 +50,7 @@ def test_what_is_wrong_is_a_table_and_a_remedy_for_each(closed: str) -> None:
         ["server2", "reachable"],
     ]
     assert (
-        "reachable (server1): Is the server on, its sshd running"
+        "reachable (server1): Check that the server is on, its sshd"
         in result.output
     )
     assert (
@@ -153,10 +153,10 @@ def test_passwords_come_from_a_file_of_ones_own_alone(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--ask-password"], "--ask-password needs a terminal to ask at"),
+        (["--ask-password"], "--ask-password needs a terminal"),
         (
             ["--ask-sudo-password"],
-            "--ask-sudo-password needs a terminal to ask at",
+            "--ask-sudo-password needs a terminal",
         ),
         (["--ask-password", "--password-file", "x"], "exclude each other"),
         (

@@ -87,7 +87,7 @@ def test_list_and_show_name_what_there_is() -> None:
         each.name for each in ENVIRONMENTS
     ]
     assert all(len(each["heuristics"]) >= 2 for each in listed)
-    assert "which waiting job is next" in run("show").output
+    assert "the next waiting job" in run("show").output
     shown = run("show", "Schedule").output
     assert 'gymnasium.make("patchlight/Schedule-v0")' in shown
     assert "16 × 5 numbers, 0 to 1" in shown
@@ -130,7 +130,7 @@ def test_bad_names_are_refused(mine: Path) -> None:
         (("show", f"{mine}:number"), "is not an environment"),
         (("show", f"{mine}:Other"), "has no 'Other'"),
         (("show", "nowhere.py:Env"), "cannot read"),
-        (("check",), "no environment is named"),
+        (("check",), "no environment given"),
         (("check", "Schedule", "--all"), "exclude"),
         (("check", f"{mine}:Good", "--episodes", "1"), None),
     ):

@@ -74,10 +74,10 @@ def test_warnings_are_mistakes_only_if_it_is_strict(tmp_path: Path) -> None:
     strict = run("check", str(path), "--strict")
     assert (loose.exit_code, strict.exit_code) == (0, 2)
     assert loose.output.startswith(
-        f"{path}:1:7: warning: the lab has only a name"
+        f"{path}:1:7: warning: the lab has a name only"
     )
     assert "lab bare is good" in loose.output
-    assert strict.output.startswith(f"{path}:1:7: the lab has only a name")
+    assert strict.output.startswith(f"{path}:1:7: the lab has a name only")
     assert "good" not in strict.output
 
 
@@ -324,7 +324,7 @@ def test_init_writes_a_lab_that_is_good_and_explained(tmp_path: Path) -> None:
     assert run("init", *arguments, "--output", str(path)).exit_code == 0
     good = "lab mine is good: 3 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
     assert run("check", "--strict", str(path)).output.strip().endswith(good)
-    assert "# How many duplex ports it has." in path.read_text()
+    assert "# The number of duplex ports." in path.read_text()
     hosts = json.loads(run("show", str(path), "--json").output)["hosts"]
     assert [host["switch"] for host in hosts] == ["tor1"] * 4 + ["tor2"] * 2
     before = path.read_text()
@@ -354,7 +354,10 @@ def test_init_writes_to_standard_output() -> None:
         ('{"ocs1": "1-7"}', "m.json:1:2: expected a list of cross-connects"),
         ('{"ocs1": [1]}', "m.json:1:11: '1' is not a pair"),
         ('{"ocs1": ["1-321"]}', "m.json:1:11: ocs1 has ports 1–320, not 321"),
-        ('{"ocs1": ["1-2", "1>3"]}', "m.json:1:18: in:1 is used twice"),
+        (
+            '{"ocs1": ["1-2", "1>3"]}',
+            "m.json:1:18: input port 1 is used twice",
+        ),
         ('{"ocs1": ["3-3"]}', "m.json:1:11: '3-3' connects a port to itself"),
         (
             '{"ocs1": ["1-2"],\n "ocs1": []}',

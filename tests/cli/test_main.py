@@ -183,7 +183,7 @@ def test_a_full_disk_is_no_bug(words: str) -> None:
     result = shell(f"patchlight {words} > /dev/full", PYTHONUNBUFFERED="")
     assert result.returncode == 1
     assert result.stderr.startswith(
-        "patchlight: could not go on: No space left on device\n"
+        "patchlight: could not continue: No space left on device\n"
     )
     assert "bug" not in result.stderr
 

@@ -122,5 +122,5 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(
         client.reconfigure({"o1": ["2-5"]})
         # Nobody rides when it is looked at, somebody does when it is to be done.
         busy.next = [[]]
-        assert "the traffic of train-1 uses what would change" in told()
+        assert "traffic of train-1 uses these circuits" in told()
         assert client.circuits() == start

@@ -118,7 +118,10 @@ def test_maps_of_both_kinds_are_in_one_file(
         "wss1: [1>2@193.100, 3>2@193.100, 3>1@193.150]\nocs1: [1-2@193.100]\n"
     )
     wrong = ocs("apply", str(file), code=2)
-    assert ":1:21: out:2 is used twice: 1>2@193.100 and 3>2@193.100" in wrong
+    assert (
+        ":1:21: output port 2 is used twice: 1>2@193.100 and 3>2@193.100"
+        in wrong
+    )
     assert (
         ":2:8: '1-2@193.100' names a channel, but ocs1 is a circuit switch"
         in wrong
@@ -142,7 +145,7 @@ def test_maps_of_both_kinds_are_in_one_file(
         ),
         (
             ("connect", "star", "1:2@193.100"),
-            "'star' is neither a pair A:B nor an OCS",
+            "'star' is not a pair A:B and not an OCS",
         ),
     ],
 )

@@ -105,7 +105,7 @@ def test_gpus_of_a_silent_agent_are_counted_while_they_are_in_jobs() -> None:
                 'ocs_drift_cross_connects{ocs="o1",kind="unknown"} 1',
             ),
             "o1",
-            "1 that nobody committed",
+            "1 not committed",
             "bad",
         ),
         (

@@ -41,7 +41,7 @@ no command 'nosuch'
     nosuch
 did you mean 'lab'?
     labb check x
-expected lab files to check, or --schema
+expected lab files to check, or only --schema
     lab check
     lab check ofc2022 --schema
 missing argument
@@ -158,7 +158,7 @@ unknown model 'nosuch'
     J --model nosuch
     experiment oddl --model nosuch
     graph profile nosuch
-is neither built in nor the lab's policy
+is not a built-in policy and not the lab's
     J --placement nosuch
     J --topology nosuch
 'nosuch'
@@ -431,7 +431,7 @@ ideal:mtu=100: an MTU of 100 bytes: expected 576 to 65535
     simulate --trace helios --network lab:ofc2022,rate=1Gbps
 no network 'fattree'
     simulate --trace helios --network fattree
-does not say what fails
+names no failure
     simulate --trace helios --network ideal:nodes=8 --failures link:1@1s
 'switch' cannot fail
     simulate --trace helios --network ideal:nodes=8 --failures switch:1@1s+1s
@@ -447,7 +447,7 @@ no node 8
     simulate --trace helios --network ideal:nodes=8 --failures node:8@1s+1s
 to itself
     simulate --trace helios --network ideal:nodes=8 --failures path:0-0@1s+1s
-does not say who is slow
+names no slow node
     simulate --trace helios --network ideal:nodes=8 --slow 1
     simulate --trace helios --network ideal:nodes=8 --slow x:2
 factor of 1 or more
@@ -507,7 +507,7 @@ expected one --tuning-time
     policy train small --ray local
 --seeds is for partition policies of a RAMP
     policy train lab-partition --seeds 2
-cannot begin with 'nowhere': there is no such run
+cannot begin with 'nowhere': no such run
     policy train small --start nowhere
 --start is for partition policies of a RAMP
     policy train lab-partition --start nowhere

@@ -254,7 +254,7 @@ async def test_the_controller_says_why_an_agent_does_not_take_its_certificate(
         words = (
             "it has expired"
             if folder == expired.folder
-            else "it is not a controller's"
+            else "it is not a controller's certificate"
         )
         async with calling(agent, running) as client:
             with pytest.raises(

@@ -64,10 +64,7 @@ async def test_a_part_that_waits_for_what_is_cancelled_begins_again() -> None:
     background.start("ill", run)
     try:
         await eventually(lambda: len(runs) == 2, "the part to begin again")
-        assert (
-            background.status()[0].last_fault
-            == "what it waited for was cancelled"
-        )
+        assert background.status()[0].last_fault == "its work was cancelled"
     finally:
         await background.close()
     assert len(runs) == 2

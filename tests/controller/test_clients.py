@@ -553,10 +553,10 @@ def test_a_controller_that_fails_is_not_taken_for_another_version(
     wire = httpx.MockTransport(lambda _: httpx.Response(500, text=text))
     with ControllerClient("127.0.0.1:1", transport=wire) as client:
         with pytest.raises(
-            ControllerError, match=r"failed at this request.* HTTP 500"
+            ControllerError, match=r"failed on this request.* HTTP 500"
         ):
             client.status()
-        with pytest.raises(OutcomeUnknown, match="failed at this request"):
+        with pytest.raises(OutcomeUnknown, match="failed on this request"):
             client.press_stop()
 
 

@@ -53,7 +53,7 @@ async def test_ends_that_are_none_are_refused(parts: CircuitParts) -> None:
     for pair, words in (
         (
             ("server1", "server1.nic0"),
-            "are the same end: expected two different ones",
+            "are the same end: expected two different ends",
         ),
         (("server1", "tor2.9"), r"tor2\.9 has no fibre to an OCS"),
         (("server1", "server99.nic0"), "no device called 'server99'"),

@@ -228,7 +228,7 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
             cli, ["ocs", "stop", "--lab", str(process.lab)]
         )
         assert shown.exit_code == 0
-        assert "once there is room" in shown.output
+        assert "once the disk has room" in shown.output
         said = CliRunner().invoke(
             cli,
             ["ocs", "lock", "o1.7", "--why", "w", "--lab", str(process.lab)],

@@ -123,7 +123,7 @@ def test_other_hosts_are_another_epoch() -> None:
         (
             (0, 1),
             {name: ["1-2@193.225/100"] for name in ("wss1", "wss2")},
-            "no channel each",
+            "lack a channel each",
         ),
     ],
 )

@@ -85,7 +85,7 @@ def test_each_change_is_in_the_history_with_its_stages(
         "flows",
     } <= record.stages_s.keys()
     assert controller.client.reconfigurations()[-1].why == "because"
-    assert "o1: unverified, it has no power monitor" in record.notes
+    assert "o1: unverified, no power monitor" in record.notes
 
 
 @pytest.mark.xdist_group("a lasting controller")

@@ -236,6 +236,6 @@ def test_a_file_is_left_as_it_is_while_a_switch_does_not_answer(
             controller.stop()
     assert isinstance(result.exception, PatchlightError)
     assert str(result.exception).startswith(
-        f"{file} is left as it is: o1 did not answer"
+        f"{file} is unchanged: o1 did not answer"
     )
     assert file.read_text() == "as it was"

@@ -293,8 +293,7 @@ async def test_what_an_unreadable_change_may_have_touched_is_locked(
         (row,) = store.reconfigurations()
         assert (row.id, row.state) == (1, "unknown")
         assert (
-            "its record could not be read: what it changed at ocs1"
-            in row.message
+            "its record could not be read: its changes on ocs1" in row.message
         )
         assert len(lab.parts.locks.all()) == 320
     assert "is bad" in await connect(lab, "99>100")

@@ -195,7 +195,7 @@ def test_what_a_bundle_has_not_is_said(tmp_path: Path) -> None:
     write_bundle({(SERVER, "agent"): part(tmp_path, installer=b"i")}, file)
     supply = FromFile(file, _empty(tmp_path))
     with pytest.raises(
-        BadInput, match=r"has nothing to run the agent with Python 3\.12"
+        BadInput, match=r"cannot run the agent on Python 3\.12"
     ) as error:
         supply.part(Target("3.12", "x86_64"), "agent")
     assert "--python 3.12" in (error.value.hint or "")

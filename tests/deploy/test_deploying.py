@@ -178,7 +178,7 @@ def test_deployed_changed_and_removed(
     assert code == 1
     assert (
         servers[one.name]["problem"]
-        == "its agent does not run; its controller does not run"
+        == "its agent is down; its controller is down"
     )
     assert did("remove")["removed"]
     assert not did("remove")["removed"]
@@ -311,12 +311,12 @@ def test_a_push_that_was_cut_goes_on(
                 code, servers = deploy.run("push", *only, lab=path)
         assert code == 1
         assert (
-            f"the connection to server1 broke off ({what})"
+            f"the connection to server1 was lost ({what})"
             in servers["server1"]["error"]
         )
         assert (
             servers["server1"]["remedy"]
-            == "Run the command again: it goes on where it was."
+            == "Run the command again: it continues."
         )
     with (
         logged_in(first) as client,

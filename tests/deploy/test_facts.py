@@ -107,7 +107,7 @@ def test_what_a_server_tells_is_read() -> None:
     ],
 )
 def test_what_is_no_answer_is_an_error(text: str) -> None:
-    with pytest.raises(NoFacts, match="not what was expected"):
+    with pytest.raises(NoFacts, match="unexpected answer"):
         parse_facts(text.splitlines(), 0, 1)
 
 

@@ -126,7 +126,7 @@ def test_a_server_with_gpus_that_lacks_nothing_is_ready() -> None:
             {"gpus": (), "driver": None, "pci": {}},
             "NVIDIA driver",
             False,
-            "no GPU of",
+            "no NVIDIA GPU",
             "lspci",
         ),
         (
@@ -138,7 +138,7 @@ def test_a_server_with_gpus_that_lacks_nothing_is_ready() -> None:
             },
             "NVIDIA driver",
             False,
-            "no GPU of NVIDIA",
+            "no NVIDIA GPU",
             "emulated_gpus: true",
         ),
         (
@@ -302,7 +302,7 @@ def test_of_gpus_without_uuids_none_is_known_to_be_missing() -> None:
     assert (
         found["GPU gpu0"].found
         == found["GPU gpu1"].found
-        == "1 of 2 GPUs, and which is missing?"
+        == "1 of 2 GPUs: the missing one cannot be identified"
     )
     assert found["GPU gpu0"].ok is False
     assert "nvidia-smi -L" in found["GPU gpu0"].remedy

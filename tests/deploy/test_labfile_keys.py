@@ -105,7 +105,7 @@ def test_a_file_without_a_place_for_one_server_is_refused(
     parse_lab(text)
     with pytest.raises(
         BadInput,
-        match=rf"no place for what belongs under[^:]*:\n    s1.*{KEY}",
+        match=rf"no place for 'ssh'[^:]*:\n    s1.*{KEY}",
     ):
         with_host_keys(text, {"s1": KEY}, {})
 

@@ -75,7 +75,7 @@ def test_the_command_writes_what_prometheus_takes(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "the controller at 127.0.0.1:8470, and 1 agents" in done.output
-    assert "1 servers are left out" in done.output
+    assert "1 servers are omitted" in done.output
     promtool("check", "config", tmp_path / "out" / "prometheus.yml")
     assert (tmp_path / "out" / RULES.name).read_text() == RULES.read_text()
     assert isinstance(

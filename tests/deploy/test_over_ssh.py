@@ -175,7 +175,12 @@ def test_one_of_four_that_is_wrong_is_named(lab: Lab) -> None:
             "logging in to server1 as admin",
             "--ask-password",
         ),
-        ({"port": 2222}, "reachable", "port 2222", "Is the server on"),
+        (
+            {"port": 2222},
+            "reachable",
+            "port 2222",
+            "Check that the server is on",
+        ),
     ],
 )
 def test_a_server_that_cannot_be_checked_is_named(
@@ -298,9 +303,7 @@ def test_passwords_open_what_keys_do_not(
         assert limited["server3", "Python"].ok is True
         mistaken = checked(other, Passwords(CANARY, "wrong"))
         assert wrong(mistaken) == [("server3", "sudo")]
-        assert (
-            "does not take the password" in mistaken["server3", "sudo"].found
-        )
+        assert "the password is wrong" in mistaken["server3", "sudo"].found
         assert "--ask-sudo-password" in mistaken["server3", "sudo"].remedy
         # Whose password is right, and who still may not.
         with changed(other, "server2", GUEST, GUEST_GONE):

@@ -81,7 +81,7 @@ def test_a_file_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_damaged_file_is_not_kept(far: HelperProcess) -> None:
     told = far.put(b"other", sha256=sha256_of(b"content"))
     assert (told["error"], far.ask("look")["partial"]) == (
-        "a file came damaged",
+        "a file arrived damaged",
         {},
     )
 

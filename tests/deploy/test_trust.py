@@ -163,7 +163,7 @@ def test_a_key_in_the_lab_file_counts_more_than_known_hosts(
     file.write_text(remembered(lab, "server4"))
     result = trust(file, "--known-hosts", "--fingerprints", str(known))
     assert isinstance(result.exception, BadInput)
-    assert "another host_key of server4" in result.exception.message
+    assert "another host_key for server4" in result.exception.message
     assert not (home / ".ssh").exists()
 
 

@@ -583,7 +583,10 @@ class Worker:
         elif operation in ("hold", "stop-at"):
             iteration = request["iteration"]
             if not self.next <= iteration < self.task.iterations:
-                return f"iteration {iteration} is past: the next all-reduce is that of {self.next}"
+                return (
+                    f"iteration {iteration} is over: the next all-reduce "
+                    f"belongs to iteration {self.next}"
+                )
             if operation == "hold":
                 self.hold_at = iteration
             else:

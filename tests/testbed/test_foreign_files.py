@@ -220,7 +220,7 @@ WRONG: dict[str, tuple[Mapping[str, Any], str]] = {
     ),
     "below a component": (
         {"edges": [edge("host[0] nic.port", "tor port[0:2]")]},
-        "goes on below a component that is not a device",
+        "continues below a component that is not a device",
     ),
     "ring": (
         {"edges": [edge("host[0] nic", "tor port[0:2]", scheme="ring")]},

@@ -70,9 +70,13 @@ def test_duplex_circuits_are_written_once() -> None:
 
 
 def test_an_input_or_an_output_cannot_be_used_twice() -> None:
-    with pytest.raises(BadInput, match="in:1 is used twice: 1>2 and 1>3"):
+    with pytest.raises(
+        BadInput, match="input port 1 is used twice: 1>2 and 1>3"
+    ):
         PortMap.of([(1, 2), (1, 3)])
-    with pytest.raises(BadInput, match="out:3 is used twice: 1>3 and 2>3"):
+    with pytest.raises(
+        BadInput, match="output port 3 is used twice: 1>3 and 2>3"
+    ):
         PortMap.of([(1, 3), (2, 3)])
 
 

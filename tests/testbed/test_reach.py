@@ -97,7 +97,7 @@ def test_packet_switches_without_a_trunk_are_apart() -> None:
     lab = parse_lab(TWO_SWITCHES)
     found = Reach(lab, trace_links(lab, {}))
     assert found.without_link == {
-        "c.n": "it is connected to u, which reaches no other host"
+        "c.n": "it is connected to u, from which no other host can be reached"
     }
     assert found.apart(lab.hosts) == found.without_link
     joined = parse_lab(TWO_SWITCHES + "  - {ends: [t.4, u.4]}\n")
@@ -111,7 +111,7 @@ def test_a_lab_whose_nics_are_connected_to_each_other_is_well() -> None:
     )
     lab = parse_lab(text)
     found = Reach(lab, trace_links(lab, {}))
-    assert found.without_link == {"c.n": "no fibre is plugged into its NIC"}
+    assert found.without_link == {"c.n": "its NIC has no fibre"}
 
 
 def test_of_many_hosts_the_first_are_named() -> None:

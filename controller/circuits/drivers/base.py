@@ -376,7 +376,7 @@ class PolatisDriver(NumberedDriver):
         if re.search(self._dialect.any_to_any, model):
             raise PatchlightError(
                 f"{self.name} is a {model}: a switch of single fibres, any to any",
-                hint="this driver supports only switches with separate inputs and outputs",
+                hint="this driver supports switches with separate inputs and outputs only",
             )
         numbering = Numbering.polatis(*await self._size(model))
         numbering.check_holds(self.name, self.ports)

@@ -318,7 +318,7 @@ class OcpGnmi(NumberedDriver):
                 self._ports.get(str(state.get(f"{side}put-port-name")))
                 for side in contract.SIDES
             ]
-            status = str(state.get("status", "its status is not told"))
+            status = str(state.get("status", "its status is not reported"))
             told = state.get("status-reason")
             words = f"{status}: {told}" if told else status
             words = self.client.shown(words)
@@ -355,8 +355,8 @@ class OcpGnmi(NumberedDriver):
             groups = [self._group_of.get(name, "") for name in (inp, out)]
             if all(groups) and groups[1] not in self._joins.get(groups[0], ()):
                 refused.append(
-                    f"the device joins no port of group {groups[0]} ({inp}) to one of "
-                    f"{groups[1]} ({out})"
+                    f"the device cannot connect a port of group {groups[0]} ({inp}) to a port of "
+                    f"group {groups[1]} ({out})"
                 )
                 continue
             owner = self._dialect.owner
@@ -393,7 +393,7 @@ class OcpGnmi(NumberedDriver):
             self._fresh.difference_update(ours)
         self._raise_if(
             [
-                f"the entry {name!r} is another client's, and stays"
+                f"the entry {name!r} belongs to another client and stays"
                 for name in names.values()
                 if not self._is_ours(name)
             ]

@@ -133,7 +133,7 @@ def channels(text: str) -> list[int]:
         first = int(match[1])
         last = int(match[2]) if match[2] else first
         if abs(last - first) + len(numbers) > _CHANNELS_LIMIT:
-            raise ValueError(f"{part!r} is too long a range")
+            raise ValueError(f"the range {part!r} is too long")
         numbers += (
             range(first, last + 1)
             if last >= first

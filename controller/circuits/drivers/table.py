@@ -318,7 +318,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         return contract.DeviceRefused(
             f"{self.name} answered {command} with an invalid value: {answer}",
             words=answer,
-            hint=f"if its firmware has another format, correct the dialect {self._switch.driver}",
+            hint=f"if its firmware uses another format, correct the dialect {self._switch.driver}",
         )
 
     def _will_not(self, words: str) -> contract.DeviceRefused:

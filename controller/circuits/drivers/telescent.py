@@ -178,7 +178,7 @@ class TelescentSsh(SessionDriver[Row]):
             > 1
         ):
             raise self._nonsense(
-                self._dialect.read_map, "rows of different length"
+                self._dialect.read_map, "rows of different lengths"
             )
         missing = [
             number

@@ -80,7 +80,7 @@ class Profile:
             first_ghz = first_ghz or ghz
             if ghz != first_ghz + number:
                 raise ValueError(
-                    f"line {number + 1} is about {frequency} THz: expected steps of 1 GHz, so "
+                    f"line {number + 1} is for {frequency} THz: expected steps of 1 GHz, so "
                     f"{_thz(first_ghz + number)}"
                 )
             lines.append(rest)
@@ -171,8 +171,8 @@ class Profile:
         for step, ways in found.items():
             if len(ways) > 1:
                 raise ValueError(
-                    f"the light between {_edge(step)} and {_edge(step + 1)} THz is not all treated "
-                    "alike"
+                    f"the light between {_edge(step)} and {_edge(step + 1)} THz is not treated "
+                    f"uniformly"
                 )
         return {step: next(iter(ways)) for step, ways in found.items()}
 
@@ -276,7 +276,7 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         """All ready: the device reports no states."""
         return dict.fromkeys(
             self._all_ports(),
-            contract.PortState("ready", "no states are told"),
+            contract.PortState("ready", "it reports no states"),
         )
 
     async def _table(self) -> Mapping[ChannelConnect, Row]:
@@ -348,9 +348,9 @@ class WaveShaper(WavelengthSessionDriver[Row]):
             return _channels(profile, self.grid)
         except ValueError as error:
             raise contract.DeviceRefused(
-                f"{self.name} has a profile that does not consist of channels: {error}",
+                f"{self.name} has a profile of something else than channels: {error}",
                 words=str(error),
-                hint="load a profile with channels only, or one that blocks everything",
+                hint="load a profile of channels, or one that blocks everything",
             ) from error
 
     def _with(

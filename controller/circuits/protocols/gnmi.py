@@ -471,7 +471,8 @@ class GnmiClient:
                 f"{self._session.name} has no model {', '.join(sorted(lacks))}: it offers "
                 f"{self.shown(', '.join(sorted(models))) or 'none'}",
                 words="UNIMPLEMENTED: no such model",
-                hint="if it has the same under another name, correct 'models' in the dialect",
+                hint="if it has the same model under another name, correct 'models' in the "
+                "dialect",
             )
         encodings = offered.supported_encodings
         self._encoding = JSON_IETF
@@ -512,7 +513,7 @@ class GnmiClient:
             return DeviceNotTrusted(
                 f"nothing was sent to {name}: {refused}",
                 hint="if the device has a new certificate, correct its line in that file "
-                f"({PINS_VARIABLE}); if not, check what answers there",
+                f"({PINS_VARIABLE}); if not, find out which service answers there",
             )
         words = (
             error.details()
@@ -576,7 +577,9 @@ class GnmiClient:
                 for leaf, value in leaves(value_of(update.val), tuple(keys)):
                     self.heard(leaf, value)
             except (TypeError, ValueError, RecursionError) as error:
-                log.debug("%s told nonsense: %s", self._session.name, error)
+                log.debug(
+                    "%s sent invalid data: %s", self._session.name, error
+                )
         return len(updates)
 
 

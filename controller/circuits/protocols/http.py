@@ -324,7 +324,7 @@ class HttpClient:
         return contract.DeviceRefused(
             f"{self._session.name} answered {command} with an invalid value: {words}",
             words=words,
-            hint="if its firmware has another format, correct the driver's dialect",
+            hint="if its firmware uses another format, correct the driver's dialect",
         )
 
     async def _exchange(
@@ -480,7 +480,7 @@ class HttpClient:
         words = self._words(reply)
         if reply.status == 401:
             raise contract.LoginRefused(
-                f"{name} did not let {self._session.user} in: {words}",
+                f"{name} refused the login of {self._session.user}: {words}",
                 words=words,
                 hint="check 'user' and 'password_env' of the circuit switch in the lab file",
             )
@@ -495,7 +495,10 @@ class HttpClient:
                 f"the user {self._session.user} may only read on that device"
             )
         elif 300 <= reply.status < 400:
-            hint = "it redirects to another address, where no password is sent: check its address"
+            hint = (
+                "it redirects to another address, to which no password is sent: "
+                "check its address"
+            )
         raise contract.DeviceRefused(
             f"{name} refused {shown}: {words}",
             code=str(reply.status),
@@ -519,7 +522,7 @@ class HttpClient:
             return DeviceNotTrusted(
                 f"nothing was sent to {name}: {refused}",
                 hint="if the device has a new certificate, correct its line in that file "
-                f"({PINS_VARIABLE}); if not, check what answers there",
+                f"({PINS_VARIABLE}); if not, find out which service answers there",
             )
         reason = (
             str(error)

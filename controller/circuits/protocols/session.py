@@ -294,8 +294,8 @@ class KeptSession(ABC, Generic[C, D]):
         if pause_s > 0:
             raise contract.DeviceUnreachable(
                 f"{self._session.name} at {host}:{port} was disconnected: it sent too much "
-                f"unsolicited data; the next try is in {pause_s:.0f} s",
-                hint="check the device: what does it report all the time?",
+                f"unsolicited data; the next attempt is in {pause_s:.0f} s",
+                hint="check what the device reports so often",
             )
         try:
             async with asyncio.timeout(wait_s):

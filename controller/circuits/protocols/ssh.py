@@ -301,7 +301,7 @@ def _open_channel(session: Session, subsystem: str) -> paramiko.Channel:
         transport.close()
         what = f"the subsystem {subsystem}" if subsystem else "shells"
         raise ConnectionError(
-            f"{reason(error)}: does it allow {what}?"
+            f"{reason(error)}: check that it allows {what}"
         ) from error
     except BaseException:
         transport.close()
@@ -340,7 +340,9 @@ def _log_in(session: Session) -> paramiko.Transport:
     except (paramiko.SSHException, EOFError) as error:
         transport.close()
         words = explained(error, "legacy_ssh: true")
-        raise ConnectionError(f"{words}: is it an SSH port?") from error
+        raise ConnectionError(
+            f"{words}: check that it is an SSH port"
+        ) from error
     except BaseException:
         transport.close()
         raise

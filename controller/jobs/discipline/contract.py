@@ -91,10 +91,10 @@ class UserAccounts:
         """Why a user's job with that many GPUs may not start now; ``None`` if it may."""
         allowed = self._settings.allowance(user)
         if allowed.gpus is not None and self.held(user) + gpus > allowed.gpus:
-            words = f"{_called(user)} has {self.held(user)} of {allowed.gpus} GPUs at once"
+            words = f"{_called(user)} has {self.held(user)} of at most {allowed.gpus} GPUs"
             return Waiting(
                 WaitReason.QUOTA,
-                f"{words}, and it wants {gpus}",
+                f"{words}, and it needs {gpus}",
                 is_blocked=True,
             )
         if allowed.gpu_hours is not None:
@@ -102,7 +102,7 @@ class UserAccounts:
             if had >= allowed.gpu_hours:
                 words = f"{_called(user)} has used {allowed.gpu_hours:g} GPU-hours, the quota"
                 left_s = self.next_window_s(now_s) - now_s
-                words += f": more are available in {left_s / 3600:.3g} h"
+                words += f": more become available in {left_s / 3600:.3g} h"
                 return Waiting(WaitReason.QUOTA, words, is_blocked=True)
         return None
 
@@ -144,7 +144,7 @@ def admission(
     """Why a job of ``gpus`` may not even wait, if so; the user has ``jobs`` unfinished ones."""
     allowed = settings.allowance(user)
     if allowed.gpus is not None and gpus > allowed.gpus:
-        words = f"it wants {gpus} GPUs, and {_called(user)} may have {allowed.gpus} at once"
+        words = f"it needs {gpus} GPUs, and {_called(user)} may have {allowed.gpus} at once"
         return Waiting(WaitReason.QUOTA, words, is_blocked=True)
     if allowed.jobs is not None and jobs >= allowed.jobs:
         words = f"{_called(user)} has {jobs} jobs waiting or running, the limit is {allowed.jobs}"

@@ -174,7 +174,7 @@ class JobQueue(Generic[E, P]):
     def _depends(self, entry: E) -> Waiting | None:
         fates = {name: self._site.fate(name) for name in entry.after}
         for fate, words in (
-            (JobFate.FAILED, "it depends on {}, which will never be done"),
+            (JobFate.FAILED, "it depends on {}, which can no longer succeed"),
             (JobFate.PENDING, "it depends on {}, which is not done yet"),
         ):
             names = [name for name, found in fates.items() if found is fate]
@@ -215,7 +215,7 @@ class JobQueue(Generic[E, P]):
             or self._failed is None
             or self._failed[0] != head.index
         ):
-            words = f"it wants {head.wants}, and {free} of them are free"
+            words = f"it needs {head.wants}, and {free} of them are free"
             return Waiting(WaitReason.NO_GPUS, words)
         return self._why_failed
 

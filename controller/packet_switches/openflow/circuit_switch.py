@@ -241,7 +241,9 @@ class OpenFlowConnection:
         ids = ", ".join(
             f"{datapath_id:#x}" for datapath_id in sorted(self._strangers)
         )
-        return f"; what did is datapath id {ids}, not {self._datapath_id:#x}"
+        return (
+            f"; datapath id {ids} connected instead of {self._datapath_id:#x}"
+        )
 
     def _on_event(self, event: Message) -> None:
         if event["event"] == "unknown-switch":
@@ -327,7 +329,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         if switch.datapath_id is None:
             raise BadInput(
                 f"{switch.name}: the driver openflow needs the switch's datapath id",
-                hint="write 'datapath_id: 0x51', say, to the circuit switch in the lab file",
+                hint="give the circuit switch one in the lab file, like 'datapath_id: 0x51'",
             )
         self._dialect = dialect or corrected(switch.driver, OpenFlowDialect())
         super().__init__(switch)

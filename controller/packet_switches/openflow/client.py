@@ -93,7 +93,7 @@ class SpeakerProcess:
             while not (await asyncio.wait({ready}, timeout=_LOOK_EVERY_S))[0]:
                 if progress.quiet_s() > quiet_s:
                     raise SpeakerFailed(
-                        "the OpenFlow speaker does not serve and made no progress for "
+                        "the OpenFlow speaker neither answers nor makes progress for "
                         f"{quiet_s:g} s",
                         hint="\n".join(self._lines) or "it wrote nothing",
                     )
@@ -275,7 +275,7 @@ class Speaker:
         if self._writer is None:
             raise SpeakerFailed(
                 f"{operation}: the OpenFlow speaker is not running",
-                hint="it is being restarted; its log says why it ended",
+                hint="it is being restarted; its log has the reason",
             )
         number = next(self._numbers)
         began = time.monotonic()

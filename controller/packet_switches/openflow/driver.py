@@ -67,7 +67,7 @@ class OpenFlowSwitch:
         lacks = [Lack(s, f"no port {p}") for s, p in absent.items()]
         refused = {each.entry: each.reason for each in applied.failed}
         refused |= dict.fromkeys(
-            applied.held, "another application's entry is in the way"
+            applied.held, "an entry of another application conflicts with it"
         )
         for station, of_one in wanted.items():
             reasons = [refused[entry] for entry in of_one if entry in refused]

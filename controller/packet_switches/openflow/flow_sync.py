@@ -41,7 +41,7 @@ LOG = logging.getLogger(__name__)
 # Entries of others are looked for as often as that takes a small share of the speaker's time.
 _LOOK_EVERY_S = 10.0
 _LOOK_PER_ENTRY_S = 0.0025
-_LOST = "accepted, but not in its table"
+_LOST = "accepted, but missing in its table"
 
 
 class RefusedEntry(NamedTuple):
@@ -105,11 +105,11 @@ class FlowSync:
     def __init__(self, speaker: Speaker) -> None:
         self.wanted: dict[int, FlowTable] = {}
         self.refused: Mapping[int, tuple[RefusedEntry, ...]] = {}
-        """What each switch refused of its wanted table, if it refused anything."""
+        """The entries that each switch refused."""
         self.above: Mapping[int, tuple[FlowEntry, ...]] = {}
-        """Other applications' entries in each switch that go before Patchlight's, if any."""
+        """Entries of other applications with precedence over Patchlight's, by switch."""
         self.without_groups: frozenset[int] = frozenset()
-        """Switches that get fixed paths instead of select groups, which they do not have."""
+        """Switches without select groups, which get fixed paths instead."""
         self._pauses: defaultdict[int, RetryPauses] = defaultdict(RetryPauses)
         self._looked_at: dict[int, float] = {}
         self._speaker = speaker

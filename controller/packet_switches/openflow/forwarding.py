@@ -341,9 +341,9 @@ class Forwarding:
             for switch in self._plugged
         }
         self.down: frozenset[Endpoint] = frozenset()
-        """Ports without a link, though one is wired."""
+        """Wired ports without a link."""
         self.equal: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
-        """Each switch's sets of ports that are equally near to some NICs."""
+        """Each switch's sets of equal-cost ports to some NICs."""
         self._trunks: Trunks | None = None
         self._fixed: dict[str, list[FlowEntry]] = {}
 

@@ -34,10 +34,7 @@ _CIRCUIT = 1000.0
 _BROKEN = 10.0
 _DB = 0.01
 
-_HINT = (
-    "fewer or other hosts, or ports that are unlocked, would do; "
-    "'patchlight ocs lock' lists locks"
-)
+_HINT = "use fewer or other hosts, or unlock ports: 'patchlight ocs lock' lists the locks"
 
 
 @dataclass(
@@ -405,7 +402,7 @@ def _present(light: PresentLight, wish: Wish) -> Iterator[tuple[OcsPath, str]]:
 def _why_not(light: PresentLight, wishes: Sequence[Wish]) -> str:
     unknown = [wish.site for wish in wishes if wish.site not in light.sites]
     if unknown:
-        return f"no light path from {unknown[0]}: it is not plugged into a circuit switch"
+        return f"no optical path from {unknown[0]}: it has no fibre to a circuit switch"
     for wish in wishes:
         ways = [
             way
@@ -415,10 +412,10 @@ def _why_not(light: PresentLight, wishes: Sequence[Wish]) -> str:
         kept = [path for path in light.paths if wish.site in path.ends]
         if not (ways or kept):
             partners = " or ".join(wish.partners)
-            return f"no light path from {wish.site} to {partners}: no usable ports or trunks"
+            return f"no optical path from {wish.site} to {partners}: no usable ports or trunks"
     return (
         f"there are too few usable ports, or trunks between circuit switches, for these "
-        f"{len(wishes)} light paths"
+        f"{len(wishes)} optical paths"
     )
 
 

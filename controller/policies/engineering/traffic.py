@@ -31,7 +31,7 @@ def checked(matrix: ArrayLike) -> Matrix:
     found = np.asarray(matrix, dtype=np.float64)
     if found.ndim != 2 or found.shape[0] != found.shape[1]:
         raise BadInput(
-            f"a traffic matrix of shape {found.shape}: expected as many rows as columns"
+            f"a traffic matrix of shape {found.shape}: expected a square matrix"
         )
     if not np.isfinite(found).all() or (found < 0).any():
         raise BadInput(
@@ -66,8 +66,8 @@ def fitted(
     columns = np.asarray(received, np.float64)
     if rows.shape != (len(found),) or columns.shape != (len(found),):
         raise BadInput(
-            f"{rows.size} and {columns.size} counters of {len(found)} ports: expected one of "
-            "what was sent and one of what was received for each"
+            f"{rows.size} and {columns.size} counters of {len(found)} ports: expected a sent and "
+            f"a received counter for each"
         )
     columns = (
         columns * (rows.sum() / columns.sum()) if columns.sum() else columns

@@ -55,7 +55,7 @@ def experiment() -> None:
 @click.option(
     "--engine",
     type=click.Choice(["ryu", "os-ken"]),
-    help="OpenFlow engine.  [default: ryu where it is importable]",
+    help="OpenFlow engine. [default: ryu if it is installed]",
 )
 @lab_option("The lab: a lab file or a built-in lab.", "lab", default="ofc2022")
 @click.option(
@@ -68,13 +68,13 @@ def experiment() -> None:
 )
 @click.option(
     "--cases",
-    help="Parts to run, joined by commas.  [default: a,b,live; with --trainer torch a]",
+    help="Parts to run, joined by commas. [default: a,b,live; with --trainer torch: a]",
 )
 @click.option(
     "--trainer",
     type=click.Choice(["synthetic", "torch"]),
     default="synthetic",
-    help="torch: run case (a) a second time, with PyTorch training a real model.",
+    help="torch: run case (a) again with a real model, trained by PyTorch.",
 )
 @click.option(
     "--mismatch",
@@ -82,7 +82,7 @@ def experiment() -> None:
     type=click.FloatRange(min=0),
     default=0,
     metavar="PERCENT",
-    help="Make the second job compute this much longer, so that the jobs do not stay in step.",
+    help="Lengthen the second job's computation by this percentage, so that the jobs drift apart.",
 )
 @click.option(
     "--server-kind",
@@ -95,7 +95,7 @@ def experiment() -> None:
     "--transport",
     type=click.Choice(["tcp", "rdma"]),
     default="tcp",
-    help="What carries the gradients; rdma (RoCE v2) needs --server-kind vm.",
+    help="Transport of the gradients; rdma (RoCE v2) needs --server-kind vm.",
 )
 @click.option(
     "--dashboard",
@@ -110,12 +110,12 @@ def ofc2022(
     dashboard: bool,
     **chosen: Any,
 ) -> None:
-    """Compare a static network with one whose circuits move, for two training jobs on six GPUs.
+    """Compare a static with a rewired network, for two training jobs on six GPUs.
 
     S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
     ones and writes plots, result.json and report.html. Needs root.
     """
-    require_root("building a lab out of network namespaces")
+    require_root("building a lab from network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import (
@@ -263,12 +263,12 @@ _JOBS = 100
 @click.option(
     "--labs",
     type=click.IntRange(min=1),
-    help="Labs to try.  [default: 50; quick: 3]",
+    help="Number of labs. [default: 50; quick: 3]",
 )
 @click.option(
     "--quick",
     is_flag=True,
-    help="Three labs of up to 6 servers, in some minutes.",
+    help="Three labs of up to 6 servers, in a few minutes.",
 )
 @click.option(
     "--servers",
@@ -301,10 +301,10 @@ def twin(
 ) -> None:
     """Compare the simulator's predictions with packets, in random labs.
 
-    Each lab runs random training jobs with two pairs of policies, in packets and in the simulator.
-    Prints the errors and writes result.json, jobs.csv and a scatter plot. Needs root.
+    Each lab runs random training jobs under two pairs of policies, with packets and in the
+    simulator. Prints the errors and writes result.json, jobs.csv and a scatter plot. Needs root.
     """
-    require_root("building a lab out of network namespaces")
+    require_root("building a lab from network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.twin import run
     from patchlight.emulation.simulator.results import (

@@ -92,7 +92,7 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
     "--slowdown",
     type=click.FloatRange(min=1),
     default=4,
-    help="Packets: multiply the times of computing, transfers and tuning by this.",
+    help="Packets: multiply the times of computation, transfers and tuning by this.",
 )
 @click.option(
     "--replace",
@@ -173,13 +173,11 @@ def oddl(
             is click.core.ParameterSource.COMMANDLINE
         ):
             form = (
-                "with packets: leave out --flows"
+                "an experiment with packets: leave out --flows"
                 if flows
-                else "in flows: say --flows"
+                else "an experiment with flows: add --flows"
             )
-            raise BadInput(
-                f"--{name.replace('_', '-')} is for the experiment {form}"
-            )
+            raise BadInput(f"--{name.replace('_', '-')} needs {form}")
     of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
     if not flows:
         run_with_packets(
@@ -244,7 +242,7 @@ def _print_speedups(result: dict[str, Any]) -> None:
         out.number("SiP-Ring"),
         out.number("paper"),
         out.number("ideal"),
-        title=f"How many times as fast ODDL trains, in a cluster of {result['cluster_nodes']}",
+        title=f"Speedup of training with ODDL, in a cluster of {result['cluster_nodes']}",
     )
     for model, by_nodes in result["speedups"].items():
         for nodes, row in by_nodes.items():
@@ -326,7 +324,7 @@ def run_with_packets(
     if tuning_times_s is not None:
         chosen["tuning_times_s"] = tuning_times_s
     options = run.PacketOptions(**chosen)
-    require_root("building labs out of network namespaces")
+    require_root("building labs from network namespaces")
     folder = results_folder(output, "oddl")
     # Like Ctrl-C: an error that passes through the labs' with blocks, so that they are taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -348,7 +346,7 @@ def run_with_packets(
     _print_isolation(result["isolation"], figures.ISOLATION_LABELS)
     out.say(
         f"Rates and bytes 1:{result['scale']:g}, then all {result['slowdown']:g} times slower: "
-        f"NICs of {format_rate(result['emulated_bps'])}. Times are the job's."
+        f"NICs of {format_rate(result['emulated_bps'])}. Times are in the job's scale."
     )
     out.say_written(files, folder)
 
@@ -356,8 +354,8 @@ def run_with_packets(
 def _print_sweep(result: dict[str, Any]) -> None:
     table = out.Table(
         out.number("tuning time"),
-        out.number("ring kept"),
-        out.number("ring turned in each iteration"),
+        out.number("fixed ring"),
+        out.number("ring reversed in each iteration"),
         out.number("tuning alone"),
         title=f"{result['model']}, {result['nodes']} nodes: training time over an ideal switch's",
     )
@@ -375,7 +373,7 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
     table = out.Table(
         out.Column("stage, ms"),
         *(out.number(heading) for arm in arms for heading in (arm, "longest")),
-        title=f"What an iteration is made of (medians; {tuning} to tune)",
+        title=f"Parts of an iteration (medians; {tuning} to tune)",
     )
     for stage, words in labels.items():
         cells = []
@@ -396,7 +394,7 @@ def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
         out.number("at the neighbour"),
         out.number("its iteration"),
         out.number("95 %"),
-        title="A job that floods on all channels, and its neighbour",
+        title="A job that floods all channels, and its neighbour",
     )
     for way, words in labels.items():
         row = found[way]

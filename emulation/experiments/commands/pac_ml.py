@@ -58,23 +58,23 @@ def names_option(
     "--first-seed",
     type=_WHOLE,
     default=0,
-    help="Seed of the first episode; the next count up.",
+    help="Seed of the first episode; the others follow.",
 )
 @click.option(
     "--salt",
     type=_WHOLE,
-    help="Repeat a run with your own policies: the salt in its result.json.  [default: a secret "
-    "one with policies of yours, so that they cannot draw the jobs to come; else 0]",
+    help="The salt in a run's result.json, to repeat it with your own policies. [default: with "
+    "your own policies a secret one, so that they cannot predict the jobs; else 0]",
 )
 @click.option(
     "--quick",
     is_flag=True,
-    help="Fewer seeds and laws, a shorter roll-out.",
+    help="Fewer seeds and laws, a shorter rollout.",
 )
 @names_option(
     "--policies",
-    "'all' (built-in and shipped ones), names, FILE.py:CLASS, FILE.onnx; a name may have "
-    "parameters (docs/policies.md).",
+    "'all' (the built-in policies), names, FILE.py:CLASS, FILE.onnx; a name may have parameters "
+    "(docs/policies.md).",
     default="all",
     shell_complete=complete_policy,
 )
@@ -92,7 +92,7 @@ def names_option(
 )
 @names_option(
     "--rules",
-    "How operations are placed: as in the paper, or in whole blocks.",
+    "Placement of operations: as in the paper, or in whole blocks.",
     default="ramp-first-fit,ramp-block",
 )
 @click.option(
@@ -121,12 +121,12 @@ def names_option(
     type=click.FloatRange(0, 3),
     default=0.0,
     metavar="SIGMA",
-    help="Policies see remaining times with a log-normal error of this standard deviation.",
+    help="Give policies remaining times with a log-normal error of this standard deviation.",
 )
 @click.option(
     "--milliseconds",
     is_flag=True,
-    help="Read the profiles' times as milliseconds, which makes communication matter; the paper's "
+    help="Read the profiles' times as milliseconds, where communication matters; the paper's "
     "simulator reads them as seconds.",
 )
 @profiles_option
@@ -149,7 +149,7 @@ def pac_ml(
     profiles: Path | None,
     **varied: Any,
 ) -> None:
-    """Partition jobs that have to meet a deadline, on the 32 servers of a RAMP.
+    """Partition jobs with deadlines on the 32 servers of a RAMP.
 
     Parsonson, Shabka, Ottino, Zervas, "Partitioning Distributed Compute Jobs …" (PAC-ML),
     2023. Prints blocking rates beside the published ones and writes plots and result.json
@@ -214,8 +214,8 @@ def pac_ml(
         print_tables(result)
         if not result["comparable"]:
             out.say(
-                "Published figures are not shown: they are for PipeDream's profiles "
-                "(--profiles), with the paper's arrivals and models."
+                "Published figures are not shown: they need PipeDream's profiles (--profiles) "
+                "and the paper's arrivals and models."
             )
         out.say_written(files, folder)
     if result["interrupted"]:
@@ -372,7 +372,7 @@ def _print_blocking(
         row(name, [t for text in shown for t in (text, *([""] * beside))])
     table.print()
     out.say(
-        "* below every other policy, on the same seeds (paired, 95 %, Holm)",
+        "* * below every other policy, on the same seeds (paired, 95 %, Holm)",
         meaning="quiet",
     )
     if beside:
@@ -434,7 +434,7 @@ def print_less_maximum(
     """How much less policies block than maximum parallelisation, as the paper counts its gain."""
     if not all(cell["less_maximum"] for cell in laws.values()):
         return
-    title = f"Blocks less than maximum parallelisation (% of that), {rule}"
+    title = f"Reduction of blocking against maximum parallelisation (% of that), {rule}"
     table = out.Table(
         "policy", *(out.number(f"law {law}") for law in laws), title=title
     )

@@ -267,16 +267,16 @@ def plane_figure(result: dict[str, Any]) -> Figure:
 
 ARM_LABELS = {
     "ideal": "ideal switch",
-    "kept": "ODDL, ring kept",
-    "turned": "ODDL, ring turned in every iteration",
+    "kept": "ODDL, fixed ring",
+    "turned": "ODDL, ring reversed in every iteration",
 }
 STAGE_LABELS = {
     "compute": "compute",
-    "ask": "ask for a path",
+    "ask": "request a path",
     "tune": "tune",
     "send": "all-reduce",
     "acknowledge": "all acknowledged",
-    "release": "give it back",
+    "release": "release the path",
 }
 ISOLATION_LABELS = {
     "together": "one star for both jobs",

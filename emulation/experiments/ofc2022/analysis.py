@@ -167,7 +167,7 @@ def training_window(job: JobRun) -> tuple[float, float]:
     first = [i for i in job.iterations if i.index == 0]
     if not first:
         raise PatchlightError(
-            f"job {job.status.spec.name} reported no iteration at all"
+            f"job {job.status.spec.name} reported no iteration"
         )
     start = min(i.finished_at - i.compute_s - i.communication_s for i in first)
     return start, max(i.finished_at for i in job.iterations)
@@ -178,8 +178,8 @@ def iteration_ends(job: JobRun) -> list[float]:
     spec = job.status.spec
     if job.status.restarts:
         raise PatchlightError(
-            f"job {spec.name}: its workers were started again {job.status.restarts} times: these "
-            "are not the figures of one training"
+            f"job {spec.name}: its workers were restarted {job.status.restarts} times: these "
+            f"figures are not those of one run"
         )
     reported = sorted((i.rank, i.index) for i in job.iterations)
     expected = [
@@ -215,8 +215,8 @@ def _mean_over(
     total = sum(weight for weight, _ in weighted)
     if total <= 0:
         raise PatchlightError(
-            f"no sample of {what} lies in the {end - start:.1f} s that the job trained",
-            hint="train longer: --iterations 12 gives some 8 seconds of the shortest run",
+            f"no sample of {what} from the {end - start:.1f} s that the job trained",
+            hint="train longer: --iterations 12 makes the shortest run about 8 s long",
         )
     return sum(weight * value for weight, value in weighted) / total
 

@@ -305,11 +305,11 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         pace = f"{live['iteration_before_s']:.2f} s → {live['iteration_after_s']:.2f} s"
         rows.append(("live", "iteration", "", pace, ""))
         gap = f"{live['longest_gap_s']:.2f} s"
-        rows.append(("live", "longest without one", "", gap, ""))
+        rows.append(("live", "longest gap between iterations", "", gap, ""))
         if rdma := live.get("rdma"):
             rows.append(("live", "RoCEv2 packets", "", _of_rdma(rdma), ""))
             lived = rdma["connections"] - rdma["made_again"]
-            pairs = f"{lived:g} of {rdma['connections']} lived, {rdma['retries']} retries"
+            pairs = f"{lived:g} of {rdma['connections']} survived, {rdma['retries']} retries"
             rows.append(("live", "queue pairs", "", pairs, ""))
     if real := result.get("real"):
         rows += _rows_of_real(real, result["cases"].get(real["case"], {}))
@@ -395,15 +395,14 @@ def _of_real(result: dict[str, Any]) -> str:
     return (
         f"In the rows “real” the jobs of case ({real['case']}) train the {real['model']} with "
         "PyTorch over Gloo: real gradients of "
-        f"{real['gradient_bytes'] / result['scale'] / 1e3:.0f} kB, real parameters that are "
-        "compared after each iteration, and emulated GPUs that are busy for as long as in the "
-        "other rows."
+        f"{real['gradient_bytes'] / result['scale'] / 1e3:.0f} kB, real parameters, compared "
+        f"after each iteration, and emulated GPUs that compute as long as in the other rows."
     )
 
 
 _STEPS = (
-    "Each line is the mean over a job's workers and over whole iterations, at least 2 s of them; "
-    "the band is from the lowest worker to the highest. Throughput is from the counters of switch "
+    "Each line is the mean over a job's workers and over whole iterations of at least 2 s; the "
+    "band spans the lowest to the highest worker. Throughput is from the counters of switch "
     "ports, GPU utilisation from the workers' reports."
 )
 _CAPTIONS = {

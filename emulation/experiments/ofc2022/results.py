@@ -73,8 +73,8 @@ def jobs_of(
         longer = slower * (1 + (mismatch_percent / 100 if number > 1 else 0))
         if len({tor_of[host.name] for host in hosts}) < 2:
             raise BadInput(
-                f"lab {lab.name}: the {size} GPUs of job {number} of case {case} are all on one "
-                "packet switch already, so that regrouping them would change nothing"
+                f"lab {lab.name}: the {size} GPUs of job {number} of case {case} are already on "
+                f"one packet switch: regrouping changes nothing"
             )
         what: dict[str, Any] = {
             "gradient_bytes": slower * GRADIENT_BYTES,
@@ -117,8 +117,8 @@ def _tors(lab: Lab) -> dict[str, str]:
             continue
         if host.gpu.model not in COMPUTE_S:
             raise BadInput(
-                f"{host.name} is a {host.gpu.model}, whose compute time is not known: "
-                f"known are {', '.join(COMPUTE_S)}"
+                f"{host.name} is a {host.gpu.model}, whose compute time is unknown: expected one "
+                f"of {', '.join(COMPUTE_S)}"
             )
         tor = links.switch_of(lab, host.endpoint)
         if tor is None:
@@ -166,7 +166,7 @@ def _shares(
             f"{len(hosts)} × {model}" for model, hosts in of_model.items()
         )
         raise BadInput(
-            f"lab {lab.name} cannot give jobs of {' and '.join(map(str, sizes))} GPUs: "
+            f"lab {lab.name} cannot run jobs with {' and '.join(map(str, sizes))} GPUs: "
             f"it has {counts} with a NIC"
         )
     return shares
@@ -419,12 +419,12 @@ def headline(result: Mapping[str, Any]) -> str:
         longest_s = live["longest_gap_s"]
         said = (said if words else "") + (
             f"Rewired while it trains, its iterations go from {before_s:.2f} s to {after_s:.2f} s; "
-            f"the longest time without one is {longest_s:.2f} s."
+            f"with a longest gap of {longest_s:.2f} s."
         )
     return (
         said.strip()
         if words or live
-        else "No case was run both static and rewired."
+        else "No case ran both static and rewired."
     )
 
 

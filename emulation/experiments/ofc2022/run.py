@@ -56,7 +56,7 @@ class ExperimentClient:
                 return status
             if time.monotonic() > deadline:
                 raise PatchlightError(
-                    f"after {deadline_s:.0f} s the controller still does not reach "
+                    f"after {deadline_s:.0f} s the controller cannot reach "
                     f"{', '.join(lacking)}"
                 )
             time.sleep(_STATUS_POLL_S)
@@ -72,7 +72,7 @@ class ExperimentClient:
             self._controller.reconfigure(
                 asked,
                 only=True,
-                why="the wiring a case starts with",
+                why="the initial wiring of a case",
             )
         )
 
@@ -106,8 +106,8 @@ class ExperimentClient:
         for row in rows:
             if row.check != "ok":
                 raise PatchlightError(
-                    f"job {job_id}: rank {row.rank} says of iteration {row.index}: "
-                    f"check {row.check}"
+                    f"job {job_id}: rank {row.rank} reports for iteration {row.index}: check "
+                    f"{row.check}"
                 )
         names = analysis.Iteration.__dataclass_fields__
         return tuple(
@@ -301,8 +301,9 @@ def _wait_for_samples(
             return
         time.sleep(_POLL_S)
     raise PatchlightError(
-        f"no port counters or GPU samples of the end of the run came within {_SAMPLES_S:.0f} s",
-        hint="'patchlight status' says whether switches and agents are connected",
+        f"no port counters or GPU samples from the end of the run arrived within "
+        f"{_SAMPLES_S:.0f} s",
+        hint="check switches and agents: patchlight status",
     )
 
 
@@ -452,7 +453,7 @@ def run_experiment(
         )
     if virtual and wishes.worker_kind == "docker":
         raise BadInput(
-            "on virtual machines workers are processes here: omit --worker-kind docker"
+            "on virtual machines workers are processes: leave out --worker-kind docker"
         )
     model = load_lab(wishes.lab)
     for run in plan:
@@ -482,7 +483,7 @@ def run_experiment(
         and find_spec("torch") is None
     ):
         raise BadInput(
-            "a real model needs PyTorch, which is not installed here",
+            "a real model needs PyTorch, which is not installed",
             hint="pip install 'patchlight[torch]', or --worker-kind docker",
         )
     runs: list[analysis.CaseRun] = []

@@ -77,13 +77,13 @@ def check_names(
             ]
             if lacking:
                 raise BadInput(
-                    f"policy {name!r} has to be told {lacking[0]!r}",
-                    hint=f"write it {name}:{lacking[0]}=VALUE",
+                    f"policy {name!r} needs the parameter {lacking[0]!r}",
+                    hint=f"write {name}:{lacking[0]}=VALUE",
                 )
             if isinstance(getattr(recipe.factory, "card", None), OptionsCard):
                 raise BadInput(
-                    f"policy {name!r} decides in labs: this experiment's cluster is none",
-                    hint=f"try it in a lab: patchlight simulate --lab LAB --partition {name}",
+                    f"policy {name!r} decides in labs, and this experiment has none",
+                    hint=f"use it in a lab: patchlight simulate --lab LAB --partition {name}",
                 )
             card = card_of(name)
             if card is not None and card.ramp != astuple(ramp):
@@ -103,7 +103,7 @@ def shipped(ramp: RampShape = PAC_ML_SHAPE) -> list[str]:
     named = [
         each.name
         for each in policies("partition")
-        if each.origin == "learned, shipped"
+        if each.origin == "learned, built in"
     ]
     cards = {name: card_of(name) for name in named}
     return [

@@ -79,7 +79,8 @@ class PolicyFigures:
         arrivals = sum(result.arrivals for result in results)
         if not arrivals:
             raise BadInput(
-                "no job came in any episode: let them come more often, or use more seeds"
+                "no job arrived in any episode: shorten the mean interval of arrivals, or use "
+                "more seeds"
             )
         faithful = [
             result.blocking_rate(scenario.Counting.FAITHFUL)

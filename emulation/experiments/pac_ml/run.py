@@ -95,7 +95,7 @@ class PacMlOptions:
             if not any(episodes.made_for(name, rule) for rule in self.rules):
                 raise BadInput(
                     f"policy {name!r} was not trained for {' or '.join(self.rules)}",
-                    hint="'patchlight policy show' says for which placement rule it was",
+                    hint="'patchlight policy show' shows its placement rule",
                 )
 
     @property
@@ -201,8 +201,8 @@ def run_experiment(
     varied = options.variation
     if not profiles.published:
         say(
-            f"models: {profiles.source}, not the profiles that the paper used: "
-            "its figures are then no comparison"
+            f"models: {profiles.source}, not the paper's profiles, so its figures cannot be "
+            f"compared"
         )
     varied.check_models(profiles.graphs)
     origin = provenance(options.all_seeds, _files(options, profiles))

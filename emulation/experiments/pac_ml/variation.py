@@ -189,15 +189,14 @@ def _arrivals(text: str, horizon_s: float) -> scenarios.Arrivals:
     }
     if kind not in kinds:
         raise BadInput(
-            f"jobs cannot come {text!r}: {nearest(kind, kinds)}, with the seconds "
-            "between two, like poisson:1000"
+            f"invalid arrivals {text!r}: {nearest(kind, kinds)}, with the mean interval in "
+            f"seconds, like poisson:1000"
         )
     try:
         interval_s = float(written)
     except ValueError:
         raise BadInput(
-            f"{text!r} does not say how often jobs come: expected the seconds between "
-            f"two, like {kind}:1000"
+            f"{text!r} lacks the mean interval: expected seconds, like {kind}:1000"
         ) from None
     found = kinds[kind](interval_s)
     if horizon_s / interval_s > MAX_ARRIVALS:
@@ -252,7 +251,7 @@ def outside_training(
     )
     laws = environment.get("laws")
     if not isinstance(laws, list):
-        return ["trained on what its card does not say"]
+        return ["trained on conditions that its card lacks"]
     found = []
     instance = environment.get("law_instance")
     if law not in laws:
@@ -268,10 +267,10 @@ def outside_training(
         found.append(f"trained on instance {instance} of law {law}, {here}")
     found += _other_conditions(environment, variation)
     if variation.milliseconds:
-        found.append("trained on milliseconds that count as seconds")
+        found.append("trained on milliseconds taken as seconds")
     errors = [each.remaining_error for each in _conditions(environment)]
     if not min(errors) <= variation.remaining_error <= max(errors):
-        told = f"remaining times that are off by {max(errors):g}"
+        told = f"remaining times with an error of {max(errors):g}"
         found.append(
             f"trained on {told if max(errors) else 'exact remaining times'}"
         )
@@ -281,7 +280,7 @@ def outside_training(
             f"trained on a RAMP of {written(tuple(trained_ramp))} servers"
         )
     if variation.failures is not None:
-        found.append("trained on servers that never break")
+        found.append("trained on servers that never fail")
     trained_models = card.training.get("models")
     if isinstance(trained_models, list) and sorted(
         map(str, trained_models)
@@ -313,7 +312,7 @@ def _other_conditions(
             f"trained on {', '.join(told)}" if len(trained) > 1 else usual
         )
     if variation.mix and not alike:
-        found.append("trained on all models alike")
+        found.append("trained on equal shares of models")
     return found
 
 

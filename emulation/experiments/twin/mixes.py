@@ -170,7 +170,7 @@ def predicted_times(
     while simulation.ended < len(came):
         if not simulation.advance():
             raise PatchlightError(
-                f"the simulation of {lab.name} with {policies[0]} stands still"
+                f"the simulation of {lab.name} with {policies[0]} makes no progress"
             )
         if scheduler.decides:
             scheduler.decide()

@@ -197,7 +197,7 @@ def run_mix(
                 for row in mine
             )
             say(
-                f"{name}: predicted less measured time at work {off}{f'; {busy}' * bool(busy)}"
+                f"{name}: predicted less measured run time {off}{f'; {busy}' * bool(busy)}"
             )
 
 
@@ -213,9 +213,9 @@ def _too_busy(
             f"no free core: its processors were busy {busy:.0%} of the time"
         )
     if steal > MOST_STEAL:
-        found.append(f"its host took {steal:.0%} of its processor time away")
+        found.append(f"the hypervisor withheld {steal:.0%} of its CPU time")
     if stretch > _MOST_STRETCH:
-        found.append(f"compute phases took {stretch:.0%} longer than given")
+        found.append(f"compute phases took {stretch:.0%} longer than specified")
     return "; ".join(found)
 
 
@@ -307,7 +307,7 @@ def measured_jobs(
             deadline = time.monotonic() + _STALL_S
         if time.monotonic() > deadline:
             raise PatchlightError(
-                f"no job made an iteration for {_STALL_S:.0f} s"
+                f"no job finished an iteration for {_STALL_S:.0f} s"
             )
         # Each call takes processor time from what is measured.
         time.sleep(_POLL_S)
@@ -462,7 +462,7 @@ def twin_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         figure.subplots(1, 3),
         (
             ("jct_s", "completion"),
-            ("runs_s", "time at work"),
+            ("runs_s", "run time"),
             ("waited_s", "waiting"),
         ),
         strict=True,

@@ -97,7 +97,7 @@ def show(name: str | None, as_json: bool) -> None:
             say(f"{what}: {', '.join(found[what])}")
     if found["figure"]:
         say(
-            f"compared by: {found['figure']} of the last step's info, less is better"
+            f"compared by: {found['figure']} of the last step's info; lower is better"
         )
     if recipe.registered is not None:
         say(
@@ -119,7 +119,7 @@ def show(name: str | None, as_json: bool) -> None:
     "--all",
     "every",
     is_flag=True,
-    help="Check all that come with Patchlight.",
+    help="Check all built-in environments.",
 )
 @click.option(
     "--steps",
@@ -143,7 +143,7 @@ def check(
     """Check environments with Gymnasium's checker, and check masks and seeds.
 
     The speed is in steps per second of CPU time, of several environments on one core. With
-    --episodes all rules play the same episodes; random takes any allowed action. Less is better.
+    --episodes all rules play the same episodes; random takes any allowed action. Lower is better.
     """
     from patchlight.emulation.learning.envs.testing import (
         baselines_of,
@@ -211,7 +211,7 @@ def check(
     if bad:
         raise PatchlightError(
             f"{len(bad)} of {len(found)} environments have problems: {', '.join(bad)}",
-            hint="each line above says what was expected",
+            hint="the lines above say what was expected",
         )
 
 
@@ -260,8 +260,8 @@ def _chosen(names: tuple[str, ...], every: bool) -> "list[EnvironmentRecipe]":
         raise BadInput(
             "--all and names exclude each other"
             if every
-            else "no environment is named",
-            hint="name some of 'patchlight env show', or FILE.py:CLASS, or give --all",
+            else "no environment given",
+            hint="name some of 'patchlight env show', or FILE.py:CLASS, or use --all",
         )
     return [
         find_environment(n)

@@ -55,7 +55,7 @@ def _load_torch() -> None:
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Decisions to learn from, instead of CONFIG's.",
+    help="Number of decisions to learn from, instead of CONFIG's.",
 )
 @click.option(
     "--seed",
@@ -66,8 +66,8 @@ def _load_torch() -> None:
     "--seeds",
     type=click.IntRange(1, 1000),
     default=1,
-    help="Train with the seeds 0 to N-1, one after the other. The model decides by the mean of "
-    "their scores.",
+    help="Train with the seeds 0 to N-1, one after the other. The model uses the mean of their "
+    "scores.",
 )
 @click.option(
     "--condition",
@@ -101,12 +101,13 @@ def train(
     processes: int | None,
     ray: str | None,
 ) -> None:
-    """Train a policy as CONFIG says, and write it as an ONNX file with its card.
+    """Train a policy with CONFIG, and write it as an ONNX file with its card.
 
-    CONFIG is a YAML file or a shipped configuration (docs/learning.md), like small for a partition
-    policy of a RAMP, or lab-partition for one of any lab. After Ctrl-C, --resume continues; with
-    --steps at most those already done it only writes the model. The folder also has progress.csv
-    and, with the package tensorboard installed, its files. --processes and --ray are for labs.
+    CONFIG is a YAML file or a built-in configuration (docs/learning.md), like small for a
+    partition policy of a RAMP, or lab-partition for one of any lab. After Ctrl-C, --resume
+    continues; with no more --steps than already done, it only writes the model. The folder also
+    has progress.csv and, with the package tensorboard installed, its files. --processes and --ray
+    are for labs.
     """
     _load_torch()
     from patchlight.emulation.learning.config import (
@@ -170,8 +171,8 @@ def train(
         report = run.learn()
         if report is None:
             say(
-                f"{folder} has no model: what was learned is not significantly better than the "
-                "rule least-delay; train with more --steps, or use --partition least-delay"
+                f"{folder} has no model: the result is not significantly better than the rule "
+                f"least-delay; train with more --steps, or use --partition least-delay"
             )
             return
         for line in report.tested.words:
@@ -217,7 +218,7 @@ def train(
     )
     if model is None:
         say(
-            f"{folder} has no model: networks with PAC-ML's observation are only compared"
+            f"{folder} has no model: networks with PAC-ML's observation are for comparison only"
         )
         return
     say(

@@ -335,8 +335,8 @@ class FlowChannelEnv(FlowsEnv):
         )
         if network.routes is not None:
             raise BadInput(
-                "the channels of this network say where light goes, so there is none to choose",
-                hint="give a PathNetwork without routes: a coupler",
+                "the channels of this network determine the destination, so there is no choice",
+                hint="use a PathNetwork without routes: a coupler",
             )
         channels = network.channels
         extra = {"channels": unit(channels, CHANNEL_FEATURES)}

@@ -64,7 +64,8 @@ class LightJobs:
             and sizes
         ):
             raise BadInput(
-                f"no jobs over light: {self.jobs} jobs of {self.iterations} iterations, "
+                f"invalid jobs over optical paths: {self.jobs} jobs of {self.iterations} "
+                f"iterations, "
                 f"collectives {self.collectives}, {self.least_bytes:g} to {self.most_bytes:g} "
                 "bytes: expected 1 or more of each, and sizes from low to high"
             )
@@ -297,7 +298,7 @@ class LightRun:
         if refused := self.paths.admit(flows, self.now_s):
             raise BadInput(
                 f"a job on nodes {self.jobs[number].nodes}: {refused[0].reason}",
-                hint="give a network in which light goes from every node to every other",
+                hint="use a network with an optical path from every node to every other",
             )
 
     def _sent(self, flow: int) -> None:

@@ -72,7 +72,7 @@ def plans_of(
     ]
     if not found:
         raise BadInput(
-            f"no model is split into {', '.join(map(str, degrees)) or 'nothing'}",
+            f"no model can be split into {', '.join(map(str, degrees)) or 'nothing'}",
             hint=f"the degrees here are {', '.join(map(str, workloads.degrees))}",
         )
     return found
@@ -414,9 +414,9 @@ class OperationOrderEnv(OperationsEnv):
         most = max((plan.max_split for plan in plans), default=0)
         if not 0 < 2 * most <= self.workloads.ramp.shape.size:
             raise BadInput(
-                "no order to choose: expected a model that is not a chain, and degrees that "
-                "leave twice as many servers",
-                hint="give workloads of a model with branches, and lower degrees",
+                "no order to choose: expected a model with branches, and degrees that leave "
+                "twice as many servers",
+                hint="use workloads of a model with branches, and lower degrees",
             )
         operations = max(2 * plan.training.half for plan in plans)
         rows = operations, max(len(plan.training.edges) for plan in plans)
@@ -461,7 +461,7 @@ class OperationOrderEnv(OperationsEnv):
             or len(self.listed) < 2 * self.graph.training.half
         ):
             raise BadInput(
-                "not all operations are in the list yet: expected the end of an episode"
+                "some operations are not in the list yet: expected the end of an episode"
             )
         turns = [0.0] * len(self.listed)
         for turn, operation in enumerate(self.listed):

@@ -308,9 +308,7 @@ class RampPartitionVectorEnv(
     ) -> tuple[Observation, dict[str, Any]]:
         """New episodes. ``seed`` is the first episode's; each has the one after that before it."""
         if isinstance(seed, list):
-            raise BadInput(
-                "these environments take one seed for all, not one for each"
-            )
+            raise BadInput("these environments take one common seed")
         first = FIRST_SEED if seed is None else seed
         self.episodes = VectorEpisodes(
             self.scenarios,

@@ -58,63 +58,63 @@ def _registered(
 ENVIRONMENTS: tuple[Registered, ...] = (
     _registered(
         "RampPartition",
-        "into how many parts a job is split",
+        "the number of parts of a job",
         "RAMP loss network",
         "ramp_partition",
         has_vector=True,
     ),
     _registered(
         "RampServers",
-        "on which block of servers a job runs",
+        "the block of servers of a job",
         "RAMP loss network",
         "ramp_servers",
     ),
     _registered(
         "Placement",
-        "on which server the next job begins",
+        "the first server of the next job",
         "queue",
         "topology",
     ),
     _registered(
         "Schedule",
-        "which waiting job is next",
+        "the next waiting job",
         "queue",
         "queued",
     ),
     _registered(
         "Topology",
-        "which circuits the next job gets",
+        "the circuits of the next job",
         "queue, on a lab",
         "topology",
     ),
     _registered(
         "Elasticity",
-        "which running job gets more or fewer GPUs",
+        "the running job to resize",
         "queue",
         "ramp_servers",
     ),
     _registered(
         "OperationPlacement",
-        "on which server the next part of a split model is",
+        "the server of the next part of a split model",
         "a training step on a RAMP",
         "operations",
     ),
     _registered(
         "OperationOrder",
-        "which ready operation is next",
+        "the next ready operation",
         "a training step on a RAMP",
         "operations",
     ),
     _registered(
         "FlowSchedule",
-        "which flow gets the next path",
-        "paths of light",
+        "the flow of the next path",
+        "optical paths",
         "flows",
     ),
     _registered(
         "FlowChannel",
-        "over which channel the next flow goes",
-        "paths of light",
+        "the channel of the next flow",
+        "optical paths",
         "flows",
     ),
 )
@@ -154,7 +154,7 @@ def find_environment(name: str) -> EnvironmentRecipe:
         hint = nearest(_short(name), sorted(known), "the environments are")
         raise BadInput(
             f"no environment {name!r}: {hint}",
-            hint="one of your own is FILE.py:CLASS",
+            hint="your own environment is FILE.py:CLASS",
         )
     make = partial(_made, found.name)
     in_turns = None if found.vector_entry_point else "sync"

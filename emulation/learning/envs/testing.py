@@ -53,7 +53,7 @@ class Checked:
 
 
 def check_environment(recipe: EnvironmentRecipe, steps: int = 4000) -> Checked:
-    """Gymnasium's own checks, and ours: masks, what a seed fixes, several at once.
+    """Gymnasium's own checks, and ours: masks, what a seed fixes, several in parallel.
 
     ``steps`` are what the speed is measured over, all environments together. An environment that
     raises has a problem; nothing of that is raised here.
@@ -61,7 +61,7 @@ def check_environment(recipe: EnvironmentRecipe, steps: int = 4000) -> Checked:
     parts = (
         ("Gymnasium's checker", lambda: _gymnasium(recipe)),
         ("masks and observations", lambda: _masks(recipe)),
-        ("a seed fixes the episode", lambda: _seeds(recipe)),
+        ("a seed determines the episode", lambda: _seeds(recipe)),
         ("heuristics", lambda: _heuristics(recipe)),
     )
     checks = [
@@ -79,7 +79,9 @@ def check_environment(recipe: EnvironmentRecipe, steps: int = 4000) -> Checked:
         rate = _steps_per_s(recipe, num_envs, steps)
         return ""
 
-    checks.append(EnvironmentCheck("several at once", _problem_of(measure)))
+    checks.append(
+        EnvironmentCheck("several in parallel", _problem_of(measure))
+    )
     return Checked(
         recipe.name,
         tuple(checks),
@@ -140,7 +142,7 @@ def _masks(recipe: EnvironmentRecipe) -> str:
         if not math.isfinite(float(reward)):
             return f"the reward of step {number} is {reward}"
         if info.get("illegal"):
-            return f"an allowed action was called illegal at step {number}"
+            return f"an allowed action was rejected at step {number}"
         if over or cut:
             seen, _ = env.reset()
     return ""
@@ -260,8 +262,8 @@ def baselines_of(
     figure = getattr(env, "figure", None)
     if figure is None:
         raise BadInput(
-            f"{recipe.name} does not say what counts",
-            hint="give it 'figure', the key of the last step's info that does; less is better",
+            f"{recipe.name} has no figure of merit",
+            hint="give it 'figure', a key of the last step's info; lower is better",
         )
     rng = np.random.default_rng(0)
 
@@ -312,7 +314,7 @@ def figure_of(
         if over or cut:
             if figure not in info:
                 raise BadInput(
-                    f"the last step's info has no {figure!r}, which is what counts"
+                    f"the last step's info has no {figure!r}, its figure of merit"
                 )
             return float(info[figure])
     raise BadInput(

@@ -90,24 +90,24 @@ class Labs:
     )
     jobs: int = setting(
         Annotated[int, whole("a number of jobs", 2, 10_000)],
-        "that come to each lab",
+        "of arrivals in each lab",
         40,
     )
     mixed: float = setting(
         Annotated[float, number("a part", ge=0, le=1)],
-        "of the labs that has two GPU models",
+        "share of labs with two GPU models",
         0.3,
     )
     lowest_load: float = setting(
-        _LOAD, "GPUs wanted over GPUs that there are, at least", 0.6
+        _LOAD, "lowest load: requested over available GPUs", 0.6
     )
-    highest_load: float = setting(_LOAD, "the same at most", 1.3)
+    highest_load: float = setting(_LOAD, "highest load", 1.3)
     traces: tuple[str, ...] = setting(
         Annotated[
             tuple[Annotated[str, choice("jobs", DRAWN, *LAWS)], ...],
             listing("kinds of jobs"),
         ],
-        "what jobs are like, lab by lab",
+        "kinds of jobs in labs",
         (DRAWN,),
     )
 
@@ -136,7 +136,7 @@ class GraphNetwork:
     )
     waiting: int = setting(
         Annotated[int, whole("a number", 0, 1000)],
-        "of jobs; with fewer the rule decides",
+        "least number of jobs; with fewer the rule decides",
         3,
     )
 
@@ -152,17 +152,17 @@ class Trials:
 
     decisions: int = setting(
         Annotated[int, whole("a number", 1, 1000)],
-        "of an episode that are looked at",
+        "decisions of an episode that are examined",
         6,
     )
     options: int = setting(
         Annotated[int, whole("a number", 2, 100)],
-        "that seem best, and one more, are tried",
+        "best options tried, plus one more",
         4,
     )
     horizon: int = setting(
         Annotated[int, whole("a number of jobs", 1, 10_000)],
-        "that come after and count",
+        "jobs that arrive later and count",
         24,
     )
 
@@ -184,7 +184,7 @@ class Fitting:
     )
     n_epochs: int = setting(
         Annotated[int, whole("a number", 1, 1000)],
-        "through what was tried, at most",
+        "most passes through the data",
         20,
     )
 
@@ -204,7 +204,7 @@ class HeldOut:
     )
     mixed: float = setting(
         Annotated[float, number("a part", ge=0, le=1)],
-        "of the labs that has two GPU models",
+        "share of labs with two GPU models",
         0.3,
     )
 
@@ -219,23 +219,25 @@ class LabConfig:
             tuple[Annotated[Any, Text("a kind of policy", str)], ...],
             listing("kinds of policy"),
         ],
-        "what it decides",
+        "the decision",
     )
     steps: int = setting(
         Annotated[int, whole("a number", 1, 10**9), BeforeValidator(grouped)],
-        "decisions looked at",
+        "decisions examined",
         2000,
     )
-    seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
-    labs: Labs = setting(record(Labs, "'labs'"), "where it learns", Labs())
+    seed: int = setting(_SEED, "seed of the weights and of random draws", 0)
+    labs: Labs = setting(
+        record(Labs, "'labs'"), "the labs for learning", Labs()
+    )
     network: GraphNetwork = setting(
         record(GraphNetwork, "'network'"), "its size", GraphNetwork()
     )
     what_if: Trials = setting(
-        record(Trials, "'what_if'"), "what is tried out", Trials()
+        record(Trials, "'what_if'"), "the options tried", Trials()
     )
     fitting: Fitting = setting(
-        record(Fitting, "'fitting'"), "how it learns from that", Fitting()
+        record(Fitting, "'fitting'"), "the algorithm from that", Fitting()
     )
     testing: HeldOut = setting(
         record(HeldOut, "'testing'"), "at the end", HeldOut()
@@ -545,14 +547,14 @@ def _notes(training: Mapping[str, Any]) -> str:
     """How much it was trained, and its test."""
     said = f"Learned from {training['steps']:,} decisions in {training['labs']:,} random labs"
     if "tested" not in training:
-        return f"{said}; never tested."
+        return f"{said}; not tested."
     tested = training["tested"]
     name, (mean, spread) = max(
         tested["jct_over"].items(), key=lambda each: each[1][0]
     )
     return (
-        f"{said}; mean JCT {mean:.3f} ± {spread:.3f} times that of {name}, the best of those it "
-        f"was compared with, on {tested['labs']} other labs."
+        f"{said}; mean JCT {mean:.3f} ± {spread:.3f} times that of {name}, the best of the "
+        f"compared policies, on {tested['labs']} other labs."
     )
 
 

@@ -182,7 +182,7 @@ def fit(
             optimiser.step()
         error = _loss(network, kept)
         say(
-            f"epoch {epoch}: loss on labs kept apart {error:.4f}, {first_loss:.4f} by the rule"
+            f"epoch {epoch}: loss on held-out labs {error:.4f}, {first_loss:.4f} by the rule"
         )
         if error < best[0]:
             best = error, epoch, _weights(network)
@@ -340,13 +340,11 @@ class LabRun:
         self._look(began)
         fitted = fit(self.config, trials.tried, self._say)
         if fitted.gain is not None:
-            self._say(f"on labs kept apart: {fitted.gain.words}")
+            self._say(f"on held-out labs: {fitted.gain.words}")
         if not fitted.corrects:
             return None
         spent_s = self._folder.before_s + time.monotonic() - began
-        self._say(
-            f"testing on {self.config.testing.labs} labs that it has not seen"
-        )
+        self._say(f"testing on {self.config.testing.labs} unseen labs")
         tested = run_test(fitted.network, self.config)
         training = {
             **about(

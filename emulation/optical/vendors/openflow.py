@@ -75,7 +75,7 @@ class OpenFlowServer(ProtocolServer):
             or not 1 <= int(number[0]) <= self._device.switch.ports
         ):
             raise BadInput(
-                "OpenFlow reports ports only: name one, like 'port 3 is dark'"
+                "OpenFlow has alarms of ports only, like 'port 3 is dark'"
             )
         self._say(wire.Port(int(number[0]), f"p{number[0]}", dark=True))
 

@@ -261,7 +261,7 @@ class TwoLevel:
         if min(self.racks, self.servers, self.gpus) < 1 or size > MAX_GPUS:
             raise BadInput(
                 f"a cluster of {self.racks} racks × {self.servers} servers × {self.gpus} GPUs: "
-                f"expected at least 1 of each, and at most {MAX_GPUS} GPUs in all"
+                f"expected at least 1 of each, and at most {MAX_GPUS} GPUs in total"
             )
         if not (
             math.isfinite(self.oversubscription) and self.oversubscription >= 1
@@ -358,7 +358,7 @@ class TwoLevel:
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
         """``BadInput``: it has no circuits."""
         raise BadInput(
-            f"cannot light circuits of {', '.join(maps)}: this cluster has no OCS",
+            f"cannot make circuits of {', '.join(maps)}: this cluster has no OCS",
             hint="choose topology 'keep', or a lab with an OCS",
         )
 

@@ -109,7 +109,7 @@ def queue_jobs(
     """
     if not (math.isfinite(speed) and speed > 0):
         raise BadInput(
-            f"jobs cannot come {speed} times as fast: expected more than 0"
+            f"jobs cannot arrive {speed} times as fast: expected more than 0"
         )
     if not 0 <= communication < 1:
         raise BadInput(
@@ -133,7 +133,7 @@ def _queue_job(
         math.isfinite(job.duration_s) and job.duration_s >= 0
     ):
         raise BadInput(
-            f"job {job.name} of the trace wants {job.gpus} GPUs for {job.duration_s} s: "
+            f"job {job.name} of the trace needs {job.gpus} GPUs for {job.duration_s} s: "
             "expected at least 1 GPU, and 0 s or more"
         )
     limit_s = (
@@ -218,7 +218,7 @@ def _split(job: QueueJob) -> QueueJob:
     training = job.training
     if training is None:
         raise BadInput(
-            f"job {view.name} does not say what it computes on other numbers of GPUs"
+            f"job {view.name} has no compute time for other numbers of GPUs"
         )
     workers = view.workers
     if training.split:
@@ -288,14 +288,14 @@ def _specified(lab: Lab, status: JobStatus) -> QueueJob:
     training = training_of(status)
     if spec.hosts:
         raise BadInput(
-            f"job {spec.name} names its hosts: in a simulation the placement policy chooses them",
-            hint=f"'workers: {spec.size}' in place of 'hosts'",
+            f"job {spec.name} has 'hosts': in a simulation the placement policy chooses them",
+            hint=f"replace 'hosts' by 'workers: {spec.size}'",
         )
     lasts_s = alone_s(status, slowest_nic_bps(lab))
     if training is None or math.isnan(lasts_s):
         raise BadInput(
             f"job {spec.name}: its duration is unknown",
-            hint="say 'iterations', 'gradient' and 'compute', also of a command",
+            hint="give 'iterations', 'gradient' and 'compute', also for a command",
         )
     view = view_of(status)
     if not view.workers and not view.degrees:

@@ -119,7 +119,7 @@ class NetworkCluster:
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
         """``BadInput``: policies cannot rewire it."""
         raise BadInput(
-            f"cannot light circuits of {', '.join(maps)}: {self.network.spec} lights its own",
+            f"cannot make circuits of {', '.join(maps)}: {self.network.spec} makes its own",
             hint="choose topology 'keep', or a --lab with an OCS",
         )
 

@@ -130,14 +130,14 @@ def notes_on(
     waited = any(run.jobs["waited_s"].any() for run in runs.values())
     reasons = [
         "" if waited else "no job waited",
-        "" if preempts else "nothing is preempted",
+        "" if preempts else "no preemption",
         ""
         if communicates
-        else "jobs do not communicate, so placement cannot slow them",
+        else "jobs do not communicate, so placement has no effect",
     ]
     because = "; ".join(filter(None, reasons))
     return [
-        f"equal job times: {', '.join(names)}"
+        f"identical results: {', '.join(names)}"
         + (f" ({because})" if because else "")
         for names, _ in figures.merged(times)
         if len(names) > 1
@@ -209,7 +209,7 @@ def load(runs: Mapping[str, QueueResult]) -> Figure:
             scattered,
         ]
     labels = (
-        "GPUs held (%)",
+        "GPUs in use (%)",
         "jobs waiting",
         "free GPUs on servers\nin use (%)",
     )

@@ -108,8 +108,7 @@ class SimulatedJob:
             self.spec = spec = spec._replace(view=view)
         if not (spec.view.workers or spec.view.degrees):
             raise BadInput(
-                f"job {spec.view.name} says neither how many GPUs it wants nor among which degrees "
-                "a partition policy may choose"
+                f"job {spec.view.name} has no number of GPUs and no degrees for a partition policy"
             )
         self.workers = self.least
         self.priority = spec.priority

@@ -31,7 +31,7 @@ from patchlight.testbed.lab.rules import Waiting, WaitReason
 Ring = Sequence[int]
 
 _NO_PLACE = Waiting(
-    WaitReason.NO_PLACE, "the placement policy finds no place for it"
+    WaitReason.NO_PLACE, "the placement policy finds no hosts for it"
 )
 _REFUSED = Waiting(
     WaitReason.UNREACHABLE, "the partition policy refuses it", is_blocked=True

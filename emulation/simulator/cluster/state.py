@@ -70,10 +70,10 @@ class Settings(Discipline):
                 )
         if self.defragment_s is not None and not self.defragment_s > 0:
             raise BadInput(
-                f"light cannot be looked at every {self.defragment_s} s: expected more than 0"
+                f"circuits cannot be checked every {self.defragment_s} s: expected more than 0"
             )
         if self.backfill and not self.known:
-            raise BadInput("backfilling needs to know how long jobs take")
+            raise BadInput("backfilling needs job durations")
 
     @property
     def words(self) -> dict[str, object]:
@@ -210,7 +210,7 @@ class EventQueue:
             for earlier, later in itertools.pairwise(arrivals_s)
         ):
             raise BadInput(
-                "the jobs do not come in the order of their arrival times"
+                "the jobs are not in the order of their arrival times"
             )
         self._arrivals_s = [*arrivals_s, math.inf]
         self.arrived = 0

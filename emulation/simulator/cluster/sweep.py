@@ -181,14 +181,14 @@ def simulate(
         elif simulation.running:
             names = [job.spec.view.name for job in simulation.running.values()]
             raise PatchlightError(
-                f"the simulation stands still at {simulation.now_s:.0f} s: "
-                f"{', '.join(names[:5])} cannot go on, a NIC of theirs is dark",
-                hint="the topology policy cut the circuits of a running job",
+                f"the simulation makes no progress at {simulation.now_s:.0f} s: "
+                f"{', '.join(names[:5])} cannot continue: a NIC is dark",
+                hint="the topology policy removed circuits of a running job",
             )
         elif not scheduler.give_up():
             raise PatchlightError(
-                f"the simulation stands still at {simulation.now_s:.0f} s with "
-                f"{count - simulation.ended} jobs not ended, and none waits"
+                f"the simulation makes no progress at {simulation.now_s:.0f} s with "
+                f"{count - simulation.ended} jobs not ended and none waiting"
             )
         else:
             scheduler.decide()

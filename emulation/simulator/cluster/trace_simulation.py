@@ -215,12 +215,12 @@ def _jobs(
     if options.trace.suffix in JOB_FILES:
         if cluster.lab is None:
             raise BadInput(
-                f"{options.trace} is a job file, and its jobs run in a lab: no lab is given",
-                hint="choose one with --lab, like ofc2022",
+                f"{options.trace} is a job file, which needs a lab",
+                hint="name one with --lab, like ofc2022",
             )
         file = read_jobs(options.trace)
         specs = file.specs[: options.jobs]
-        alone = "in a lab they start together: here each starts by itself"
+        alone = "in a lab they start together; in a simulation each starts by itself"
         notes = (alone,) if file.together and len(specs) > 1 else ()
         partitioned = sweep.AS_ASKED not in options.partition
         return jobs_of_specs(
@@ -259,7 +259,9 @@ def _check_users(
     for name, _ in settings.users:
         if name not in known | of_lab:
             near = nearest(name, sorted(known - {""}), "the trace's users are")
-            raise BadInput(f"no job of the trace is user {name}'s: {near}")
+            raise BadInput(
+                f"no job of the trace belongs to user {name}: {near}"
+            )
 
 
 def _files(options: SimulationOptions) -> list[Path]:
@@ -294,7 +296,7 @@ def _cluster(options: SimulationOptions) -> Cluster:
     if len(named) > 1:
         raise BadInput(
             f"{' and '.join(named)} exclude each other: give one of them",
-            hint="a lab as a network is --network lab:NAME",
+            hint="for a lab as a network use --network lab:NAME",
         )
     if options.network is not None:
         network = network_of(options.network)
@@ -304,8 +306,8 @@ def _cluster(options: SimulationOptions) -> Cluster:
         return NetworkCluster(network, trouble=trouble.checked(network))
     if options.slow or options.failures:
         raise BadInput(
-            "--slow and single outages are for the nodes and links of a --network",
-            hint="servers and GPUs fail at random with --failures server:30d:4h",
+            "--slow and single outages need the nodes and links of a --network",
+            hint="for random failures of servers and GPUs: --failures server:30d:4h",
         )
     if options.lab is None:
         return TwoLevel.parse(options.cluster or DEFAULT_CLUSTER)

@@ -30,7 +30,7 @@ from patchlight.testbed.units import parse_time
     "--order",
     default="fifo",
     shell_complete=complete_policy,
-    help="Order policy of the built-in pairs, and of POLICIES without one.",
+    help="Order policy of the built-in pairs and of POLICIES without an order.",
 )
 @click.option(
     "--over",
@@ -73,7 +73,7 @@ from patchlight.testbed.units import parse_time
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
-    help="Take the jobs from pieces of this trace (a file, helios or pai), scaled to the load.  "
+    help="Take jobs from parts of this trace (a file, helios or pai), scaled to the load.  "
     "[default: random jobs]",
 )
 @run_options("--output", "--processes")
@@ -96,7 +96,7 @@ def compare(
 
     POLICIES are PLACEMENT[+TOPOLOGY[+ORDER[+ELASTICITY[+PARTITION]]]], like regroup+regroup+srpt.
     With ELASTICITY, jobs of several workers may have half or twice as many; PARTITION chooses the
-    number of workers of all jobs (as-asked: leave it). All run the same jobs in the same labs as
+    number of workers of all jobs (as-asked: unchanged). All run the same jobs in the same labs as
     the built-in pairs: consolidated, rack-aware, fragmentation-aware and regroup, each with keep
     and with regroup. The table shows the mean completion time relative to the best of these, by
     size of the labs, and the 95th percentile relative to that of the same pair.
@@ -283,8 +283,8 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
     ]
     if others:
         raise BadInput(
-            f"--chakra excludes {', '.join(others)}: there is no queue",
-            hint=f"it goes with {', '.join(options[name] for name in _TAKEN[1:])}",
+            f"--chakra excludes {', '.join(others)}: a Chakra job has no queue",
+            hint=f"it works with {', '.join(options[name] for name in _TAKEN[1:])}",
         )
     if given["network"] is None:
         raise BadInput(
@@ -321,7 +321,7 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
         out.say(
             f"{several}{job['ranks']} ranks, {job['operations']} operations on "
             f"{result['network']}: {job['completion_s']:.6g} s; the busiest GPU stream or CPU "
-            f"thread computes for {job['compute_s']:.6g} s in all"
+            f"thread computes for {job['compute_s']:.6g} s in total"
         )
         for note, count in job["notes"].items():
             out.say(f"{job['chakra']}: {note}: {count}", meaning="caution")

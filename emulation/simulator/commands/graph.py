@@ -141,7 +141,7 @@ def _load(name: str) -> graphs.ComputationGraph:
             f"cannot show {name!r}: it is a folder, expected a graph file in it"
         )
     raise BadInput(
-        f"no graph {name!r}: there is no such file, and no graph has that name "
+        f"no graph {name!r}: no such file or graph "
         f"({nearest(name, graphs.BUILTIN_NAMES, 'the names are')})"
     )
 
@@ -196,7 +196,7 @@ def _ms(value: float) -> str:
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="Where to measure.  [default: cuda if PyTorch sees a GPU]",
+    help="Device for the measurement. [default: cuda if PyTorch finds a GPU]",
 )
 @click.option(
     "--repeat",
@@ -237,8 +237,8 @@ def profile(
     there = torch.cuda.is_available()
     if device == "cuda" and not there:
         raise BadInput(
-            "cannot measure on cuda: PyTorch sees no GPU here",
-            hint="take --device cpu, or install a PyTorch built for your GPU and driver",
+            "cannot measure on cuda: PyTorch finds no GPU",
+            hint="use --device cpu, or install a PyTorch built for your GPU and driver",
         )
     if output is not None and not output.parent.is_dir():
         raise BadInput(

@@ -20,11 +20,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--processes": {
         "type": click.IntRange(1, 1_000_000),
         "metavar": "N",
-        "help": "Simulations at a time; results do not depend on it.  [default: one per core]",
+        "help": "Parallel simulations; results do not depend on it.  [default: one per core]",
     },
     "--ray": {
         "metavar": "HOST:PORT|local",
-        "help": "Simulate on this Ray cluster, or on one started here for the run.",
+        "help": "Simulate on this Ray cluster, or on one started for the run.",
     },
     "--output": {
         "type": click.Path(
@@ -77,7 +77,7 @@ def refuse_faults(count: int) -> None:
     """``PatchlightError`` if policies failed: the default policy decided in their place."""
     if count:
         raise PatchlightError(
-            f"policies failed {count} times, and the default decided instead",
+            f"policies failed {count} times, and the default policy decided instead",
             hint="the first failures are shown above; without --strict they are only counted",
         )
 

@@ -93,7 +93,7 @@ _OPTIONS = (
     click.option(
         "--jobs",
         type=_COUNT,
-        help="Only the first N.  [default: all; drawn: 2000]",
+        help="Only the first N jobs. [default: all; random: 2000]",
     ),
     click.option(
         "--speed",
@@ -137,7 +137,7 @@ _OPTIONS = (
     click.option(
         "--restart",
         default=60.0,
-        help="Seconds a job needs to start again.",
+        help="Restart time of a job, in seconds.",
     ),
     click.option(
         "--checkpoint",
@@ -147,12 +147,12 @@ _OPTIONS = (
     click.option(
         "--preempt/--no-preempt",
         default=None,
-        help="Waiting jobs take GPUs from jobs behind them.  [default: as in --lab, else no]",
+        help="Waiting jobs preempt jobs behind them. [default: the lab's, else no]",
     ),
     click.option(
         "--backfill/--no-backfill",
         default=None,
-        help="Later jobs start if they delay no earlier one.  [default: as in --lab, else no]",
+        help="Later jobs start if they delay no earlier job. [default: the lab's, else no]",
     ),
     click.option(
         "--set",
@@ -169,7 +169,7 @@ _OPTIONS = (
         is_flag=False,
         flag_value=600.0,
         metavar="[SECONDS]",
-        help="Also move circuits under running jobs where that pays: when a job ends and every "
+        help="Also move circuits of running jobs where that helps: when a job ends and every "
         "SECONDS (600). Each combination runs without and with it.",
     ),
     click.option(
@@ -326,8 +326,8 @@ def simulate(
 ) -> None:
     """Simulate a cluster with a queue under a job trace.
 
-    Policies are names ('patchlight policy show' lists them) or FILE.py:CLASS. With several joined
-    by commas, every combination is run. Prints a table and writes plots, a table of jobs for each
+    Policies are names ('patchlight policy show' lists them) or FILE.py:CLASS. With several, joined
+    by commas, every combination runs. Prints a table and writes plots, a table of jobs for each
     run, and result.json (see docs/simulator.md).
     """
     if given["chakra"]:
@@ -338,7 +338,7 @@ def simulate(
     del given["chakra"]
     if given.pop("peak_flops") is not None:
         raise BadInput(
-            "--peak-flops is for --chakra only: other traces say how long jobs take"
+            "--peak-flops needs --chakra: other traces have job durations"
         )
     if given["trace"] is None:
         raise BadInput(
@@ -442,7 +442,7 @@ def _print(outcomes: Sequence[CombinationResult]) -> None:
         for fault in each.faults.first:
             out.say(f"{name}: {fault}", meaning="caution")
         if (more := each.faults.count - len(each.faults.first)) > 0:
-            out.say(f"{name}: and {more} faults more", meaning="caution")
+            out.say(f"{name}: and {more} more errors", meaning="caution")
 
 
 def _time(seconds: float | None) -> str:

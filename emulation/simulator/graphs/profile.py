@@ -120,8 +120,8 @@ def profile(
         except Exception as error:
             raise BadInput(
                 f"tracing the model {name!r} with torch.fx: {type(error).__name__}: {error}",
-                hint="what the forward pass does may not depend on the numbers in its inputs; move "
-                "what does into a module of torch.nn, or profile the parts",
+                hint="the control flow of the forward pass must not depend on input values; move "
+                "those parts into a torch.nn module, or profile parts",
             ) from error
     profiler = _Profiler(
         traced,
@@ -138,7 +138,7 @@ def profile(
         "profiled",
         device_name(on),
         batch,
-        f"measured with PyTorch {torch.__version__}, each operation by itself: median of "
+        f"measured with PyTorch {torch.__version__}, each operation alone: median of "
         f"{repeats} runs after {warm_ups} to warm up",
     )
 
@@ -251,8 +251,8 @@ class _Profiler:
         except Exception as error:
             raise PatchlightError(
                 f"profiling operation {node.name!r} ({kind}): {type(error).__name__}: {error}",
-                hint="if memory ran out, take a smaller --batch; else the model must run on the "
-                "example inputs in training mode",
+                hint="if memory ran out, use a smaller --batch; else check that the model runs "
+                "on the example inputs in training mode",
             ) from error
         learnt = bool(parameters) or any(v.learnt for v in self._inputs(node))
         own = {

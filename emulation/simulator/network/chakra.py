@@ -46,7 +46,7 @@ def run_chakra(
     if any(failure.what == "node" for failure in trouble.failures):
         raise BadInput(
             "nodes of a Chakra job cannot fail: a trace has no checkpoints",
-            hint="let links fail, or nodes be slow",
+            hint="use failing links or slow nodes",
         )
     jobs: list[PlacedJob] = []
     begins_s: list[float] = []
@@ -58,7 +58,7 @@ def run_chakra(
     for job, nodes, job_begins_s in placed:
         if len(nodes) < job.ranks:
             raise BadInput(
-                f"a Chakra job of {job.ranks} ranks is given {len(nodes)} nodes"
+                f"a Chakra job of {job.ranks} ranks got {len(nodes)} nodes"
             )
         first = len(jobs)
         for each in job.operations:

@@ -128,13 +128,13 @@ def files_of_ranks(prefix: Path) -> list[Path]:
     stem = folder / name
     if not by_suffix:
         raise BadInput(
-            f"there is no Chakra trace {stem}.0.et and no {stem}.0.json",
+            f"no Chakra trace {stem}.0.et or {stem}.0.json",
             hint="the files of a job's ranks are PREFIX.0.et, PREFIX.1.et …: give PREFIX",
         )
     if len(by_suffix) > 1:
         raise BadInput(
-            f"there are Chakra traces {stem}.RANK.et and {stem}.RANK.json",
-            hint=f"give the file of one rank, like {stem}.0.et, and all of its kind are taken",
+            f"both {stem}.RANK.et and {stem}.RANK.json exist",
+            hint=f"name the file of one rank, like {stem}.0.et, to choose its kind",
         )
     [(suffix, files)] = by_suffix.items()
     if missing := sorted(set(range(max(files))) - set(files)):
@@ -161,7 +161,7 @@ def read_rank(path: Path) -> list[TraceNode]:
     found: dict[int, TraceNode] = {}
     for node in raw:
         if node.number in found:
-            raise BadInput(f"{node.place}: there are two nodes of this number")
+            raise BadInput(f"{node.place}: two nodes have this number")
         if node.type not in NODE_TYPES[1:]:
             raise BadInput(
                 f"{node.place}: no type {node.type}: {nearest(node.type, NODE_TYPES[1:])}"
@@ -172,7 +172,9 @@ def read_rank(path: Path) -> list[TraceNode]:
             node = node._replace(type="COMP_NODE")
         found[node.number] = node
     if not found:
-        raise BadInput(f"{path} has no nodes: it is empty, or no Chakra trace")
+        raise BadInput(
+            f"{path} has no nodes: it is empty or not a Chakra trace"
+        )
     return sorted(
         found.values(), key=lambda node: (node.starts_us, node.number)
     )
@@ -209,8 +211,8 @@ def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
     except _MALFORMED as error:
         what = f"no {error}" if isinstance(error, KeyError) else error
         raise BadInput(
-            f"{path} is no Chakra trace as JSON, near character {at}: {what}",
-            hint="make it of an .et file with chakra_jsonizer",
+            f"{path} is not a Chakra trace in JSON, near character {at}: {what}",
+            hint="create it from an .et file with chakra_jsonizer",
         ) from error
 
 
@@ -284,7 +286,7 @@ def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
         length, at = _length(path, content, at)
         if at + length > len(content):
             raise BadInput(
-                f"{path} ends within a message: the file is not whole"
+                f"{path} ends within a message: the file is incomplete"
             )
         message = content[at : at + length]
         at = at + length
@@ -294,7 +296,7 @@ def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
                 node.ParseFromString(message)
             except decode_error as error:
                 raise BadInput(
-                    f"{path} is no Chakra trace: {error}"
+                    f"{path} is not a Chakra trace: {error}"
                 ) from error
             needs = [node.data_deps, node.ctrl_deps]
             attributes = {
@@ -318,7 +320,7 @@ def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
             b"\x12",
         ):  # The fields of the metadata.
             raise BadInput(
-                f"{path} is no Chakra trace: it does not begin with its metadata"
+                f"{path} is not a Chakra trace: it does not begin with its metadata"
             )
         first = False
 
@@ -335,7 +337,7 @@ def _length(
         if byte < 0x80:
             return length, at + place + 1
     raise BadInput(
-        f"{path} is no Chakra trace: there is no length at byte {at}"
+        f"{path} is not a Chakra trace: there is no length at byte {at}"
     )
 
 

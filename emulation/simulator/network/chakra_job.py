@@ -63,9 +63,9 @@ _NEVER_SKIPPED = (
     "data dependencies are never left out: correct the trace, or convert it again; each of its "
     "nodes must come after those in its data_deps"
 )
-_NO_TIME = " says how many operations it has, not how long they take"
+_NO_TIME = " has a number of operations but no duration"
 _PEAK = (
-    "say how many a GPU does in a second, with --peak-flops 312e12 (peak_flops=312e12 in Python), "
+    "give a GPU's operations per second with --peak-flops 312e12 (peak_flops=312e12 in Python), "
     "or give it a duration_micros"
 )
 _LONGEST_CYCLE = 100
@@ -166,7 +166,9 @@ class _Reading:
                     elif self.skip_bad:
                         missing += 1
                     else:
-                        there = f"{node.place} waits for node {need}, which does not exist"
+                        there = (
+                            f"{node.place} waits for the unknown node {need}"
+                        )
                         raise BadInput(there, hint=_SKIP)
         if missing:
             self.notes[
@@ -176,7 +178,7 @@ class _Reading:
 
     def check_sizes(self) -> None:
         """``BadInput`` for a receive that has another size than its send; with ``skip_bad`` the
-        size of the send counts."""
+        send's size counts."""
         for (what, count), number in self.numbers.items():
             if what[0] != "COMM_RECV_NODE":
                 continue
@@ -193,10 +195,10 @@ class _Reading:
             if not self.skip_bad:
                 raise BadInput(
                     f"{receive.place} receives {received} bytes, but {send.place} sends {sent}",
-                    hint="with --skip-bad (skip_bad=True in Python) the size of the send counts",
+                    hint="with --skip-bad (skip_bad=True in Python) the send's size counts",
                 )
             self.notes[
-                "receives of another size than their send, whose size counts"
+                "receives with another size than their send; the send's size counts"
             ] += 1
 
     def in_order(self) -> tuple[list[int], list[set[int]]]:
@@ -297,7 +299,7 @@ class _Reading:
             return operations / (self.peak_flops or 1.0)
         if not self.skip_bad:
             raise BadInput(
-                f"{node.place} is a {node.type} and does not say how long it takes",
+                f"{node.place} is a {node.type} without a duration",
                 hint="give it a duration_micros; --skip-bad (skip_bad=True in Python) counts such "
                 "nodes, and assumes that they take no time",
             )
@@ -365,7 +367,7 @@ def read_chakra(
             stands_for[number] = before
     if not found:
         raise BadInput(
-            f"nothing in {files[0]} and the other ranks' traces takes any time"
+            f"{files[0]} and the other ranks' traces have no durations"
         )
     return ChakraJob(found, len(files), reading.notes)
 
@@ -423,7 +425,7 @@ def _collective(
     )
     if len(types) > 1 or len(sizes) > 1:
         raise BadInput(
-            f"{node.place}: ranks do not agree on this collective's type and size"
+            f"{node.place}: ranks differ in this collective's type or size"
         )
     [number] = types
     [nbytes] = sizes

@@ -134,7 +134,7 @@ def halving_doubling(members: int, nbytes: float) -> list[Round]:
     if members & (members - 1):
         raise BadInput(
             f"halving-doubling among {members}: expected a power of two",
-            hint="choose ring, which goes with any number",
+            hint="choose ring, which takes any number",
         )
     ranks = np.arange(members)
     halving = []

@@ -148,7 +148,7 @@ class PlacedJob:
         ):
             raise BadInput(
                 f"a job cannot have a checkpoint after {self.checkpoint_every} iterations and "
-                f"begin again in {self.restart_s} s: expected 1 or more, 0 or more"
+                f"restart in {self.restart_s} s: expected 1 or more, 0 or more"
             )
         if not (self.compute_s or self.rounds):
             raise BadInput(
@@ -376,8 +376,8 @@ def run_jobs(
     )
     if len(outcome.stuck):
         raise PatchlightError(
-            f"job {outcome.stuck[0]} never ends: a link of its has no capacity",
-            hint=f"look at the links of {network.spec}",
+            f"job {outcome.stuck[0]} never ends: one of its links has no capacity",
+            hint=f"check the links of {network.spec}",
         )
     return outcome
 
@@ -409,7 +409,7 @@ def completions(network: Network, flows: Flows) -> Floats:
             "flows have more than 0 bytes each, and not infinitely many"
         )
     if count and not np.isfinite(flows.starts_s).all():
-        raise BadInput("a flow begins at no time")
+        raise BadInput("a flow has no start time")
     number = np.arange(count)
     group = np.arange(network.nodes)
     loads = network.loads(

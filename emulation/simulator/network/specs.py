@@ -52,7 +52,7 @@ class Slowness(NamedTuple):
             number = float(how[-1])
         except (ValueError, IndexError) as error:
             raise BadInput(
-                f"{text!r} does not say who is slow: expected {_SLOW_LIKE}"
+                f"{text!r} names no slow node: expected {_SLOW_LIKE}"
             ) from error
         if len(how) == 1:
             slow = cls(node, number)
@@ -65,7 +65,7 @@ class Slowness(NamedTuple):
             )
         else:
             raise BadInput(
-                f"{text!r} does not say who is slow: expected {_SLOW_LIKE}"
+                f"{text!r} names no slow node: expected {_SLOW_LIKE}"
             )
         slow.check(text)
         return slow
@@ -104,7 +104,7 @@ class Failure(NamedTuple):
         first, dash, last = which.partition("-")
         if not (at and plus) or bool(dash) != (what == "path"):
             raise BadInput(
-                f"{text!r} does not say what fails: expected {_FAILURE_LIKE}"
+                f"{text!r} names no failure: expected {_FAILURE_LIKE}"
             )
         at_s = parse_time(begins)
         try:
@@ -402,10 +402,10 @@ def network_of(spec: str) -> Network:
                 f"{key}={_shown(default)}" for key, default in takes.items()
             )
             raise BadInput(
-                f"{spec}: {part!r} is no parameter of {name}: it has {said}"
+                f"{spec}: {part!r} is not a parameter of {name}: it has {said}"
             )
         if key in given:
-            raise BadInput(f"{spec}: {key} stands there twice")
+            raise BadInput(f"{spec}: {key} appears twice")
         given[key] = _value(
             spec,
             key,

@@ -104,7 +104,7 @@ class PoissonArrivals:
 def _check(interval_s: float) -> None:
     if not (math.isfinite(interval_s) and interval_s > 0):
         raise BadInput(
-            f"jobs cannot come {interval_s} s apart: expected more than 0 s"
+            f"jobs cannot arrive {interval_s} s apart: expected more than 0 s"
         )
 
 
@@ -145,7 +145,7 @@ class Scenario:
     def __post_init__(self) -> None:
         if not 0 <= self.remaining_error <= MAX_ERROR:
             raise BadInput(
-                f"remaining times cannot be off by {self.remaining_error}: expected 0 to "
+                f"remaining times cannot have an error of {self.remaining_error}: expected 0 to "
                 f"{MAX_ERROR:g}, like 0.3"
             )
         if not (math.isfinite(self.horizon_s) and self.horizon_s > 0):

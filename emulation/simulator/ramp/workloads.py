@@ -207,7 +207,7 @@ class Workloads:
         )
         if blocks is None:
             raise BadInput(
-                f"{self.names[graph]!r} at degree {degree} fits on no empty cluster"
+                f"{self.names[graph]!r} at degree {degree} does not fit on an empty cluster"
             )
         return self.completion_s(graph, degree, blocks)
 
@@ -227,7 +227,7 @@ class Workloads:
                 "a job without a graph" if graph is None else repr(graph.name)
             )
             raise BadInput(
-                f"{name} is none of the models here: {', '.join(self.names)}"
+                f"{name} is not one of the models: {', '.join(self.names)}"
             )
         number = self.graphs.index(graph)
         if self.graphs[number] is graph:

@@ -132,7 +132,10 @@ def read_sacct(text: str, into: Gathering) -> None:
                 continue
             at = name
             if "+" in row[name]:
-                said = f"{row[name]} is a part of a heterogeneous job: such jobs are not read"
+                said = (
+                    f"{row[name]} is a part of a heterogeneous job: "
+                    "these jobs are not supported"
+                )
                 raise Wrong(said, "part of a heterogeneous job")
             at = "State"
             if (

@@ -64,7 +64,7 @@ class TraceLaw:
         sizes = np.array([size for size in self.sizes if size <= gpus])
         if not len(sizes):
             raise BadInput(
-                f"jobs like those of {self.name!r} need at least a GPU: there is none"
+                f"jobs like those of {self.name!r} need at least one GPU"
             )
         rng = np.random.default_rng([seed, *self.name.encode()])
         odds = np.array([self.sizes[size] for size in sizes.tolist()])
@@ -291,7 +291,7 @@ def _recognised(text: str, into: Gathering) -> str:
     )
     raise into.refuse(
         1,
-        f"cannot tell the trace's format from its columns ({', '.join(header)[:200]}): expected "
+        f"unknown trace format with columns ({', '.join(header)[:200]}): expected "
         f"those of {known}; or PAI's own tables, Philly's JSON log, the Standard Workload Format, "
         f"or the output of: {SACCT}",
     )
@@ -309,7 +309,7 @@ def _read_pai_tables(
         if not tasks.is_file():
             raise into.refuse(
                 1,
-                f"the job table says nothing of GPUs: expected {tables.TASK_TABLE} beside it",
+                f"the job table has no GPUs: expected {tables.TASK_TABLE} beside it",
             )
         into.file = str(tasks)
         tables.read_tables(_text(tasks), (str(path), text), into)
@@ -340,12 +340,12 @@ def _text(path: Path) -> str:
             raise BadInput(
                 f"the trace {path} is longer than {_MOST_BYTES >> 20} MiB"
                 f"{' once it is unpacked' if is_packed else ''}",
-                hint="give a part of it",
+                hint="use a part of it",
             )
         if content[257:262] == b"ustar":
             raise BadInput(
                 f"{path} is a tar archive",
-                hint="unpack it, and give a file of it",
+                hint="unpack it, and use one of its files",
             )
         # Headers of older logs are in Latin-1, and their lines of jobs have numbers only.
         first_line = content.lstrip().partition(b"\n")[0]
@@ -360,5 +360,5 @@ def _text(path: Path) -> str:
             why = "it is not UTF-8 text"
         raise BadInput(
             f"reading the trace {path}: {why}",
-            hint="expected a CSV table or a JSON job log, as it is or packed by gzip",
+            hint="expected a CSV table or a JSON job log, plain or compressed with gzip",
         ) from error

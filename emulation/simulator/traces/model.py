@@ -16,7 +16,7 @@ SHOWN = 20
 class TraceJob(NamedTuple):
     """One job of a trace.
 
-    ``submitted_s`` and ``deadline_s`` (NaN where the trace has none, as in all public ones)
+    ``submitted_s`` and ``deadline_s`` (NaN where the trace has none, as in total public ones)
     count from the first job's submission; ``duration_s`` is how long it held its ``gpus``.
     ``cluster`` is the virtual cluster it belongs to and ``user`` whose it is, each empty if the
     trace does not say.
@@ -70,13 +70,13 @@ class Trace:
             said.append(f"{self.file}: its processors count as GPUs")
         if self.out_of_order:
             said.append(
-                f"{self.file}: {self.out_of_order:,} of {len(self.jobs):,} jobs stood behind one "
-                "submitted later; all were sorted by submission"
+                f"{self.file}: {self.out_of_order:,} of {len(self.jobs):,} jobs came after a job "
+                f"that was submitted later; all are sorted by submission"
             )
         if self.repeated:
             said.append(
-                f"{self.file}: {self.repeated:,} rows are the same as an earlier one; they count, "
-                "because jobs have no names here"
+                f"{self.file}: {self.repeated:,} rows repeat an earlier row; they count, because "
+                f"these jobs have no names"
             )
         if count := sum(self.left_out.values()):
             reasons = ", ".join(
@@ -109,7 +109,7 @@ class Gathering:
     def job(self, job: TraceJob) -> None:
         """A job, submitted at any time; ``Wrong`` if another one has its name."""
         if job.name in self._names:
-            raise Wrong(f"job {job.name!r} is there twice", "there twice")
+            raise Wrong(f"job {job.name!r} is appears twice", "appears twice")
         self._names.add(job.name)
         self._jobs.append(job)
 
@@ -159,9 +159,7 @@ class Gathering:
                 reasons = ", ".join(
                     f"{why}: {n:,}" for why, n in self._left_out.items()
                 )
-                said = (
-                    f"and {more:,} more mistakes after it (in all {reasons})"
-                )
+                said = f"and {more:,} more mistakes follow (in all {reasons})"
                 found.append(
                     FileIssue(
                         last.file,

@@ -148,7 +148,7 @@ def read_table(
         if header.count(column) > 1:
             raise into.refuse(
                 1,
-                f"column {column!r} is there twice: the columns are {', '.join(header)}",
+                f"column {column!r} is appears twice: the columns are {', '.join(header)}",
             )
     place = {column: number for number, column in enumerate(header)}
     submitted, lasted, wanted = (
@@ -437,7 +437,7 @@ def read_log(text: str, into: Gathering) -> None:
         at = between.end()
     if text[at:].strip():
         raise into.refuse(
-            _place(text, at)[0], "not JSON: something follows the list of jobs"
+            _place(text, at)[0], "not JSON: text after the list of jobs"
         )
 
 
@@ -474,7 +474,7 @@ def _job(item: Any) -> TraceJob:
 def _attempt(attempt: Any, number: int) -> tuple[float, int]:
     """How long it lasted, in seconds, and how many GPUs it held."""
     if not isinstance(attempt, dict):
-        raise Wrong(f"attempt {number} is no object", "attempt unreadable")
+        raise Wrong(f"attempt {number} is not an object", "attempt unreadable")
     start, end = (
         _moment(attempt, key, f"attempt {number}: ")
         for key in ("start_time", "end_time")

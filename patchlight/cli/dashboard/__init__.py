@@ -48,7 +48,7 @@ USUAL_ADDRESS = "127.0.0.1:8480"
     "--while-stdin",
     is_flag=True,
     hidden=True,
-    help="End at the end of its input.",
+    help="Exit when standard input ends.",
 )
 @controller_options
 def dashboard(
@@ -59,8 +59,8 @@ def dashboard(
 ) -> None:
     """Show the lab in a browser.
 
-    It shows circuits, jobs and history, live, until Ctrl-C, and lets you do what your role allows.
-    Only you can open it; if root runs it, every user of this machine can, each with their own role.
+    It shows circuits, jobs and history, live, until Ctrl-C, and allows what your role allows. Only
+    you can open it; if root runs it, every user of this machine can, with their own role.
     """
     require_packages("the dashboard", "nicegui")
     with _listening(listen_at) as listener:
@@ -85,7 +85,7 @@ def dashboard(
 def _listening(listen_at: str | None) -> socket.socket:
     if listen_at is not None and is_beyond_this_machine(listen_at):
         raise BadInput(
-            f"the dashboard cannot listen at {listen_at}: it only serves users of this machine",
+            f"the dashboard cannot listen at {listen_at}: it serves users of this machine only",
             hint="run it on the machine with the browser, with --controller HOST:PORT after "
             "'patchlight login', or forward a port: ssh -L 8480:127.0.0.1:8480 HOST",
         )

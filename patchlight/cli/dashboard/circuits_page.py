@@ -141,7 +141,8 @@ class CircuitsPage(Page):
         )
         self._hint.text = (
             "Rows are inputs, columns outputs; a circuit has its job's colour. Drag a row or its "
-            "circuit to a column to plan it there; drag a circuit out of the matrix to free it."
+            "circuit to a column to connect it there; drag a circuit out of the matrix to "
+            "disconnect it."
             if shown.are_named
             else f"{shown.of} ports. Pick {matrix.MOST_NAMED} or fewer above, by number or name, "
             "to see their names and drag them."
@@ -184,7 +185,7 @@ class ChangeForm:
             ).classes("text-sm")
         with ui.row().classes("gap-2 w-full items-end"):
             self._makes = ui.input("make").classes("grow")
-            self._frees = ui.input("free these ports").classes("grow")
+            self._frees = ui.input("disconnect these ports").classes("grow")
         with ui.row().classes("gap-2 w-full items-end"):
             self._why = ui.input("why").classes("grow")
             ui.button("Plan", on_click=self._plan)
@@ -202,9 +203,11 @@ class ChangeForm:
         self._makes.value = self._frees.value = ""
         selective = isinstance(self._switch, WavelengthSwitch)
         makes = "1-3@193.100 2>4@193.150-2dB" if selective else "1-7 2>8"
-        self._makes.props["label"] = f"make, like {makes}"
+        self._makes.props["label"] = f"connect, e.g. {makes}"
         self._frees.props["label"] = (
-            "free, like 3@193.100 4" if selective else "free, like 3 15"
+            "disconnect, e.g. 3@193.100 4"
+            if selective
+            else "disconnect, e.g. 3 15"
         )
         self._forget()
 
@@ -255,7 +258,7 @@ class ChangeForm:
         try:
             if not (makes or frees):
                 raise BadInput(
-                    "nothing to plan: enter circuits to make, or ports to free"
+                    "nothing to plan: enter circuits to connect, or ports to disconnect"
                 )
             asked: dict[str, Any] = {
                 "maps": {ocs: makes} if makes else {},
@@ -393,7 +396,7 @@ def plan_lines(plan: PlanAnswer) -> list[tuple[str, bool]]:
     for ocs, theirs in plan.strangers.items():
         lines.append(
             (
-                f"would break, though not committed, on {ocs}: {' '.join(theirs)}",
+                f"would also break uncommitted circuits on {ocs}: {' '.join(theirs)}",
                 True,
             )
         )
@@ -489,7 +492,7 @@ class ChangePanel:
     async def _cancel_it(self) -> None:
         number = self._number
         if await confirmed(
-            f"Stop change {number} and undo what it did?", "Stop and undo"
+            f"Stop change {number} and roll it back?", "Stop and roll back"
         ):
             cancel = partial(self._page.visitor.client.cancel_change, number)
             await self._page.ask(cancel, f"cancelling change {number}")
@@ -497,7 +500,7 @@ class ChangePanel:
     async def _undo_it(self) -> None:
         number = self._number
         if await confirmed(
-            f"Undo change {number}? Other changes stay.", "Roll back"
+            f"Undo change {number}? Later changes stay.", "Roll back"
         ):
             await self.carry_out(
                 partial(self._page.visitor.client.roll_back, number)

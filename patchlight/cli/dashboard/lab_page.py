@@ -36,7 +36,7 @@ _LINES = (
     ("up", JOB_COLOURS[0], "used by the job of this colour"),
     ("up", NO_JOB, "not used by a job"),
     ("changing", JOB_COLOURS[0], "changing"),
-    ("dark", NO_JOB, "no optical power, or missing"),
+    ("dark", NO_JOB, "no optical power, or circuit missing"),
     ("degraded", NO_JOB, "power too low"),
     ("drifting", NO_JOB, "drift: not committed"),
     ("locked", NO_JOB, "locked"),
@@ -210,9 +210,7 @@ class LabPage(Page):
         found = texts.problems(view, watch.stopped, watch.trouble)
         count = f"{len(found)} problem{'' if len(found) == 1 else 's'}"
         wrong = any(is_error for _, is_error in found)
-        self._headline.text = (
-            f"{count} in the lab" if found else "The lab is well"
-        )
+        self._headline.text = f"{count} in the lab" if found else "Lab healthy"
         self._summary.text = texts.summary(view)
         self._status.classes(
             remove="pl-wrong pl-caution",
@@ -319,7 +317,7 @@ def key() -> None:
                     **frame,
                 )
             ],
-            "does not answer, or no link",
+            "no answer, or no link",
         )
         bar: picture.Look = {
             "x": 2,

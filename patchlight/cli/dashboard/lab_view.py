@@ -330,7 +330,7 @@ class LabView:
                 condition = "changing"
                 words = "being changed"
             if unreachable:
-                words = f"as last known: {unreachable}"
+                words = f"last known: {unreachable}"
             elif signals and path is None and condition == "up":
                 words = f"signals of {', '.join(map(str, signals))}"
             yield Circuit(

@@ -125,7 +125,7 @@ class LabWatch:
         for step, name in (
             (self._look_safely, "looking"),
             (self._hear_safely, "hearing"),
-            (self._ask_devices_safely, "asking devices"),
+            (self._ask_devices_safely, "polling devices"),
         ):
             threading.Thread(
                 target=self._repeat,

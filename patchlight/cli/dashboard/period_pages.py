@@ -521,7 +521,7 @@ class HistoryPage(page.Page):
     async def _undo(self, event: events.GenericEventArguments) -> None:
         number = int(event.args)
         if await page.confirmed(
-            f"Undo change {number}? Other changes stay.", "Roll back"
+            f"Undo change {number}? Later changes stay.", "Roll back"
         ):
             await self.ask(
                 partial(self.visitor.client.roll_back, number),

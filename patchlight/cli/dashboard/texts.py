@@ -335,7 +335,7 @@ def problems(
         why = f": {stopped.why}" if stopped.why else ""
         caution.append(f"stop button pressed by {stopped.by}{why}")
     for condition, words, among in (
-        ("dark", "no optical power, or missing", bad),
+        ("dark", "no optical power, or circuit missing", bad),
         ("drifting", "drift, not committed", caution),
         ("degraded", "optical power too low", caution),
     ):
@@ -490,7 +490,11 @@ def health_rows(view: LabView) -> list[Row]:
         connected = switch.connected
         lacks = switch.lacks or ""
         words = "connected" if connected else switch.trouble or "not connected"
-        words = "forwards by itself" if connected is None else lacks or words
+        words = (
+            "not controlled by Patchlight"
+            if connected is None
+            else lacks or words
+        )
         add(
             switch.name,
             "packet switch",

@@ -34,7 +34,9 @@ _UNKNOWN = (
     "nothing predicted: your own program needs iterations, gradient and "
     "compute in its job file"
 )
-_NOTHING = "No running job gains more by other circuits than they would cost."
+_NOTHING = (
+    "No running job would gain more from other circuits than the change costs."
+)
 
 
 class _Output:
@@ -157,14 +159,14 @@ def logs(
     "--history",
     "past",
     is_flag=True,
-    help="Also its past states, and what policies decided.",
+    help="Also its past states and the policies' decisions.",
 )
 @click.option(
     "-f",
     "--follow",
     "following",
     is_flag=True,
-    help="Show progress until the end.",
+    help="Show progress until it ends.",
 )
 @click.option(
     "--plot",
@@ -183,7 +185,7 @@ def show(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Show all that is known of jobs, or follow them to their end.
+    """Show the details of jobs, or follow them until they end.
 
     Two jobs stand side by side, with what the second gains on the first.
 
@@ -258,7 +260,7 @@ def follow_jobs(
     except KeyboardInterrupt:
         for job_id in left:
             stop = f"patchlight job stop {job_id}"
-            out.say(f"job {job_id} goes on; stop it with: {stop}", err=True)
+            out.say(f"job {job_id} continues; stop it with: {stop}", err=True)
         sys.exit(_INTERRUPTED)
     if failed:
         sys.exit(_FAILED)
@@ -364,9 +366,8 @@ def restart(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Start a job again: an ended job as a new one, a running job as its next attempt.
-
-    A running synthetic job continues at its iteration, on whatever GPUs it gets now.
+    """Start a job again: an ended job as a new job, a running job as its next attempt. A running
+    synthetic job continues at its iteration, on the GPUs that it gets now.
     """
     status = client.restart(listing.find_job(client, job), force=force)
     out.print_answer(status, f"{status.id} {status.state}", as_json=as_json)
@@ -398,10 +399,9 @@ def regroup(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Connect each running job's GPUs to one packet switch, without stopping it.
-
-    Without JOB, choose the jobs that gain the most by it, as predicted, if they gain more than the
-    change costs them: the rest of an iteration and the outage.
+    """Connect each running job's GPUs to one packet switch, without stopping it. Without JOB,
+    choose the jobs with the largest predicted gain, if it exceeds the cost of the change: the rest
+    of an iteration and the outage.
     """
     from patchlight.cli.ocs import print_change
 
@@ -433,16 +433,14 @@ def _print_proposal(found: RegroupPlan | ProposalShape | None) -> None:
         _print_expected(found)
         _print_circuits(found.makes)
         if not found.makes:
-            out.say("The circuits are as they would be.")
+            out.say("The circuits are already right.")
         for objection in found.objections:
-            out.say(f"against it: {objection}")
+            out.say(f"it would be refused: {objection}")
         return
     for job, gain_s in found.gains_s.items():
         cost_s = found.costs_s.get(job)
         costs = (
-            f", {cost_s:.1f} s of cost counted in"
-            if cost_s is not None
-            else ""
+            f", {cost_s:.1f} s of cost included" if cost_s is not None else ""
         )
         said = (
             f"ends {gain_s:.1f} s sooner"

@@ -28,9 +28,9 @@ _MEANINGS: dict[str, out.Meaning] = {
     JobState.STOPPED: "quiet",
 }
 _HELD_BY = {
-    "iteration": "Patchlight, between two iterations",
-    "protocol": "itself, between two iterations (control protocol)",
-    "freeze": "Patchlight, at once: its processes and packets are stopped",
+    "iteration": "between two iterations, by Patchlight",
+    "protocol": "between two iterations, by the program (control protocol)",
+    "freeze": "immediately: Patchlight stops its processes and packets",
 }
 
 job_argument = click.argument(
@@ -59,12 +59,12 @@ def find_job(client: ControllerClient, text: str) -> str:
     if meant:
         count = len(meant) if len(meant) <= _MOST else f"more than {_MOST}"
         listed = ", ".join(status.id for status in meant[:_MOST])
-        hint = f"type more of the id, of one of: {listed}"
-        raise BadInput(f"{text!r} may mean any of {count} jobs", hint=hint)
+        hint = f"type more of the id: {listed}"
+        raise BadInput(f"{text!r} matches {count} jobs", hint=hint)
     latest = [status.id for status in client.jobs(last=_MOST)]
     hint = "'patchlight job list --all' shows every job"
     raise BadInput(
-        f"no job {text!r}: {nearest(text, latest, 'the latest are')}",
+        f"no job {text!r}: {nearest(text, latest, 'the latest jobs are')}",
         hint=hint,
     )
 
@@ -79,7 +79,11 @@ def iterations(status: shapes.JobInList) -> str:
 def message(status: shapes.JobInList) -> str:
     """Why it failed or what it waits for, and how often a policy failed on it."""
     faults = status.policy_faults
-    marks = [f"policy faults: {faults}, the default decided"] if faults else []
+    marks = (
+        [f"policy errors: {faults}, the default policy decided"]
+        if faults
+        else []
+    )
     return "; ".join([*filter(None, [status.message]), *marks])
 
 
@@ -182,7 +186,7 @@ def list_jobs(
     out.print_answer(jobs, table, as_json=as_json)
     if left_out:
         out.say(
-            f"these are the latest {last}: --last N shows more of them, --all shows all",
+            f"showing the last {last} jobs: --last N shows more, --all shows all",
             err=True,
         )
 
@@ -245,7 +249,7 @@ def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
     known = {pace.reconfiguration for pace in paces}
     for move in status.light_moves:
         if move.reconfiguration not in known:
-            yield "light moved", _moved(move)
+            yield "circuits changed", _moved(move)
     if energy_j := status.energy_j:
         each = ", ".join(
             f"{gpu} {joules:,.0f} J"
@@ -258,7 +262,7 @@ def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
     made = status.reports_made or 0
     yield (
         "reports",
-        f"thinned: kept {kept:,} of {made:,}" if kept < made else "",
+        f"{kept:,} of {made:,} reports are kept" if kept < made else "",
     )
     yield "topology", status.topology
 
@@ -349,9 +353,7 @@ def _moved(move: shapes.LightMove) -> str:
 
     at = f"{out.when(move.moved_at)} by {move.policy} (change {move.reconfiguration})"
     others = (
-        " (before, something else changed, too)"
-        if move.unsettled_before
-        else ""
+        " (something else changed before)" if move.unsettled_before else ""
     )
     predicted = pace(move.predicted_before_s, move.predicted_after_s)
     measured = pace(move.measured_before_s, move.measured_after_s)
@@ -388,7 +390,7 @@ def _of_spec(status: shapes.JobAnswer) -> Iterator[tuple[str, str]]:
         format_size(memory) if (memory := spec.memory_bytes) else "",
     )
     yield "CPUs", f"{spec.cpus:g}" if spec.cpus else ""
-    yield "held by", _held_by(status)
+    yield "pause method", _held_by(status)
     yield (
         "gradient",
         format_size(spec.gradient_bytes) if spec.gradient_bytes else "",
@@ -420,7 +422,7 @@ def _held_by(status: shapes.JobAnswer) -> str:
     if not ranks:
         return status.spec.hold if status.spec.trainer == "command" else ""
     found = {
-        _HELD_BY.get(str(how), "not known yet"): who
+        _HELD_BY.get(str(how), "unknown yet"): who
         for how, who in ranks.items()
     }
     if len(found) == 1:

@@ -133,7 +133,7 @@ _OPTIONS = (
         "--sweep",
         multiple=True,
         metavar="KEY=VALUE,VALUE…",
-        help="Submit a job for each value; given again, for each combination of values. KEY is "
+        help="Submit a job for each value; with several --sweep, for each combination. KEY is "
         f"{', '.join(_SWEPT)}.",
     ),
     click.option(
@@ -179,7 +179,7 @@ class _WithProgram(click.Command):
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check the file, print where and when it would start, queue nothing.",
+    help="Check the file, print where and when the job would start; queue nothing.",
 )
 @click.option(
     "-f",
@@ -198,10 +198,11 @@ def submit(
     address: str | None,
     **options: Any,
 ) -> None:
-    """Submit the jobs of FILE (- reads standard input), or a job called NAME.
+    """Submit the jobs in FILE (-: standard input), or a job called NAME.
 
-    A file, or a name that ends in .yaml, .yml or .json, is a job file (its keys: docs/job-file.md).
-    Options override the file; a file of several jobs takes none. A PROGRAM runs in each worker.
+    A file, or a name that ends in .yaml, .yml or .json, is a job file (its keys:
+    docs/job-file.md). Options override the file; a file with several jobs takes no options. A
+    PROGRAM runs in each worker.
 
     Every mistake in a file is printed on a line of its own, file:line:column, before a controller
     is contacted; the exit code is 2.
@@ -227,7 +228,7 @@ def submit(
         )
     if follow and len(jobs.specs) > 1:
         raise BadInput(
-            "--follow is for one job: 'patchlight job show --follow' takes several"
+            "--follow takes one job: 'patchlight job show --follow' takes several"
         )
     if dry_run:
         rows = _plan(
@@ -273,8 +274,8 @@ def _plan(
             + ["…"] * (len(jobs.specs) > 5)
         )
         raise PatchlightError(
-            f"{job} is right ({out.counted(len(jobs.specs), 'job')}: {names}), but only a "
-            f"controller knows where it would start: {error.message}",
+            f"{job} is valid ({out.counted(len(jobs.specs), 'job')}: {names}), but no controller "
+            f"says where it would start: {error.message}",
             hint=error.hint,
         ) from error
 

@@ -57,12 +57,12 @@ _ACTIONS = {
     "--ports",
     default="32",
     metavar="N",
-    help="Ports, or INPUTSxOUTPUTS of a WSS.",
+    help="Number of ports, or INPUTSxOUTPUTS of a WSS.",
 )
 @click.option(
     "--circuits",
     metavar="CIRCUITS",
-    help="The first circuits: 1-7,2>8; 1-3@193.100.",
+    help="Initial circuits: 1-7,2>8; 1-3@193.100.",
 )
 @click.option(
     "--switching-time",
@@ -79,7 +79,7 @@ _ACTIONS = {
     metavar="VARIABLE",
     help="Environment variable of the password.",
 )
-@lab_option("With the name of an OCS: the lab whose file describes it.")
+@lab_option("With the name of an OCS: its lab.")
 @click.option(
     "--listen",
     metavar="HOST:PORT",
@@ -92,7 +92,7 @@ _ACTIONS = {
         dir_okay=False,
     ),
     metavar="FILE",
-    help="Keep the circuits over a restart.",
+    help="File that keeps the circuits over a restart.",
 )
 @click.option(
     "--control",
@@ -101,7 +101,7 @@ _ACTIONS = {
         dir_okay=False,
     ),
     metavar="SOCKET",
-    help="Take faults here: emulate fault SOCKET.",
+    help="Socket for 'emulate fault SOCKET'.",
 )
 def emulate_ocs(
     name: str,
@@ -118,8 +118,8 @@ def emulate_ocs(
       patchlight emulate ocs waveshaper-http --ports 1x4
       patchlight emulate ocs ocs1 --lab my-lab.yaml --listen 127.0.0.1:0
 
-    0 dBm arrives at every port, of a wavelength switch on each channel of 50 GHz in the C band; no
-    packets are carried. With driver openflow it connects to HOST:PORT until a controller answers.
+    Every port receives 0 dBm; on a wavelength switch, each 50 GHz channel of the C band does. It
+    carries no packets. With driver openflow it connects to HOST:PORT until a controller answers.
     """
     # Imported here: other commands of this group do without an emulated device.
     from patchlight.emulation.optical.protocols import server as serving
@@ -267,7 +267,7 @@ def _print_how_to_use(
             "user": switch.user,
             "password": secret,
         }
-        say(f"by hand:     {protocol.by_hand.format_map(fields)}")
+        say(f"try it: {protocol.by_hand.format_map(fields)}")
     if isinstance(switch, CircuitSwitch):
         kind = "circuit"
         shape = f"ports: {switch.ports}"
@@ -328,8 +328,8 @@ def fault(
       patchlight emulate fault ocs1 end             all faults
       patchlight emulate fault server1 reboot       with --server-kind ssh, docker or vm
 
-    A server that reboots loses all that runs there; its disk and its fibres stay. SOCKET is the
-    --control of 'emulate ocs'.
+    A reboot ends everything on the server; its disk and its fibres stay. SOCKET is the --control
+    of 'emulate ocs'.
     """
     from patchlight.emulation.lab.network import send_fault
     from patchlight.emulation.optical.emulated_switch import EmulatedFaults

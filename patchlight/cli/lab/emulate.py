@@ -53,8 +53,8 @@ def emulate() -> None:
 @click.option(
     "--scale",
     type=opts.ANY,
-    help="Divide all rates, and the bytes of jobs, by this; times stay true.  "
-    "[default: the lab file's, or what fits]",
+    help="Divide all rates and the bytes of jobs by this; times stay true.  "
+    "[default: the lab file's, else one that fits]",
 )
 @click.option("--name", help="The lab's name.  [default: the lab file's]")
 @click.option(
@@ -65,7 +65,7 @@ def emulate() -> None:
 @click.option(
     "--no-controller",
     is_flag=True,
-    help="Switches learn addresses instead.",
+    help="Start no controller; switches learn addresses.",
 )
 @click.option(
     "--agents/--no-agents",
@@ -77,7 +77,7 @@ def emulate() -> None:
     "workers",
     type=click.Choice(["auto", "docker", "process"]),
     default="auto",
-    help="What workers are: containers or processes.",
+    help="Run workers as containers or processes.",
 )
 @click.option(
     "--engine",
@@ -87,20 +87,21 @@ def emulate() -> None:
 @click.option(
     "--fabric",
     type=click.Choice(["openvswitch", "bridge"]),
-    help="What packet switches are built from.  [default: as the lab file says]",
+    help="How packet switches are built. [default: the lab file's]",
 )
 @click.option(
     "--real-time",
     is_flag=True,
-    help="Schedule the lab ahead of ordinary processes, for accurate times on a busy machine.",
+    help="Run the lab at real-time priority, for accurate times on a busy machine.",
 )
 @click.option(
     "--server-kind",
     "servers",
     type=click.Choice(["namespace", "ssh", "docker", "vm", "docker-vm"]),
     default="namespace",
-    help="What servers are: network namespaces with an agent; machines to deploy to over SSH, "
-    "without or with Docker; or such virtual machines, with systemd and soft RoCE.",
+    help="How servers are emulated: namespace, with an agent; ssh or docker, to deploy to, the "
+    "latter with Docker; vm or docker-vm, the same as virtual machines with systemd and soft "
+    "RoCE.",
 )
 @click.option(
     "--swap",
@@ -118,8 +119,8 @@ def up(
 ) -> None:
     """Start an emulated lab from a lab file or a built-in lab.
 
-    If a lab of that name is up, only its processes that have died are started: jobs go on, and the
-    lab keeps its file and options. --replace starts it again from scratch.
+    If a lab of that name is up, only its dead processes are restarted: jobs continue, and the lab
+    keeps its file and options. --replace starts it again from scratch.
 
     With --server-kind ssh, docker or vm, each server has its own root file system, processes and
     sshd, at the management address in the runtime lab file. No agent runs until you deploy one.
@@ -157,7 +158,7 @@ def up(
     if started.state.ssh_config is not None:
         server = started.lab.servers[0].name
         _say(
-            f"no agent runs on the servers yet; runtime lab file: {started.run_dir}/lab.yaml"
+            f"the servers have no agent yet; runtime lab file: {started.run_dir}/lab.yaml"
         )
         _say(f"deploy to them: sudo {own_program()} deploy push {called}")
         _say(f"log in: sudo ssh -F {started.state.ssh_config} {server}")
@@ -255,9 +256,12 @@ def _state(name: str) -> dict[str, Any]:
     return state
 
 
+_STATES = {"half-there": "partly up", "making": "starting"}
+
+
 def _up(state: str) -> out.Coloured:
     return out.Coloured(
-        state.replace("-", " "), "good" if state == "up" else "caution"
+        _STATES.get(state, state), "good" if state == "up" else "caution"
     )
 
 
@@ -268,18 +272,18 @@ def _print_status(state: dict[str, Any]) -> None:
         )
         return
     out.say(
-        f"lab {state['name']} is {state['state'].replace('-', ' ')}: {state['source']}, "
+        f"lab {state['name']} is {_STATES.get(state['state'], state['state'])}: {state['source']}, "
         f"scale {state['scale']:g}, packet switches: {state['fabric']} ({state['datapath']})"
     )
     for missing in state["missing"]:
-        out.say(f"  gone: {missing}")
+        out.say(f"  stopped: {missing}")
     if state["state"] == "half-there":
         lost = only_processes(state["missing"])
         again = f"sudo {own_program()} emulate up"
         out.say(
-            f"start what is gone: {again} {state['name']}"
+            f"start these again: {again} {state['name']}"
             if lost
-            else f"make it again: {again} {state['source']} --name {state['name']} --replace"
+            else f"rebuild it: {again} {state['source']} --name {state['name']} --replace"
         )
     if state["ssh_config"]:
         out.say(f"servers: sudo ssh -F {state['ssh_config']} SERVER")
@@ -299,7 +303,7 @@ def _print_status(state: dict[str, Any]) -> None:
         how = (
             out.Coloured("running", "good")
             if process["running"]
-            else out.Coloured("gone", "bad")
+            else out.Coloured("stopped", "bad")
         )
         table.add_row(
             process["name"],
@@ -374,7 +378,7 @@ def execute(
 @click.option(
     "--packet-loss",
     type=opts.Quantity(parse_share),
-    help="Share that is lost, like 0.1%.",
+    help="Share of lost packets, like 0.1%.",
 )
 @lab_option()
 @out.json_option
@@ -393,8 +397,8 @@ def link(
       patchlight emulate link tor1.7 tor2.7 --delay 5ms --packet-loss 0.1%
       patchlight emulate link                            all fibres
 
-    A and B are hosts, ports or devices that one fibre joins; a path through an OCS is two fibres.
-    Delay, jitter and loss apply in both directions; those that are not given become 0.
+    A and B are hosts, ports or devices at the ends of one fibre; a path through an OCS has two
+    fibres. Delay, jitter and loss apply in both directions; those that are not given become 0.
 
     \b
     With --json, the fibre as it is then: a, b (its ends), up, delay_s,
@@ -412,7 +416,7 @@ def link(
         )
         return
     if b is None:
-        raise BadInput(f"which fibre of {a}? expected the other end, too")
+        raise BadInput(f"which fibre of {a}? expected its other end too")
     fibre = lab.wires.between(a, b)
     if state is not None:
         lab.wires.set_up(fibre, up=state == "up")
@@ -439,7 +443,7 @@ def link(
     "--for",
     "seconds",
     type=opts.Quantity(parse_time),
-    help="How long, like 10s.  [default: until Ctrl-C]",
+    help="Duration, like 10s.  [default: until Ctrl-C]",
 )
 @click.option(
     "--frames",
@@ -469,8 +473,7 @@ def capture(
     It records both directions of the host's fibre, until a limit is reached or you press Ctrl-C.
 
     \b
-    With --json, what was written: file, frames, size_bytes, dropped (frames
-    that came too fast).
+    With --json, what was written: file, frames, size_bytes, dropped (frames that arrived too fast).
     """
     require_root(f"capturing packets of {host}")
     lab = emulated.attached(lab_name)
@@ -483,7 +486,7 @@ def capture(
         math.inf if seconds is None else seconds,
         **limits,
     )
-    missed = f", {done.dropped} more came too fast" if done.dropped else ""
+    missed = f", {done.dropped} more arrived too fast" if done.dropped else ""
     text = f"wrote {path}: {done.frames} frames{missed}"
     out.print_answer(
         {"file": str(path), **asdict(done)}, text, as_json=as_json

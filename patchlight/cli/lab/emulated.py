@@ -201,9 +201,9 @@ def tune(
       patchlight emulate tune server1 193.200
       patchlight emulate tune server1 off
 
-    PORT is a host or a port. The transceiver sends nothing while it is tuned; the command ends
-    when it sends again. Without PORT, show all transceivers and how many frames collisions
-    destroyed on each fibre.
+    PORT is a host or a port. The transceiver is silent while it tunes; the command ends when it
+    sends again. Without PORT, show all transceivers and how many frames collisions destroyed on
+    each fibre.
 
     \b
     With --json: transceivers by port, each with channel, state (on, off,

@@ -57,10 +57,10 @@ def check(
 ) -> None:
     """Check lab files: print every mistake.
 
-    Each line is file:line:column: message. What you probably forgot is a warning: NICs without
-    a fibre, switches without a link, servers without a management address, drivers that no
-    emulated device speaks, an empty lab. Policies that the file names must exist; they are not run.
-    The exit code is 2 if there is a mistake.
+    Each line is file:line:column: message. Probable omissions are warnings: NICs without a fibre,
+    switches without a link, servers without a management address, drivers that no emulated device
+    speaks, an empty lab. Policies named in the file must exist; they are not run. The exit code is
+    2 if there is a mistake.
 
     \b
     With --json, a list with an object for each file, with these keys:
@@ -70,7 +70,7 @@ def check(
       issues      line, column, kind (mistake | warning), message
     """
     if bool(files) == bool(schema):
-        raise BadInput("expected lab files to check, or --schema alone")
+        raise BadInput("expected lab files to check, or only --schema")
     if schema:
         from patchlight.testbed.jobfile.schema import (
             json_schema as job_file_schema,
@@ -90,7 +90,7 @@ def check(
             )
         if found["good"]:
             say(
-                f"{found['file']}: lab {found['lab']} is good: {in_words(found['counts'])}"
+                f"{found['file']}: lab {found['lab']} is valid: {in_words(found['counts'])}"
             )
     if not all(found["good"] for found in checked):
         sys.exit(reader.LabFileError.exit_code)
@@ -208,7 +208,7 @@ _KINDS = ("single", "linear", "tree", "fat-tree")
 @click.option(
     "--gpus",
     type=click.IntRange(1, 64),
-    help="GPUs of each of Slurm's nodes, with a NIC each.  [default: 1]",
+    help="With Slurm: GPUs of each node, each with a NIC.  [default: 1]",
 )
 @_rate
 @click.option(
@@ -228,7 +228,7 @@ _KINDS = ("single", "linear", "tree", "fat-tree")
 @click.option(
     "--fabric",
     type=click.Choice(FABRICS),
-    help="What an emulation builds its packet switches from.",
+    help="How an emulation builds packet switches.",
 )
 @_switches
 @_name
@@ -307,7 +307,7 @@ def _imported(
     if not file.exists():
         raise BadInput(
             f"{text!r} is neither a topology ({', '.join(_KINDS)}) nor a file",
-            hint=f"give one of these, or the file of {KINDS}",
+            hint=f"give one of these, or a file of {KINDS}",
         )
     for name, option in (
         ("hosts", "--servers"),
@@ -315,9 +315,7 @@ def _imported(
         ("uplink_rate_bps", "--uplink-rate"),
     ):
         if name in said:
-            raise BadInput(
-                f"{option} is for a topology by name, not for a file"
-            )
+            raise BadInput(f"{option} needs a topology by name, not a file")
     named = dict(item.partition("=")[::2] for item in ocs)
     for driver in filter(None, named.values()):
         if driver not in KNOWN_DRIVERS:
@@ -362,7 +360,7 @@ def _imported(
     "rate_bps",
     type=Quantity(parse_rate),
     default="40Gbps",
-    help="Rate of the NICs; the link between the ToRs has a quarter of this.",
+    help="Rate of the NICs; the link between the ToRs has a quarter of it.",
 )
 @click.option(
     "--driver",

@@ -33,8 +33,8 @@ _PLANTS = ("infragraph", _LINKS)
     "form",
     type=click.Choice(["topology", *FORMATS, *_PLANTS]),
     help="The nodes under each packet switch, for other schedulers: JSON; Slurm's topology.yaml "
-    "(25.05 on) or topology.conf; Kueue's Topology and node labels. Or InfraGraph: all devices and "
-    "fibres, or the present links without OCSs, for simulators.",
+    "(25.05 on) or topology.conf; Kueue's Topology and node labels. infragraph: all devices and "
+    "fibres; infragraph-links: the present links without OCSs, for simulators.",
 )
 @click.option(
     "--output",
@@ -44,12 +44,12 @@ _PLANTS = ("infragraph", _LINKS)
         path_type=Path,
     ),
     metavar="FILE",
-    help="Draw the lab: .svg, .png or .pdf. With --format, write this file if it changes.",
+    help="Draw the lab: .svg, .png or .pdf. With --format, write this file when it changes.",
 )
 @click.option(
     "--follow",
     is_flag=True,
-    help="With --format: after each change of circuits.",
+    help="With --format: update it after each change of circuits.",
 )
 @click.option(
     "--map",
@@ -61,7 +61,7 @@ _PLANTS = ("infragraph", _LINKS)
     "--start",
     "at_start",
     is_flag=True,
-    help="Show the circuits of the lab file.",
+    help="Show the initial circuits of the lab file.",
 )
 def show(
     lab: str | None,
@@ -79,10 +79,10 @@ def show(
       patchlight lab show ofc2022 --output lab.svg
       patchlight lab show --format slurm --output topology.yaml --follow
 
-    A lab that is up is shown with its present circuits, also with --controller; a lab file with
-    its initial circuits. In a topology, a node is a server; one with links to several packet
-    switches is under the one that has most of its GPUs. While a circuit switch does not answer,
-    the topology is incomplete: --output then leaves the file as it is.
+    A lab that is up is shown with its present circuits, a lab file with its initial ones. In a
+    topology, a node is a server; one with links to several packet switches is under the switch
+    with most of its GPUs. While a circuit switch does not answer, the topology is incomplete:
+    --output then leaves the file as it is.
 
     \b
     With --json, an object with these keys (rates in bits per second, null

@@ -68,7 +68,7 @@ def lab_and_maps(
     if up is not None and file is None and not at_start:
         return _as_it_is_now(lab_read, None)
     if file is None:
-        return lab_read, lab_read.initial_maps, "circuits at the start"
+        return lab_read, lab_read.initial_maps, "initial circuits"
     return *_with_maps(
         lab_read, read_map_file(file, lab_read)
     ), f"circuits of {file}"
@@ -114,9 +114,11 @@ def _as_it_is_now(
             if isinstance(error, PatchlightError)
             else f"it has no {error}"
         )
-        note = f"lab {lab_up.name} is up, but its circuits are not known: {reason}"
-        out.say(f"note: {note}; shown are those of the start", err=True)
-        return lab_up, lab_up.initial_maps, "up; circuits at the start"
+        note = (
+            f"lab {lab_up.name} is up, but its circuits are unknown: {reason}"
+        )
+        out.say(f"note: {note}; shown are the initial circuits", err=True)
+        return lab_up, lab_up.initial_maps, "up; initial circuits"
     return shown, maps, "up; present circuits"
 
 
@@ -146,7 +148,7 @@ def topology(
     ):
         if other:
             raise BadInput(
-                "this needs the present circuits: leave out --map and --start"
+                "--follow needs the present circuits: leave out --map and --start"
             )
         with connection.connect(lab, address) as client:
             _topology_of_now(
@@ -196,13 +198,13 @@ def _topology_of_now(
             keep(output, text)
         elif follow:
             out.say(
-                f"{output} is left as it is: {', '.join(unread)} did not answer",
+                f"{output} is unchanged: {', '.join(unread)} did not answer",
                 err=True,
             )
         else:
             raise PatchlightError(
-                f"{output} is left as it is: {', '.join(unread)} did not answer",
-                hint="'patchlight ocs show' says why",
+                f"{output} is unchanged: {', '.join(unread)} did not answer",
+                hint="'patchlight ocs show' shows the reason",
             )
 
 
@@ -236,8 +238,8 @@ def keep(file: Path, text: str) -> None:
     metavar="PORT,…",
     multiple=True,
     shell_complete=complete_any_port,
-    help="Only these: ocs1.17, ocs1.7-12, or what is plugged in. Jobs may run if their traffic "
-    "uses none of them.  [default: all]",
+    help="Only these ports: ocs1.17, ocs1.7-12, or the port at the fibre's other end. Jobs whose "
+    "traffic avoids them may run.  [default: all]",
 )
 @click.option(
     "--for",
@@ -245,8 +247,8 @@ def keep(file: Path, text: str) -> None:
     default="2s",
     type=Quantity(parse_time),
     metavar="TIME",
-    help="How long each round listens: longer than a link of your NICs and switches takes to come "
-    "up; 35s to receive LLDP of other devices.",
+    help="How long each round listens: longer than your links take to come up; 35s to receive "
+    "LLDP of other devices.",
 )
 @click.option(
     "--every-port",
@@ -271,13 +273,13 @@ def keep(file: Path, text: str) -> None:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Show what would be done, and do nothing.",
+    help="Show the plan, and do nothing.",
 )
 @click.option(
     "-y",
     "--yes",
     is_flag=True,
-    help="Do not ask.",
+    help="Do not ask for confirmation.",
 )
 @out.listing_options
 def discover(
@@ -295,8 +297,8 @@ def discover(
     """Find what is plugged into each OCS port.
 
     NICs and the ports of packet switches send frames with their names, while circuits connect them
-    in rounds. It needs a maintenance window: no job may run, and none starts. The circuits are
-    restored at the end, also after Ctrl-C. The exit code is 1 if the lab file differs.
+    in rounds. It needs a maintenance window: no job may run or start. The circuits are restored at
+    the end, also after Ctrl-C. The exit code is 1 if the lab file differs.
 
     \b
     With --json, an object with these keys:
@@ -356,7 +358,7 @@ def discover(
     wiring = status.wiring
     if status.state != "done" or wiring is None:
         raise PatchlightError(
-            f"the wiring was not found: {status.message}",
+            f"the wiring could not be discovered: {status.message}",
             hint=status.hint,
         )
     out.print_answer(
@@ -460,7 +462,5 @@ def _write_corrected(
         output.write_text(new.text)
     except OSError as error:
         raise out.cannot_write(f"the lab file {output}", error) from error
-    note = (
-        "" if new.keeps_comments else "; without the comments of the old one"
-    )
+    note = "" if new.keeps_comments else "; the old file's comments are lost"
     out.say(f"wrote {output}{note}", err=True)

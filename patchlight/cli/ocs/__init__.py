@@ -138,7 +138,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
             file_okay=False,
         ),
         metavar="DIR",
-        help="Where --direct keeps its journal.  [default: where the controller does]",
+        help="Folder of the journal with --direct. [default: the controller's]",
     )
     @_of_ocs(
         "--direct",
@@ -178,7 +178,7 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--yes",
         count=True,
         show_default=False,
-        help="Do not ask; given twice, not even before removing many circuits.",
+        help="Do not ask; twice: also skip the question before many circuits go.",
     )
     @_of_ocs(
         "--dry-run",
@@ -202,7 +202,8 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         if options.detach and target.direct:
             raise BadInput(
-                "--detach and --direct exclude each other: a controller makes the change"
+                "--detach and --direct exclude each other: only a controller works in the "
+                "background"
             )
         return command(
             target=target,
@@ -261,7 +262,7 @@ def _confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
     except click.Abort as error:
         raise PatchlightError(
             "not confirmed: nothing was changed",
-            hint="scripts say --yes, and --yes --yes before many circuits go",
+            hint="scripts need --yes, or --yes --yes where many circuits go",
         ) from error
     if not agreed:
         raise PatchlightError("not confirmed: nothing was changed")
@@ -270,7 +271,9 @@ def _confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
 
 def _names_typed(lost: int, names: str) -> bool:
     """Whether the user typed the switches' names before many circuits go."""
-    what = f"{lost} cross-connects of {names} go without others in their place"
+    what = (
+        f"{lost} cross-connects of {names} are removed without a replacement"
+    )
     question = harmless(f"{what}. Type {names} to go on")
     typed: str = click.prompt(
         question,
@@ -298,7 +301,7 @@ def _lines(preview: shapes.PlanAnswer) -> list[str]:
     lines += [f"link up: {link}" for link in preview.links_up]
     lines += [f"in use by job {job}, which pauses" for job in preview.jobs]
     lines += [
-        f"{name}: {', '.join(texts)} made by somebody else (see: patchlight ocs verify)"
+        f"{name}: {', '.join(texts)} made outside Patchlight (see: patchlight ocs verify)"
         for name, texts in preview.strangers.items()
     ]
     return lines + [f"refused: {words}" for words in preview.objections]
@@ -315,7 +318,7 @@ def say_unreachable(
                 f"{name} does not answer: {words}"
                 for name, words in silent.items()
             ),
-            hint="the answer is about the other switches only",
+            hint="the plan covers the other switches only",
         )
 
 
@@ -349,7 +352,7 @@ def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
     elif as_json:
         print_json(record)
     else:
-        say(f"change {number} has begun: {progress_line(record.progress)}")
+        say(f"change {number} has started: {progress_line(record.progress)}")
         say(
             f"patchlight ocs watch {number} follows it, patchlight ocs stop {number} stops it"
         )
@@ -381,7 +384,7 @@ def print_record(
     if state == "unknown":
         raise OutcomeUnknown(f"change {number} has an unknown outcome")
     if state == "intent":
-        raise PatchlightError(f"change {number} is still under way")
+        raise PatchlightError(f"change {number} is still in progress")
     if state != "committed":
         raise PatchlightError(f"change {number} was not made")
 

@@ -45,17 +45,17 @@ def connect_ports(
     target: ocs.Target,
     options: ocs.Flags,
 ) -> None:
-    """Connect ports of an OCS, or ends over any OCS.
+    """Connect two ports of an OCS, or two devices through any OCSs.
 
     \b
       patchlight ocs connect ocs1 3:17 server1.nic0:tor1.1
       patchlight ocs connect wss1 3:17@193.100-2dB
       patchlight ocs connect server1.nic0:tor1
 
-    With an OCS, A and B are its ports, by number or by what is plugged in; for a wavelength switch
-    the channel in THz and an attenuation follow. Without an OCS, each end is a NIC, a host, a
-    packet switch (any free port) or its port. The path may cross several circuit switches; the one
-    that needs the fewest changes is chosen.
+    With an OCS, A and B are its ports, by number or by the port at the fibre's other end; on a
+    wavelength switch the channel in THz and an attenuation follow. Without an OCS, each end is a
+    NIC, a host, a packet switch (any free port) or its port. The path may cross several circuit
+    switches; the one that needs the fewest changes is chosen.
     """
     name, *others = pairs
     if ":" in name:
@@ -74,7 +74,7 @@ def connect_ports(
         known := [switch.name for switch in target.lab.optical_switches]
     ):
         raise BadInput(
-            f"{name!r} is neither a pair A:B nor an OCS: {nearest(name, known)}"
+            f"{name!r} is not a pair A:B and not an OCS: {nearest(name, known)}"
         )
     if not others:
         raise BadInput(f"expected ports of {name} to connect: A:B, like 3:17")
@@ -115,9 +115,8 @@ def disconnect(
     target: ocs.Target,
     options: ocs.Flags,
 ) -> None:
-    """Disconnect ports, in both directions.
-
-    On a wavelength switch also one channel of a port: 3@193.100.
+    """Disconnect ports, in both directions. On a wavelength switch PORT may be one channel:
+    3@193.100.
     """
     wanted = {
         name: sorted(
@@ -153,10 +152,10 @@ def apply_map(
     target: ocs.Target,
     options: ocs.Flags,
 ) -> None:
-    """Connect what a file lists, or restore saved circuits.
+    """Connect the circuits in a file, or restore saved ones.
 
     The file is YAML, JSON or CSV. --only --dry-run shows how the devices differ from it: '-' is on
-    the device only, '+' in the file only. NAME is one given to 'ocs save'; it restores each OCS
+    the device only, '+' in the file only. NAME comes from 'ocs save'; each OCS is restored
     completely.
 
     \b
@@ -170,10 +169,8 @@ def apply_map(
         ) as client:
             saved = [row.name for row in client.saved_maps()]
             if file not in saved:
-                hint = nearest(file, saved, "saved are")
-                raise BadInput(
-                    f"{file!r} is neither a file nor saved circuits: {hint}"
-                )
+                hint = nearest(file, saved, "the saved maps are")
+                raise BadInput(f"no file or saved map {file!r}: {hint}")
             preview = client.preview_restore(file, force=options.force)
             if terms := ocs.confirmed(preview, options):
                 record = client.restore(file, **terms)
@@ -203,7 +200,7 @@ def roll_back(
     target: ocs.Target,
     options: ocs.Flags,
 ) -> None:
-    """Undo change ID, but not what other changes did."""
+    """Undo change ID; later changes stay."""
     with target.client(
         lambda store: getattr(store.reconfiguration(number), "changes", {})
     ) as client:
@@ -255,9 +252,9 @@ def save(
     target: ocs.Target,
     as_json: bool,
 ) -> None:
-    """Save the present circuits under NAME, or list what is saved.
+    """Save the present circuits under NAME, or list the saved maps.
 
-    'ocs apply NAME' brings them back. Circuits saved earlier under that name are replaced.
+    'ocs apply NAME' restores them. An earlier map of that name is replaced.
     """
     if name is None:
         with target.client(lambda _: (), talks=False) as client:
@@ -306,7 +303,7 @@ def save(
 @click.option(
     "--keep",
     is_flag=True,
-    help="Lock out other users, but not yourself.",
+    help="Lock for other users; you may still change the ports.",
 )
 @click.option(
     "--release",
@@ -325,8 +322,8 @@ def lock(
 ) -> None:
     """Lock ports against changes, unlock them, or list the locks.
 
-    A port is ocs1.17, or what is plugged in; on a wavelength switch also one channel of a port:
-    wss1.3@193.100. Without ports, list the locks.
+    A port is ocs1.17, or the port at the fibre's other end; on a wavelength switch it may be one
+    channel: wss1.3@193.100. Without ports, list the locks.
     """
     if keep and release:
         raise BadInput("--keep and --release exclude each other: give one")
@@ -335,9 +332,7 @@ def lock(
             "name the ports to unlock: 'patchlight ocs lock' lists those locked"
         )
     if ports and not (why or release):
-        raise BadInput(
-            "say --why: users who meet the lock are shown the reason"
-        )
+        raise BadInput("give the reason with --why: other users see it")
     by_switch = names.places_by_switch(target.lab, ports)
     with target.client(by_switch, talks=False) as client:
         rows = [] if ports else client.locks()
@@ -359,7 +354,7 @@ def lock(
         ]
         print_answer(
             rows,
-            "\n".join(lines) or "none of these was locked",
+            "\n".join(lines) or "none of these ports was locked",
             as_json=as_json,
         )
         return
@@ -405,7 +400,7 @@ def _place(lock: Lock) -> str:
 @click.option(
     "--show",
     is_flag=True,
-    help="Only show whether changes are stopped.",
+    help="Show whether changes are stopped.",
 )
 @ocs.why_option
 @ocs.target_options
@@ -419,14 +414,14 @@ def stop(
 ) -> None:
     """Stop change ID, or all changes, and roll back.
 
-    The change halts before its next step, and the command waits until it is rolled back. A change
-    at its last steps cannot be stopped: undo it with 'ocs rollback'. Without ID, new changes are
+    The change halts before its next step and is rolled back; the command waits for that. A change
+    in its last steps cannot be stopped: undo it with 'ocs rollback'. Without ID, new changes are
     refused too, until 'ocs stop --clear', even after a restart. Existing circuits stay.
     """
     if number is not None:
         if clear or show:
             raise BadInput(
-                "ID excludes --clear and --show: these are for stopping all changes"
+                "ID does not go with --clear and --show, which concern all changes"
             )
         _stop_one(
             number,
@@ -450,7 +445,7 @@ def stop(
     print_answer({"pressed": pressed}, text, as_json=as_json)
     if unwritten:
         say(
-            f"this counts, and is written once there is room: {unwritten}",
+            f"it holds, and will be saved once the disk has room: {unwritten}",
             err=True,
         )
 

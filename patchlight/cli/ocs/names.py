@@ -48,8 +48,7 @@ def port_number(
     name, number = port_anywhere(lab, text, lab.optical_switch(ocs))
     if name != ocs:
         raise BadInput(
-            f"{text} is not plugged into {ocs}: expected a port number or the name of a port "
-            "that a fibre joins to it"
+            f"{text} has no fibre to {ocs}: expected a port number, or a port with a fibre to it"
         )
     return number
 
@@ -79,7 +78,7 @@ def port_anywhere(
             if len(driven) != 1:
                 names = ", ".join(switch.name for switch in driven) or "none"
                 raise BadInput(
-                    f"port {text} of which OCS? lab {lab.name} has {names}: say OCS.{text}"
+                    f"port {text} of which OCS? lab {lab.name} has {names}: write OCS.{text}"
                 )
             default = driven[0]
         return default.name, _within(default, int(text))
@@ -100,9 +99,7 @@ def port_anywhere(
     end = lab.fibre_ends.get(endpoint)
     if end is None or end[0].device not in switches:
         lab.device(endpoint.device)  # says so if there is no such device
-        raise BadInput(
-            f"{text} is not plugged into an OCS: no fibre joins it to one"
-        )
+        raise BadInput(f"{text} has no fibre to an OCS")
     return end[0].device, int(end[0].port)
 
 
@@ -325,9 +322,7 @@ def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
             if not ocs:
                 driven = driven_switches(lab)
                 if len(driven) != 1:
-                    raise BadInput(
-                        "say which OCS: the lab does not have just one"
-                    )
+                    raise BadInput("name the OCS: the lab has several or none")
                 ocs = driven[0].name
             name = lab.optical_switch(ocs).name
             texts = maps.setdefault(name, [])
@@ -366,7 +361,7 @@ def _take(
             )
             if before != way and not apart:
                 raise BadInput(
-                    f"{side}:{port} is used twice: {before} and {way}"
+                    f"{side}put port {port} is used twice: {before} and {way}"
                 )
     for way, side, port in used:
         taken.setdefault((ocs, side, port), []).append(way)

@@ -96,7 +96,7 @@ def named_switches(lab: Lab, names: Collection[str]) -> list[str]:
 @click.option(
     "--paths",
     is_flag=True,
-    help="Show the paths of tunable transceivers instead.",
+    help="Show the optical paths of tunable transceivers instead.",
 )
 @target_options
 def show(
@@ -109,9 +109,9 @@ def show(
 ) -> None:
     """Show optical switches and their circuits.
 
-    With ports, show only their circuits. Alarms are all since the controller connected to the
-    device, including notices; with --direct only the present ones. Paths are those that programs
-    use or wait for, with the networks that offer them: see docs/paths.md.
+    With ports, show only their circuits. Alarms, including notices, date back to when the
+    controller connected to the device; with --direct only present ones are shown. Paths are those
+    in use or waited for, with their networks: see docs/paths.md.
     """
     if power + alarms + paths > 1:
         raise BadInput(
@@ -120,7 +120,7 @@ def show(
     if paths:
         if places or target.direct:
             raise BadInput(
-                "--paths shows all paths of a controller: leave out OCS and --direct"
+                "--paths shows all paths: leave out OCS and --direct"
             )
         with target.client() as client:
             found = client.paths()
@@ -358,11 +358,11 @@ def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
 def _print_paths(found: PathsShape) -> None:
     if not found.networks:
         out.say(
-            "No host of this lab has a tunable transceiver whose light reaches another's."
+            "No two hosts of this lab have tunable transceivers with an optical path between them."
         )
         return
     if found.nodes:
-        title = "Hosts that agree among themselves"
+        title = "Hosts that coordinate themselves"
         nodes = out.Table(
             "host",
             "job",
@@ -386,7 +386,7 @@ def _print_paths(found: PathsShape) -> None:
     columns = ("path", "from", "to", "THz", "state", "for", "bytes", "user")
     paths = out.Table(
         *columns,
-        empty="The controller has given no path, and nobody waits for one.",
+        empty="No path is in use or waited for.",
     )
     now = time.time()
     # Those that send come before those that wait.
@@ -410,7 +410,7 @@ def _print_paths(found: PathsShape) -> None:
         "network",
         "hosts",
         "channels",
-        "a channel is for",
+        "a channel serves",
         "tuned in",
     )
     for number, network in enumerate(found.networks, 1):
@@ -450,12 +450,12 @@ def verify(
     options: Flags,
     **how: bool,
 ) -> None:
-    """Check circuits against the last change, and their optical power.
+    """Compare circuits with the last change, and check their optical power.
 
-    The power is compared with the loss budget and with a baseline: the power that this circuit had
-    when it was made before. The exit code is 1 if a circuit differs from the last change, or if a
-    circuit, a port or a device has failed. A circuit that cannot be measured is 'unverified'; one
-    within the budget that lost power since its baseline is 'degraded'. Neither is a failure.
+    The power is compared with the loss budget and with the baseline, its power when this circuit
+    was made before. The exit code is 1 if a circuit differs from the last change, or if a circuit,
+    a port or a device has failed. A circuit without a measurement is 'unverified'; one within the
+    budget that lost power since its baseline is 'degraded'. Neither is a failure.
     """
     if sum(how.values()) > 1:
         raise BadInput(
@@ -508,7 +508,7 @@ def verify(
             for text in (differs.missing if differs else ())
         ]
         lines += [
-            f"{name} + {text} was not made here"
+            f"{name} + {text} was made outside Patchlight"
             for text in (differs.unknown if differs else ())
         ]
         if lines:
@@ -518,7 +518,8 @@ def verify(
             number = differs.reconfiguration
             at = differs.committed_at
             out.say(
-                f"{name} is as committed: {f'change {number}' if number else out.when(at)}"
+                f"{name} matches its committed map: "
+                f"{f'change {number}' if number else out.when(at)}"
             )
     if wrong:
         raise PatchlightError("\n".join(wrong), hint=hint)

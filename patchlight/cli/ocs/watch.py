@@ -62,7 +62,7 @@ _CIRCUIT_EVENTS = {
     "--all",
     "everything",
     is_flag=True,
-    help="Also notices, and events that are not about circuits.",
+    help="Also notices, and events about other things than circuits.",
 )
 @ocs.target_options
 def watch(
@@ -76,7 +76,7 @@ def watch(
     """Follow changes, alarms, drift and locks until Ctrl-C.
 
     With the ID of a change, follow that change to its end, stage by stage. With --direct, follow
-    what the devices report and what changes on them; others can still work on them.
+    the devices' reports and changes; other clients can still use them.
     """
     is_id = len(switches) == 1 and switches[0].isdecimal()
     if is_id and all(
@@ -145,7 +145,7 @@ def to_its_end(
             record = client.reconfiguration(number, step, NEWS_WITHIN_S)
     except KeyboardInterrupt:
         out.say(
-            f"patchlight: change {number} goes on without being watched",
+            f"patchlight: change {number} continues unwatched",
             err=True,
         )
         raise
@@ -156,7 +156,7 @@ def refuse_direct(target: ocs.Target) -> None:
     """``BadInput`` for a change under way with ``--direct``."""
     if target.direct:
         raise BadInput(
-            "a change with --direct is over when its command is: leave out --direct"
+            "a change with --direct ends with its command: leave out --direct"
         )
 
 

@@ -63,7 +63,7 @@ _PAGE = Path(__file__).with_name("page.html.j2")
     "--since",
     default="1d",
     metavar="TIME",
-    help="Start of the period: a time ago, like 2h or 7d, or a date with or without a time.",
+    help="Start of the period: an age, like 2h or 7d, or a date with or without a time.",
 )
 @click.option(
     "--until",
@@ -90,7 +90,7 @@ def report(
 ) -> None:
     """Write an HTML report of the lab: jobs, GPUs, changes of circuits, events.
 
-    The report is one file that loads nothing else. It goes back as far as the lab keeps records.
+    The report is one self-contained file. It goes back as far as the lab's records.
     """
     now = time.time()
     begins = _moment(since, now, "--since")
@@ -131,8 +131,7 @@ def _moment(
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
         raise BadInput(
-            f"{option} {text}: expected how long ago, like 2h or 7d, or a date like "
-            "'2026-11-22 14:30'"
+            f"{option} {text}: expected an age, like 2h or 7d, or a date like '2026-11-22 14:30'"
         ) from error
 
 

@@ -111,7 +111,7 @@ class JobAnswer(JobInList):
 class Preview(Answer):
     """What would happen to a job now: its ``hosts`` and ``circuits``, or what it ``waits_for``.
 
-    ``ahead``: how many jobs are before it; ``objections``: what prevents the circuits.
+    ``ahead``: number of jobs are before it; ``objections``: what prevents the circuits.
     """
 
     job: str

@@ -71,7 +71,7 @@ class AgentStatusAnswer(Answer):
 
     server: str
     reachable: bool
-    presence: Literal["not heard of yet", "answers", "suspected", "lost"]
+    presence: Literal["not seen yet", "answers", "suspected", "lost"]
     silence_s: float
     words: str
     version: str | None

@@ -77,7 +77,8 @@ def test_a_hold_stops_before_its_iteration_and_a_release_goes_on(
     assert (walker.done, walker.gate.iteration) == (4, 4)
     # What is past, or never comes, cannot be held.
     with pytest.raises(
-        Passed, match="iteration 3 is past: the next all-reduce is that of 4"
+        Passed,
+        match="iteration 3 is over: the next all-reduce belongs to iteration 4",
     ):
         walker.gate.hold(3)
     with pytest.raises(Passed, match="will not come"):

@@ -167,7 +167,7 @@ async def a_change_is_dragged(page: Page, lab: WatchedLab) -> None:
     await expect(make).to_have_value("5-12 6-17")
     await expect(page.locator(".pl-planned")).to_have_count(4)
     await drag(page, "[data-entry='1>7']", "[role=banner], header")
-    await expect(page.get_by_label("free, like 3 15")).to_have_value("1")
+    await expect(page.get_by_label("disconnect, e.g. 3 15")).to_have_value("1")
     await expect(
         page.get_by_text("links that go down: server1.nic0")
     ).to_be_visible()
@@ -201,7 +201,7 @@ async def a_change_of_others_is_followed_and_cancelled(
             "make ocs1, 0 of 4"
         )
         await take_picture(page, pictures / "dashboard-circuits.png")
-        for name in (f"Cancel change {number} …", "Stop and undo"):
+        for name in (f"Cancel change {number} …", "Stop and roll back"):
             await page.get_by_role("button", name=name).focus()
             await page.keyboard.press("Enter")
         await expect(

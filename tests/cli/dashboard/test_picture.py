@@ -191,9 +191,7 @@ def test_a_switch_that_does_not_answer_is_shown_as_last_known() -> None:
         ]
     }
     shown = view(maps=maps, status=status)
-    assert [c.words for c in shown.circuits] == [
-        "as last known: timed out"
-    ] * 2
+    assert [c.words for c in shown.circuits] == ["last known: timed out"] * 2
     assert "pl-bad" in json.dumps(
         Picture(LAB, DrawingLayout(LAB)).light(shown)
     )
@@ -447,7 +445,7 @@ def test_only_who_runs_it_comes_in_unless_root_does(tmp_path: Path) -> None:
 def test_it_listens_on_this_machine_alone() -> None:
     callback = dashboard.callback
     assert callback is not None
-    with pytest.raises(BadInput, match="only serves users of this machine"):
+    with pytest.raises(BadInput, match="serves users of this machine only"):
         callback("0.0.0.0:8480", False, lab_name=None, address="127.0.0.1:1")
 
 

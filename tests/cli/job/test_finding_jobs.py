@@ -59,7 +59,7 @@ def test_what_may_mean_several_jobs_is_refused_with_their_ids(
         job(running, "stop", job_id)
     refused = job(running, "show", "twice").exception
     assert isinstance(refused, BadInput)
-    assert "'twice' may mean any of 2 jobs" in str(refused)
+    assert "'twice' matches 2 jobs" in str(refused)
     assert all(job_id in str(refused) for job_id in ids)
     for text in ("", "nothing"):
         refused = job(running, "show", text).exception

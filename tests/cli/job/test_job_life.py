@@ -39,7 +39,7 @@ async def test_the_list_shows_the_latest_and_says_that_there_are_more(
     printed = await job("list", "-n", "2")
     rows = {line.split(" ")[0] for line in printed.splitlines()}
     assert [job_id in rows for job_id in ids] == [False, False, True, True]
-    assert "these are the latest 2" in printed
+    assert "showing the last 2 jobs" in printed
     listed = json.loads(await job("list", "--all", "--json"))
     assert [status["id"] for status in listed] == ids
     assert "latest" not in await job("list")
@@ -265,7 +265,7 @@ async def test_follow_says_why_a_job_waits_and_how_to_stop_it(
     assert said == f"{waits} queued: server1.gpu0 is busy"
     assert (
         goes_on
-        == f"job {waits} goes on; stop it with: patchlight job stop {waits}"
+        == f"job {waits} continues; stop it with: patchlight job stop {waits}"
     )
 
 

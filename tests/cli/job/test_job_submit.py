@@ -152,7 +152,7 @@ async def test_a_model_is_all_that_real_training_has_to_name(
     )
     assert "a torch job needs model" in wrong
     wrong = await job("submit", "real", *words, "--gradient", "1MB", code=2)
-    assert "gradient: only for jobs without a model" in wrong
+    assert "gradient: a job with a model" in wrong
 
 
 @simulated()
@@ -255,9 +255,8 @@ def test_files_are_checked_without_a_controller(
     wrong.write_text(ONE + "colour: red\nretries: x")
     nowhere = ("--dry-run", "--controller", "127.0.0.1:1")
     done = CliRunner().invoke(cli, ["job", "submit", str(gang), *nowhere])
-    assert (
-        f"{gang} is right (2 jobs: a, b), but only a controller knows"
-        in str(done.exception)
+    assert f"{gang} is valid (2 jobs: a, b), but no controller says" in str(
+        done.exception
     )
     assert not isinstance(done.exception, BadInput)
     done = CliRunner().invoke(cli, ["job", "submit", str(wrong), *nowhere])

@@ -209,7 +209,7 @@ async def test_what_was_shown_must_still_be_true(bench: ChangeBench) -> None:
     options = ChangeOptions(planned_from=fingerprint(plan.before))
     record = await bench.change(joined((100, 101)), "test", options)
     assert record.state == "refused"
-    assert "changed since the change was shown" in record.message
+    assert "changed since the preview" in record.message
 
 
 async def test_the_stop_button_halts_between_steps_and_refuses_until_cleared(

@@ -34,7 +34,7 @@ async def test_a_change_follows_light_by_channel_and_touches_no_other(
     # server2's light no longer comes to server4; that of the others stays.
     assert bench.network.moved == [{"server2.nic0"}]
     assert [len(links.pairs()) for links in bench.network.links] == [1, 1]
-    assert "unverified, it has no power monitor" in "".join(record.notes)
+    assert "unverified, no power monitor" in "".join(record.notes)
 
 
 async def test_jobs_on_light_that_moves_are_spared_and_others_go_on(
@@ -54,7 +54,7 @@ async def test_jobs_on_light_that_moves_are_spared_and_others_go_on(
         lambda m: {"wss2": m["wss2"].joined(weaker)}, "test", spare
     )
     assert refused.state == "refused"
-    assert "the traffic of train-1 uses what would change" in refused.message
+    assert "traffic of train-1 uses these circuits" in refused.message
 
 
 async def test_two_signals_that_would_meet_anywhere_are_refused_by_name(
@@ -141,7 +141,7 @@ async def test_what_was_shown_must_still_be_true_of_channels(
     options = ChangeOptions(planned_from=fingerprint(plan.before))
     record = await bench.change(lambda _: {"wss1": LOCAL}, "test", options)
     assert record.state == "refused"
-    assert "changed since the change was shown" in record.message
+    assert "changed since the preview" in record.message
 
 
 async def test_a_map_of_the_other_kind_or_off_the_grid_is_bad_input(

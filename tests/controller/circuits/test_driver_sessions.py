@@ -77,7 +77,7 @@ async def test_a_wrong_user_or_password_is_refused_and_told_nowhere(
     )
     assert "password_env" in str(error.hint)
     if name in HTTP:
-        assert "did not let admin in: 401: invalid" in error.message
+        assert "refused the login of admin: 401: invalid" in error.message
         assert "GET /" in caplog.text
     else:
         assert "as 'admin' was refused" in error.message

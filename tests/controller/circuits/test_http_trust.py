@@ -78,7 +78,7 @@ async def test_another_certificate_gets_no_password(
     ) as caught:
         await identify(device, verify)
     assert isinstance(caught.value, DeviceUnreachable)
-    assert "check what answers there" in str(caught.value)
+    assert "find out which service answers there" in str(caught.value)
 
 
 async def test_pinned_takes_no_stranger(device: Running) -> None:
@@ -88,7 +88,7 @@ async def test_pinned_takes_no_stranger(device: Running) -> None:
 
 
 async def test_a_pin_that_cannot_be_kept_is_no_trust(device: Running) -> None:
-    pins_file().parent.write_text("in the way")
+    pins_file().parent.write_text("conflicts with it")
     with pytest.raises(DeviceNotTrusted, match="pins of certificates"):
         await identify(device, "first-use")
 

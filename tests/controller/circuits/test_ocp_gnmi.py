@@ -86,7 +86,8 @@ async def test_a_call_is_one_set_and_entries_of_others_stay(
         outcome = await driver.disconnect([*pairs, *THEIRS])
         (stays,) = outcome.refused
         assert (
-            stays.words == "the entry 'theirs' is another client's, and stays"
+            stays.words
+            == "the entry 'theirs' belongs to another client and stays"
         )
         assert await driver.read_map() == THEIRS
         assert sets(tmp_path)[1] == {"delete": [*sent["update"]], "update": {}}
@@ -301,7 +302,7 @@ async def test_only_groups_that_may_be_joined_are(
             outcome = await driver.connect(pairs)
             words = [str(refused) for refused in outcome.refused]
             assert words[0].startswith(
-                f"{apart}: the device joins no port of group"
+                f"{apart}: the device cannot connect a port of group"
             )
         assert circuit(joined) in await driver.read_map()
 

@@ -259,7 +259,7 @@ async def test_who_does_not_come_is_told_of_with_what_to_do(
     for wait_s in (3.0, 10.0, 30.0):
         dialect = OpenFlowDialect(connect_timeout_s=wait_s)
         error = await refused(OpenFlowSwitch(other, dialect=dialect))
-        if "what did is datapath id 0x51, not 0x52" in error.message:
+        if "datapath id 0x51 connected instead of 0x52" in error.message:
             break
     else:
         pytest.fail(error.message)

@@ -184,7 +184,7 @@ async def test_a_device_that_reports_without_end_is_hung_up_on(
     flooding = asyncio.create_task(flood())
     deadline = time.monotonic() + PATIENCE_S
     said = ""
-    while "unsolicited data; the next try is in" not in said:
+    while "unsolicited data; the next attempt is in" not in said:
         assert time.monotonic() < deadline, said
         try:
             await driver.read_map()

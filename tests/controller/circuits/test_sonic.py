@@ -122,7 +122,7 @@ async def test_a_path_that_lost_too_much_in_the_factory_fails_its_circuit(
                 ).verify(driver, [made])
             ).remarks
         assert (
-            "unverified, it has no power monitor; factory losses of its paths are at most"
+            "unverified, no power monitor; factory losses of its paths are at most"
             in remark
         )
         await driver.close()

@@ -64,7 +64,8 @@ def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
     code, said = _discover(controller, "--yes", "--for", "100ms")
     assert code == 1
     assert (
-        "no probes were sent or heard: the lab file has no agent for a" in said
+        "no probes were sent or received: the lab file has no agent for a"
+        in said
     )
     assert "t1 is not connected" in said
     code, said = _discover(
@@ -79,7 +80,7 @@ def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
         (
             "o1.1,o1.4",
             1,
-            "circuit 1>3 of o1 leads to a port that was not named",
+            "circuit 1>3 of o1 leads to a port that was not selected",
         ),
     ):
         code, said = _discover(controller, "--yes", "--ports", ports)
@@ -112,7 +113,9 @@ def test_nobody_else_gets_at_the_ports_meanwhile_and_a_search_can_be_broken_off(
     record = client.reconfigure({"o1": ["7-8"]})
     assert record.state == "refused"
     assert "wiring discovery of root" in record.message
-    with pytest.raises(ControllerError, match="already searching the wiring"):
+    with pytest.raises(
+        ControllerError, match="already discovering the wiring"
+    ):
         client.discover()
     assert client.preview_discovery().objections
     (job,) = client.submit([JobSpec("waits", 1, 400, {"M": 0.1}, workers=1)])
@@ -237,7 +240,7 @@ def test_a_controller_that_is_told_to_end_puts_the_circuits_back_first(
     controller.start()
     assert _is_as_before(controller)
     whys = [record.why for record in controller.client.reconfigurations()]
-    assert whys[-1] == "as before the wiring discovery"
+    assert whys[-1] == "circuits from before the wiring discovery"
 
 
 def test_requests_that_make_no_sense_are_refused(
@@ -259,7 +262,7 @@ def test_fibres_behind_what_sorts_light_are_not_looked_for(
     try:
         with pytest.raises(
             ControllerError,
-            match="the lab has mux1, which sorts or splits light",
+            match="the lab has mux1, a passive part",
         ):
             running.client.discover()
         assert _is_as_before(running)

@@ -146,8 +146,8 @@ def test_a_fibre_in_another_port_and_one_that_is_missing() -> None:
     moved = _found({9: None, 200: "tor1.3"})
     wiring = _wiring(moved)
     assert wiring.differences == (
-        "nothing was heard at ocs1.9, the lab file says tor1.3",
-        "fibre ocs1.200 goes to tor1.3, the lab file has nothing there",
+        "no frame was received at ocs1.9, the lab file says tor1.3",
+        "fibre ocs1.200 goes to tor1.3, the lab file has no fibre there",
     )
     assert Endpoint("ocs1", "200") in {fibre.b for fibre in wiring.fibres}
     assert Endpoint("ocs1", "9") not in {fibre.b for fibre in wiring.fibres}
@@ -173,9 +173,9 @@ def test_crossed_pairs_and_ends_that_only_send_or_only_hear_are_no_certain_fibre
     assert wiring.differences == (
         "the two fibres of ocs1.1 are crossed: tor1.1 sends into it, server1.nic0 hears it; "
         "the lab file says server1.nic0",
-        "tor1.2 sends into ocs1.2, but does not hear its output; the lab file says server1.nic1",
-        "tor1.1 hears the output of ocs1.7, but no sender into it is heard; "
-        "the lab file says tor1.1",
+        "tor1.2 sends into ocs1.2, but receives nothing from it; the lab file has server1.nic1",
+        "tor1.1 receives from ocs1.7, but no sender into it is known; "
+        "the lab file has tor1.1",
     )
     assert wiring.fibres == LAB.fibres
 
@@ -212,10 +212,13 @@ def test_a_device_that_only_sends_lldp() -> None:
         {"server2.nic2": "no agent"},
     )
     assert wiring.differences == (
-        "fibre ocs1.30 goes to leaf7 port Ethernet3, the lab file has nothing there",
+        "fibre ocs1.30 goes to leaf7 port Ethernet3, the lab file has no fibre there",
     )
     (told,) = [row for row in wiring.ports if row.port == _port(3)]
-    assert (told.verdict, told.words) == ("as said", "only its LLDP was heard")
+    assert (told.verdict, told.words) == (
+        "as said",
+        "only its LLDP was received",
+    )
     assert wiring.fibres == LAB.fibres
 
 
@@ -245,7 +248,7 @@ def test_light_that_brings_no_frame() -> None:
     words = "a signal arrives at ocs1.{}, but no frame identifies its source; the lab file {}"
     assert wiring.differences == (
         words.format(4, "says server2.nic3"),
-        words.format(30, "has nothing there"),
+        words.format(30, "has no fibre there"),
     )
     assert wiring.fibres == LAB.fibres
 
@@ -257,9 +260,10 @@ def test_fibres_beside_the_circuit_switches() -> None:
     wiring = _wiring(found, beside)
     assert wiring.differences == (
         "fibre ocs1.18 goes to tor2.7, the lab file says tor2.6",
-        "tor1.7 and tor2.7 do not hear each other, but the lab file has a fibre between them",
-        "tor1.7 and tor2.6 hear each other without circuits, but the lab file has no fibre "
+        "tor1.7 and tor2.7 do not receive each other's frames, but the lab file has a fibre "
         "between them",
+        "tor1.7 and tor2.6 receive each other's frames without circuits, but the lab file has no "
+        "fibre between them",
     )
     ends = {frozenset((str(fibre.a), str(fibre.b))) for fibre in wiring.fibres}
     assert {
@@ -316,8 +320,8 @@ def test_an_end_that_is_found_twice_is_told_and_not_written() -> None:
     found.twice.add("tor1.3")
     wiring = _wiring(found)
     assert wiring.doubts == (
-        "tor1.4 was found at ocs1.10 and at ocs1.201, so none of these is taken as a fibre",
-        "tor1.7 was found at ocs1.8 and at tor2.7, so none of these is taken as a fibre",
+        "tor1.4 was found at ocs1.10 and at ocs1.201: ambiguous, so no fibre is assumed",
+        "tor1.7 was found at ocs1.8 and at tor2.7: ambiguous, so no fibre is assumed",
     )
     assert wiring.fibres == LAB.fibres
 

@@ -44,7 +44,7 @@ def test_a_user_over_the_quota_holds_up_nobody() -> None:
     why = cluster.why()
     assert why["job1"] == Waiting(
         WaitReason.QUOTA,
-        "user ann has 3 of 4 GPUs at once, and it wants 2",
+        "user ann has 3 of at most 4 GPUs, and it needs 2",
         is_blocked=True,
     )
     # A user's own jobs stay in turn: small ones would keep a large one waiting for ever.
@@ -65,7 +65,7 @@ def test_gpu_hours_are_there_again_in_the_next_window() -> None:
     why = cluster.why()["job1"]
     assert why.reason is WaitReason.QUOTA
     assert (
-        "has used 4 GPU-hours, the quota: more are available in 1.5 h"
+        "has used 4 GPU-hours, the quota: more become available in 1.5 h"
         in why.words
     )
     cluster.play()
@@ -126,7 +126,7 @@ def test_what_comes_after_others_waits_until_they_are_done() -> None:
         ),
         "job2": Waiting(
             WaitReason.DEPENDENCY,
-            "it depends on lost, which will never be done",
+            "it depends on lost, which can no longer succeed",
             is_blocked=True,
         ),
         "job3": Waiting(WaitReason.HELD, "it is held back", is_blocked=True),

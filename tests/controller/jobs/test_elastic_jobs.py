@@ -138,8 +138,8 @@ async def test_who_cannot_change_says_why(cluster: Cluster) -> None:
         ids += await submit_running(cluster, spec)
     whys = [cluster.scheduler.why_rigid(job_id) for job_id in ids]
     assert whys == [
-        "it started together with others",
-        "its iterations, compute time or gradient are not known",
+        "it started together with other jobs",
+        "its iterations, compute time or gradient are unknown",
         "it has no checkpoint folder to resume from",
         "its program does not support the hold protocol",
     ]

@@ -80,7 +80,7 @@ async def test_a_partition_policy_says_how_many_workers(
     await cluster.until_state(refused, JobState.FAILED)
     assert "mine.py:Two refuses it" in cluster.table[refused].message
     (later,) = cluster.submit(job("later"))
-    words = "the partition policy lets it wait on the 4 free GPUs"
+    words = "the partition policy makes it wait on the 4 free GPUs"
     await cluster.until(
         lambda: words in cluster.scheduler.message(cluster.table[later])
     )

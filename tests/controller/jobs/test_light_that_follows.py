@@ -79,7 +79,7 @@ async def test_light_stays_unless_somebody_has_it_follow(
     await cluster.scheduler.policies.use(PolicyChoice(defragment=True))
     await cluster.until(lambda: cluster.events("defragmented"))
     await cluster.scheduler.policies.use(PolicyChoice(defragment=False))
-    assert words(cluster) == "circuits stay until somebody changes them"
+    assert words(cluster) == "circuits stay until the next change"
 
 
 @simulated(

@@ -91,7 +91,9 @@ async def test_a_job_waits_for_those_it_comes_after(cluster: Cluster) -> None:
     (never,) = cluster.submit(job("never", "gpu3", after=(other,)))
     await finish(cluster, other, "failed")
     await cluster.until_state(never, JobState.BLOCKED)
-    assert "which will never be done" in cluster.scheduler.job(never).message
+    assert (
+        "which can no longer succeed" in cluster.scheduler.job(never).message
+    )
     with pytest.raises(BadInput, match="it depends on unknown job"):
         cluster.submit(job("lost", "gpu3", after=("nobody",)))
 

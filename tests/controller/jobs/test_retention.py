@@ -178,7 +178,7 @@ async def test_show_says_how_each_worker_can_be_held(cluster: Cluster) -> None:
     program = JobSpec("own", trainer="command", command=("train",), workers=2)
     ours, own = cluster.submit(job("ours", workers=2), program)
     await cluster.until_trains(ours)
-    assert "Patchlight, between two iterations" in await run(
+    assert "between two iterations, by Patchlight" in await run(
         "show", ours, "--wide"
     )
     worker = cluster.table.running[own].workers[1]

@@ -373,7 +373,7 @@ async def test_a_job_whose_circuits_cannot_be_switched_fails(
     (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
     await cluster.until_state(job_id, JobState.FAILED)
     assert (
-        "the circuits could not be switched (refused)"
+        "the circuits could not be changed (refused)"
         in cluster.table[job_id].message
     )
     assert not cluster.calls

@@ -116,7 +116,7 @@ async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(
     hosts = cluster.table[job_id].hosts
     # Its own agent says so later than those of the ranks that lost it.
     cluster.gates[f"worker {job_id}-2"] = asyncio.Event()
-    cluster.workers[f"{job_id}-2"].end("failed", "its GPU is gone")
+    cluster.workers[f"{job_id}-2"].end("failed", "its GPU failed")
     await asyncio.sleep(5)  # simulated: costs no time
     assert cluster.table[job_id].attempt == 0
     cluster.gates[f"worker {job_id}-2"].set()
@@ -124,7 +124,7 @@ async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(
     assert cluster.table[job_id].avoid == (hosts[2],)
     said = [each["message"] for each in cluster.table.ledger.history(job_id)]
     assert any(
-        "worker 2 on " in each and "failed: its GPU is gone" in each
+        "worker 2 on " in each and "failed: its GPU failed" in each
         for each in said
     )
 

@@ -344,7 +344,7 @@ async def test_workers_that_do_not_hear_each_other_are_named_if_a_path_joins_the
     cluster.refusals["announce"] = "unknown request"
     found = await cluster.traffic.announce(nic_of(cluster, "gpu0"), reach)
     assert (len(found.silent), len(found.unknown)) == (0, 1)
-    assert f"job {job_id} was not checked" in found.unknown[0]
+    assert f"job {job_id} was not probed" in found.unknown[0]
 
 
 @simulated()

@@ -40,7 +40,7 @@ class Stubborn(Example):
     """It does not remove its entries."""
 
     async def release(self) -> None:
-        raise DeviceRefused("tor2: the entries are still there")
+        raise DeviceRefused("tor2: the entries remain")
 
 
 class Silent(Example):
@@ -90,7 +90,7 @@ async def test_if_one_keeps_its_entries_all_forward_as_before(
     made = await switches(tmp_path, Stubborn)
     before = entries()
     with pytest.raises(
-        PatchlightError, match=r"as before: tor2: the entries are still there"
+        PatchlightError, match=r"as before: tor2: the entries remain"
     ):
         await made.release()
     assert entries() == before

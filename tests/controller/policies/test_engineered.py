@@ -183,7 +183,9 @@ def test_without_circuit_switches_there_is_nothing_to_engineer() -> None:
     with pytest.raises(BadInput, match="this cluster has no circuit switches"):
         Ring().circuits(ClusterView(0.0, shape, 0), [(0, 1)])
     bare = LAB.with_changes(fibres=LAB.fibres[:16])
-    with pytest.raises(BadInput, match=r"no light reaches server1\.gpu0"):
+    with pytest.raises(
+        BadInput, match=r"no optical path leads to server1\.gpu0"
+    ):
         Ring().circuits(view_of(bare, (0, 1)), [(0, 1)])
 
 

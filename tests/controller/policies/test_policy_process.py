@@ -181,7 +181,7 @@ def test_what_cannot_be_had_is_said_at_once(
     wrong = tmp_path / "wrong.py"
     wrong.write_text("import sys\nsys.exit(7)\n")
     for text, words in (
-        (f"{wrong}", "wrong.py:2: SystemExit while it was run: 7"),
+        (f"{wrong}", "wrong.py:2: SystemExit while it ran: 7"),
         (f"{mine}:Nobody", "has no 'Nobody'"),
         ("nobody", "unknown policy 'nobody'"),
         ("partition:constant", "is of kind partition"),

@@ -227,7 +227,7 @@ def test_a_constructor_that_raises(tmp_path: Path) -> None:
         "class Mine:\n def __init__(self): raise ValueError('no')\n"
         " def place(self, cluster, job, workers): ...\n"
     )
-    with pytest.raises(BadInput, match="could not be made: ValueError: no"):
+    with pytest.raises(BadInput, match="could not be created: ValueError: no"):
         find(f"{path}:Mine").make()
 
 

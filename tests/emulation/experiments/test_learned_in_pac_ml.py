@@ -201,7 +201,7 @@ def test_what_a_model_was_not_trained_on_is_said(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out" / "result.json").read_text())[
         "outside_training"
     ]
-    never = "trained on servers that never break"
+    never = "trained on servers that never fail"
     assert found == {model: [never, "trained on laws A, B, not on law C"]}
     warned = " ".join(result.stderr.split())
     assert "warning: " in warned
@@ -235,8 +235,8 @@ def card_of(training: object) -> Card:
         ("C", {}, ["trained on laws A, B, not on law C"]),
         ("A", {"arrivals": "fixed:1300"}, ["trained on a job every 1000 s"]),
         ("A", {"arrivals": "poisson:1000"}, ["trained on a job every 1000 s"]),
-        ("A", {"mix": "vgg16=1"}, ["trained on all models alike"]),
-        ("A", {"failures": "30d:4h"}, ["trained on servers that never break"]),
+        ("A", {"mix": "vgg16=1"}, ["trained on equal shares of models"]),
+        ("A", {"failures": "30d:4h"}, ["trained on servers that never fail"]),
     ],
 )
 def test_what_lies_outside_of_the_training(
@@ -267,7 +267,7 @@ def test_a_card_that_does_not_say_what_it_was_trained_on(
     told = outside_training(
         read_card(path), Variation(), "A", [], published=False
     )
-    assert told == ["trained on what its card does not say"]
+    assert told == ["trained on conditions that its card lacks"]
 
 
 @pytest.mark.usefixtures("one_core")
@@ -320,12 +320,12 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
             {"arrivals": "poisson:1000"},
             ["trained on fixed:800, fixed:1300, fixed:150 gnmt=1"],
         ),
-        ({"mix": "vgg16=1"}, ["trained on all models alike"]),
+        ({"mix": "vgg16=1"}, ["trained on equal shares of models"]),
         (
             {"arrivals": "fixed:1", "milliseconds": True},
             [
                 "trained on fixed:800, fixed:1300, fixed:150 gnmt=1",
-                "trained on milliseconds that count as seconds",
+                "trained on milliseconds taken as seconds",
             ],
         ),
     ],

@@ -119,7 +119,7 @@ def test_a_lab_that_cannot_show_anything_is_refused(lab: Lab) -> None:
         jobs_of("a", lab, 0)
     with pytest.raises(
         BadInput,
-        match="cannot give jobs of 4 and 2 GPUs: it has 2 × Tesla M40, 2 × Titan V",
+        match="cannot run jobs with 4 and 2 GPUs: it has 2 × Tesla M40, 2 × Titan V",
     ):
         jobs_of(
             "a", lab.with_changes(servers=(lab.servers[0], lab.servers[1])), 12
@@ -143,7 +143,7 @@ def test_a_lab_that_cannot_show_anything_is_refused(lab: Lab) -> None:
         server, gpus=tuple(replace(g, model="Voodoo 2") for g in server.gpus)
     )
     with pytest.raises(
-        BadInput, match="Voodoo 2, whose compute time is not known"
+        BadInput, match="Voodoo 2, whose compute time is unknown"
     ):
         jobs_of("a", lab.with_changes(servers=(strange, *lab.servers[1:])), 12)
 
@@ -239,7 +239,7 @@ def test_a_worker_that_was_started_again_is_an_error(
     again = replace(jobs[number].status, restarts=1)
     jobs[number] = replace(jobs[number], status=again)
     with pytest.raises(
-        PatchlightError, match="its workers were started again 1 times"
+        PatchlightError, match="its workers were restarted 1 times"
     ):
         live_figures(replace(run, jobs=tuple(jobs)))
 
@@ -640,7 +640,7 @@ def test_reports_are_written_whole(
     assert not re.search(r"(src|href)='?\"?(https?:|/)", html)
     assert "consistent with" in html
     assert "S. Yan" in html
-    assert "speaks against the fitted model" in html
+    assert "contradicts the fitted model" in html
     assert "and not a measurement of GPUs" in html
     assert f"<strong>{escape(result['headline'])}</strong>" in html
     machine = {"memory_bytes": 25276514304, "load_average_1min": 0.60595703125}

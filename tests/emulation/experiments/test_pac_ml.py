@@ -240,7 +240,7 @@ def test_the_command_without_profiles(tmp_path: Path) -> None:
     ]
     result = CliRunner().invoke(experiment, arguments)
     assert result.exit_code == 0, result.output
-    assert "its figures are then no comparison" in result.output
+    assert "its figures cannot be compared" in result.output
     assert "publ." not in result.output
     assert json.loads((output / "result.json").read_text())["rules"][
         "ramp-block"

@@ -77,7 +77,7 @@ def test_a_port_that_carries_less_is_found_with_a_packet(
     )
     with pytest.raises(
         NotReached,
-        match=r"packets of 9000 bytes do not pass .*, smaller ones do",
+        match=r"packets of 9000 bytes do not pass .*, smaller packets do",
     ):
         check_packet_sizes(jumbo.lab, jumbo.hosts)
 

@@ -82,7 +82,7 @@ def test_a_run_is_trained_kept_exported_and_decides_where_jobs_come(
     done = runner.invoke(cli, train)
     assert done.exit_code == 0, done.output
     assert (
-        "has no model: what was learned is not significantly better than the rule"
+        "has no model: the result is not significantly better than the rule"
         in done.output
     )
     assert not list(folder.glob("tiny.*"))
@@ -146,7 +146,7 @@ def test_a_run_is_trained_kept_exported_and_decides_where_jobs_come(
     ends = play(opened_of(3), model).jobs["jct_s"]
     expected = play(opened_of(3), policy_of(report.network)).jobs["jct_s"]
     assert np.mean(ends) == pytest.approx(np.mean(expected), rel=0.05)
-    with pytest.raises(BadInput, match="holds a run already"):
+    with pytest.raises(BadInput, match="already has a run"):
         LabRun(CONFIG, folder).learn()
 
 

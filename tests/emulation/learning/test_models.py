@@ -166,7 +166,7 @@ def test_a_run_that_does_not_say_what_its_jobs_were_like_is_refused(
     kept = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     del kept["likenesses"]
     torch.save(kept, tmp_path / "checkpoint.pt")
-    with pytest.raises(BadInput, match="does not say what its jobs were like"):
+    with pytest.raises(BadInput, match="does not describe its jobs"):
         of_runs([runs[0], tmp_path])
 
 

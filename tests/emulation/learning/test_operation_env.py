@@ -136,7 +136,7 @@ def test_settings_without_sense_are_refused(
 ) -> None:
     with pytest.raises(BadInput, match="expected 0 to 1"):
         OperationPlacementEnv(env.workloads, most_busy=2)
-    with pytest.raises(BadInput, match="no model is split into 7"):
+    with pytest.raises(BadInput, match="no model can be split into 7"):
         OperationPlacementEnv(env.workloads, degrees=(7,))
     with pytest.raises(BadInput, match="no model is"):
         env.reset(options={"model": "lenet"})

@@ -211,6 +211,6 @@ def test_a_run_is_exported_gone_on_with_and_begun_with(tmp_path: Path) -> None:
         )
     )
     with pytest.raises(
-        BadInput, match="is of another network than its configuration says"
+        BadInput, match="has another network than its configuration"
     ):
         PolicyIterationLearner(other, scenarios_of(other, GRAPHS))

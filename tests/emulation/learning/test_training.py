@@ -120,7 +120,7 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
         play(rounded(report.scorer), scenario, 500, 2)
     )
 
-    with pytest.raises(BadInput, match="holds a run already"):
+    with pytest.raises(BadInput, match="already has a run"):
         TrainingRun(config, GRAPHS, tmp_path / "run").learn()
     longer = TrainingRun(
         parse_config(shorter.replace("1500", "2500")), GRAPHS, tmp_path / "run"
@@ -134,13 +134,13 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
         other.resume()
     with pytest.raises(BadInput, match=r"no checkpoint\.pt"):
         TrainingRun(config, GRAPHS, tmp_path / "nothing").resume()
-    # A checkpoint beside the configuration of another network.
+    # A checkpoint beside the configuration another network.
     (tmp_path / "mixed").mkdir()
     shutil.copy(tmp_path / "run" / "checkpoint.pt", tmp_path / "mixed")
     (tmp_path / "mixed" / "config.json").write_text(
         json.dumps(other.config.as_data())
     )
-    with pytest.raises(BadInput, match="of another network"):
+    with pytest.raises(BadInput, match="another network"):
         scorer_of(*load_run(tmp_path / "mixed"))
 
     kept_config, kept = load_run(tmp_path / "run")
@@ -242,7 +242,7 @@ afterstates
     name: a⏎algorithm: ‸magic
 no requirement law 'E': expected one of A
     name: a⏎environment: {laws: [A, ‸E]}
-jobs cannot come 'often:3'
+invalid arrivals 'often:3'
     name: a⏎environment: ‸{conditions: [often:3]}
 'conditions' is empty
     name: a⏎environment: ‸{conditions: []}
@@ -437,7 +437,7 @@ def test_several_seeds_make_one_model(
     card = load_learned(path).card
     assert card.training["training_seeds"] == [0, 1]
     assert card.training["profiles"] == "tiny"
-    with pytest.raises(BadInput, match="holds a run already"):
+    with pytest.raises(BadInput, match="already has a run"):
         train_with_seeds(
             config, 2, GRAPHS, "tiny", tmp_path / "tiny", False, print
         )
@@ -456,7 +456,7 @@ def test_several_seeds_make_one_model(
     described["environment"]["rule"] = "ramp-first-fit"
     (other / "config.json").write_text(json.dumps(described))
     with pytest.raises(
-        BadInput, match="of another network, placement rule or RAMP"
+        BadInput, match="another network, placement rule or RAMP"
     ):
         of_runs([tmp_path / "tiny" / "seed-0", other])
 
@@ -532,7 +532,7 @@ def test_a_run_begins_with_the_weights_of_an_earlier_one(
         report.scorer, scenario, 500, 2
     )
     small = parse_config(TINY.replace("[16]", "[8]"))
-    with pytest.raises(BadInput, match="is of another network"):
+    with pytest.raises(BadInput, match="has another network"):
         AfterstateLearner(
             with_start(small, str(tmp_path / "run")),
             scenarios_of(small, GRAPHS),

@@ -305,7 +305,7 @@ async def test_a_killed_device_leaves_the_light_and_comes_back_with_its_map(
         with running(tmp_path, lab, *state):
             assert one.pings(three)
             assert not one.pings(two, within_s=1)
-        # Without the file it begins as the lab file says, whatever the kernel still holds.
+        # Without the file it begins from the lab file, whatever the kernel still holds.
         with running(tmp_path, lab):
             assert one.pings(two)
             assert not one.pings(three, within_s=1)

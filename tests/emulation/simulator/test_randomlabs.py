@@ -188,7 +188,7 @@ def test_jobs_may_have_half_or_twice_as_many_workers() -> None:
     kept, resized = (played_jct_s(episode, each) for each in choices)
     assert list(played_jct_s(elastic, choices[0])) == list(kept)
     assert np.mean(resized) < np.mean(kept)
-    with pytest.raises(BadInput, match="does not say what it computes"):
+    with pytest.raises(BadInput, match="has no compute time"):
         make_elastic(episode.jobs[0]._replace(training=None))
 
 

@@ -140,7 +140,7 @@ def test_lists_mappings_and_groups_become_what_the_dataclass_has() -> None:
             9,
             "expected prices, like {mon: 3}, found the number 3",
         ),
-        ("", 1, 1, "the file is empty: expected a menu with keys name"),
+        ("", 1, 1, "the file is empty: expected a menu with 'name'"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_position(

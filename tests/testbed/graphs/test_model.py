@@ -163,7 +163,7 @@ def test_a_diamond_knows_its_order_parents_and_loss() -> None:
             (),
             "activation_bytes of 'a' is 2305843009",
         ),
-        ((op("a"),), ((0, 1),), "does not exist"),
+        ((op("a"),), ((0, 1),), "unknown end"),
         ((op("a"), op("b")), ((0, 1), (0, 1)), "a → b appears twice"),
         (
             (op("a"), op("b"), op("c")),

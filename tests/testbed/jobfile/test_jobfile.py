@@ -240,7 +240,7 @@ duplicate key 'name', first on line 1
      ⇒ ‸name: b
 expected how often, a whole number from 0 to 100
      ⇒ retries: ‸101
-degrees are only for jobs with workers chosen by a policy
+degrees need 'workers: auto'
      ⇒ degrees: ‸[2]
 expected a deadline or a requirement, not both
      ⇒ deadline: ‸1h⏎requirement: 1
@@ -260,16 +260,16 @@ graph 'no-such-graph' not found: expected a graph file, or
      ⇒ graph: ‸no-such-graph
 unknown key 'image' in a sweep: expected one of workers
      ⇒ sweep: {‸image: [a]}
-expected how many workers, a whole number from 1 to
+expected a number of workers, a whole number from 1 to
      ⇒ sweep: {workers: [2, ‸x]}
-a sweep over workers: expected values, each of them once
+a sweep over workers: expected distinct values
      ⇒ sweep: ‸{workers: [2, 2]}
      ⇒ sweep: ‸{workers: []}
 this makes 1,002 jobs: expected at most 1,000
      ⇒ sweep: ‸{seed: [1, 2]}⏎array: 501
-expected how many jobs, a whole number from 1 to 1000
+expected a number of jobs, a whole number from 1 to 1000
      ⇒ array: ‸1001
-expected 'jobs' with 'defaults', which are for several jobs
+'defaults' are for several jobs: expected 'jobs'
     name: vgg ⇒ defaults: ‸{seed: 1}⏎name: vgg
 """)
 OF_GANG = mistakes("""
@@ -301,7 +301,7 @@ a synthetic job needs iterations, gradient, compute
     name: a⏎workers: 1⏎command: x⏎mounts: [‸'data:/data']
 'A B' is not an environment variable
     name: a⏎workers: 1⏎command: x⏎environment: {‸A B: c}
-RANK cannot be set: Patchlight sets it for each rank
+Patchlight sets RANK for each rank: leave it out
     name: a⏎workers: 1⏎command: x⏎environment: {‸RANK: 1}
 is longer than 41 characters
     name: ‸nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn⏎workers: 1⏎command: x⏎array: 100
@@ -315,7 +315,7 @@ expected SOURCE:TARGET, or SOURCE:TARGET:rw, like '/srv/data:/data', found the n
     name: a⏎workers: 1⏎command: x⏎mounts: ["/a:/b", ‸3]
 '' is not a shell line: expected 1
     name: a⏎workers: 1⏎command: ‸''
-the file lacks 'name', or 'jobs': expected a job
+expected a job's 'name', or 'jobs'
     ‸workers: 2
 expected a job file, found a list
     ‸- name: a
@@ -337,11 +337,11 @@ def changed(text: str, good: str, bad: str) -> str:
         *OTHERS,
         (
             ONE.replace("4", "‸4", 1) + "hosts: [a, b]",
-            "4 workers on 2 hosts: expected one of the two",
+            "4 workers and 2 hosts: expected one of the two",
         ),
         (
             ONE.replace("553MB", "‸553MB") + "model: vgg16",
-            "only for jobs without a model, which has its own",
+            "a job with a model takes the model's own",
         ),
     ],
 )

@@ -356,14 +356,14 @@ def test_drivers_that_do_not_fit_are_mistakes_in_their_place() -> None:
             "a wavelength switch with 'address' needs 'driver': expected both or neither",
         ),
         (9, "has no flexible grid: expected a fixed one"),
-        (10, "a waveshaper-http has no logins: expected no users"),
-        (10, "invalid entry for this switch: expected one like 3>9@193.100"),
+        (10, "a waveshaper-http has no logins: leave out users"),
+        (10, "invalid entry for this switch: expected e.g. 3>9@193.100"),
         (10, "port 5 is outside the switch: expected 1 to 4"),
         (
             12,
             "the driver waveshaper-http is for wavelength switches: expected one of calient-tl1",
         ),
-        (14, "invalid entry for this switch: expected one like 3>9"),
+        (14, "invalid entry for this switch: expected e.g. 3>9"),
     ):
         assert any(
             line == place and words in message for line, message in found

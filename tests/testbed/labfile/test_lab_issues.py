@@ -150,7 +150,7 @@ found the number 010
     datapath_id: 2, ⇒ datapath_id: ‸010,
 found the text 'two'
     datapath_id: 2, ⇒ datapath_id: ‸two,
-expected how many ports it has, a whole number from 1 to 65279
+expected the number of ports, a whole number from 1 to 65279
     ports: 4} ⇒ ports: ‸-4}
 '-3dB' is not a power: expected a number with one of dBm
     -3dBm ⇒ ‸-3dB
@@ -164,9 +164,9 @@ port 9 is outside the switch: expected 1 to 8
     2>4] ⇒ ‸2>9]
 port 0 is outside the switch: expected 1 to 8
     2>4] ⇒ ‸0>4]
-in:3 is used twice, first by 3>1 on line 25: expected each input and each
+input port 3 is used twice, first by 3>1 on line 25: expected each input and each
     2>4] ⇒ ‸3>4]
-out:3 is used twice, first by 1>3 on line 25
+output port 3 is used twice, first by 1>3 on line 25
     2>4] ⇒ ‸4>3]
 '2=4' is not a cross-connect: expected two ports
     2>4] ⇒ ‸2=4]
@@ -255,9 +255,9 @@ def test_mistakes_are_lines_that_editors_understand() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
-        ("", 1, 1, "the file is empty: expected a lab with keys name"),
+        ("", 1, 1, "the file is empty: expected a lab with a name"),
         ("# only a comment\n", 1, 1, "the file is empty"),
-        ("- a\n- b\n", 1, 1, "expected a lab with keys name, found a list"),
+        ("- a\n- b\n", 1, 1, "expected a lab with 'name', found a list"),
         ("hello", 1, 1, "found the text 'hello'"),
         ("name: [x\n", 2, 1, "not YAML: "),
         ("name: x\n\tnetwork: y\n", 2, 1, "not YAML: "),

@@ -76,7 +76,8 @@ def test_a_lab_is_found_by_path_or_by_name(
     (tmp_path / "mine.yaml").write_text(SMALL_LAB)
     assert load_lab("mine.yaml").name == "small"
     with pytest.raises(
-        BadInput, match=r"lab 'ofc2023' not found.*did you mean 'ofc2022'"
+        BadInput,
+        match=r"no lab file and no built-in lab 'ofc2023': did you mean 'ofc2022'",
     ):
         find_lab("ofc2023")
     with pytest.raises(BadInput, match="not found"):
@@ -198,7 +199,7 @@ def test_a_queue_is_within_bounds_wherever_it_is_from() -> None:
         BadInput, match="share cannot be 0: expected more than 0 and at most"
     ):
         Allowance(share=0)
-    with pytest.raises(BadInput, match="user ann is named twice"):
+    with pytest.raises(BadInput, match="user ann appears twice"):
         Discipline(users=(("ann", Allowance()), ("ann", Allowance())))
 
 
@@ -305,17 +306,17 @@ expected seconds, a number from 0 on, found the number -2
     stall_s: 2 ⇒ stall_s: ‸-2
 true or false, found the number 1
     acknowledge: true ⇒ acknowledge: ‸1
-'later' is not when the connection is cut
+'later' is not a time of the cut
     acknowledge: true ⇒ cut: ‸later
-'on' is not where the power monitors are
+'on' is not a place of power monitors
     acknowledge: true ⇒ monitors: ‸on
-'now' is not what happens to the map
+'now' is not an effect on the map
     acknowledge: true ⇒ reboot: ‸now
 expected a time with its unit
     after: 30s ⇒ after: ‸30
 not both
     after: 30s ⇒ after: 30s, after_changes: ‸1
-expected how many, a whole number from 1
+expected a number, a whole number from 1
     after_changes: 2 ⇒ after_changes: ‸0
 user viewer, first on line 8
     {name: second} ⇒ {name: ‸viewer}

@@ -96,7 +96,7 @@ a macvlan cannot use the NIC's MAC
     mode: macvlan ⇒ mode: macvlan, mac: ‸hardware
 expected one like '02:4c:c0:a8:0a:0b', 'hard
     mode: macvlan ⇒ mode: macvlan, mac: ‸theirs
-a macvlan cannot have an RDMA device exclusively
+a macvlan cannot own an RDMA device
     mode: macvlan ⇒ mode: macvlan, rdma: ‸exclusive
 a veth has no RDMA device
     mode: macvlan ⇒ mode: veth, rdma: ‸shared

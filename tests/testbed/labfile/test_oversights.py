@@ -54,7 +54,7 @@ def test_a_warning_has_its_place(
 
 def test_a_name_is_not_a_lab(tmp_path: Path) -> None:
     assert warnings(tmp_path, "name: x\n") == [
-        (1, 7, "the lab has only a name: expected servers or switches")
+        (1, 7, "the lab has a name only: expected servers or switches")
     ]
 
 

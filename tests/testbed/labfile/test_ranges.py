@@ -154,7 +154,7 @@ expands to 3 values: expected 1 or 2, the number of
     10.0.0.[11-12] ⇒ ‸10.0.0.[11-13]
 expands to 3 values: expected 1 or 2 or 4
     "192.168.10.[11-14]" ⇒ ‸"192.168.10.[11-13]"
-'[2-1]' in 'server[2-1]' is not a range: expected rising
+'[2-1]' in 'server[2-1]' is not a range: expected increasing
     server[1-2]⏎ ⇒ ‸server[2-1]⏎
 '[1-]' in 'server[1-]' is not a range
     server[1-2]⏎ ⇒ ‸server[1-]⏎
@@ -162,7 +162,7 @@ expands to more than 100,000 values
     server[1-2]⏎ ⇒ ‸server[1-999999999]⏎
 'server[a-b]' is not a device name
     server[1-2]⏎ ⇒ ‸server[a-b]⏎
-4 and 3 ports in '[1-4]-[5-7]': expected as many
+4 and 3 ports in '[1-4]-[5-7]': expected the same number
     "[1-4]-[5-8]" ⇒ ‸"[1-4]-[5-7]"
 expected two ports with ' - '
     - server[1-2].nic[0-1] - ocs1.[1-4] ⇒ - ‸server1.nic0

@@ -236,7 +236,7 @@ def test_a_flow_that_cannot_be_in_time_or_has_no_way_is_refused() -> None:
         for refusal in scheduler.admit(flows, 10.0)
     ] == [
         (0, "its deadline is in 2 s, and sending it takes 4 s"),
-        (2, "no path leads from node 1 to node 0"),
+        (2, "there is no path from node 1 to node 0"),
     ]
     assert [path.flow for path in scheduler.grants(10.0)] == [1]
 

@@ -111,7 +111,7 @@ class Handlers:
         for entry in (*removes, *adds):
             if not entry.is_ours:
                 raise ProtocolError(
-                    f"not Patchlight's entry, so it was not changed: {entry}"
+                    f"the entry of another application was not changed: {entry}"
                 )
         refused = switch.apply(removes, adds)
         failed = {id(entry) for entry, _ in refused}

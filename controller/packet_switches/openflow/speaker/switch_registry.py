@@ -246,7 +246,9 @@ class SwitchRegistry:
         if datapath_id not in self.declared:
             self._traffic.refused["unknown"] += 1
             self._leave_alone(
-                "unknown-switch", datapath, "the lab has no such switch"
+                "unknown-switch",
+                datapath,
+                "the lab has no switch with that id",
             )
         elif not self._is_of_the_lab(datapath):
             shown = ", ".join(datapath.socket.names) or "nobody"

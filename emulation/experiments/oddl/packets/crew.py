@@ -122,7 +122,7 @@ def crew_of(
                 end.close()
         for process in processes:
             if _heard(process).get("state") != READY:
-                raise PatchlightError("a node did not say that it is ready")
+                raise PatchlightError("a node did not report ready")
         yield Crew(processes)
 
 
@@ -209,7 +209,7 @@ def _heard(process: subprocess.Popen[str]) -> dict[str, Any]:
     if "error" in found:
         raise PatchlightError(
             f"training in the emulated lab: {found['error']}",
-            hint="run it again; 'patchlight doctor' says whether this machine has what it needs",
+            hint="run it again; 'patchlight doctor' checks this machine",
         )
     return found
 

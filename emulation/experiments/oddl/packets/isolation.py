@@ -296,7 +296,7 @@ def _rewire(lab: Lab, maps: Mapping[str, Sequence[str]]) -> float:
     if changed.state != "committed":
         raise PatchlightError(
             f"giving each job its own optical paths: {changed.message}",
-            hint="run it again; 'patchlight doctor' says whether this machine has what it needs",
+            hint="run it again; 'patchlight doctor' checks this machine",
         )
     return time.monotonic() - began
 

@@ -196,7 +196,7 @@ class _Node:
                 ended("acknowledge")
                 if time.monotonic() > path.until_s:
                     raise TrainingError(
-                        "the lease of the path was over before all was sent"
+                        "the lease of the path ended before all data was sent"
                     )
             ended("release")
         names = list(ends_s)[1:]
@@ -237,7 +237,7 @@ class _Node:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(after, b".")
         if not await loop.sock_recv(before, 1):
-            raise TrainingError("the node before this one is gone")
+            raise TrainingError("the previous node has disappeared")
 
 
 async def _run(task: NodeTask) -> None:

@@ -109,13 +109,13 @@ class PacketOptions:
             )
         if self.iterations < 2 or self.iterations % 2 or self.rounds < 1:
             raise BadInput(
-                f"{self.rounds} rounds of {self.iterations} iterations: expected 1 or more rounds "
-                "of an even number, as the ring is turned and turned back"
+                f"{self.rounds} rounds of {self.iterations} iterations: expected 1 or more "
+                f"rounds, each with an even number, as the ring is reversed and reversed back"
             )
         if workload(self.model).tokens_bytes:
             raise BadInput(
                 f"{self.model} sends tokens and gradients: expected a model that only all-reduces",
-                hint="patchlight experiment oddl --flows takes it",
+                hint="use it with: patchlight experiment oddl --flows",
             )
         if not (self.scale >= 1 and self.slowdown >= 1):
             raise BadInput(
@@ -170,7 +170,7 @@ def run_packets(
     load = options.load()
     points = []
     scale = options.scale * options.slowdown
-    say("bringing up four servers on one packet switch")
+    say("starting four servers on one packet switch")
     with (
         EmulatedLab.from_lab(
             switch_lab(), scale, replace=options.replace
@@ -180,7 +180,7 @@ def run_packets(
         ideal.train(1)  # Its connections find their pace.
         for number, tuning_s in enumerate(options.tuning_times_s):
             say(
-                f"the same on light, {format_time(tuning_s)} to tune a transceiver"
+                f"the same with optical paths, {format_time(tuning_s)} to tune a transceiver"
             )
             in_lab_s = tuning_s * options.slowdown
             lab = light_lab(in_lab_s)
@@ -198,7 +198,7 @@ def run_packets(
                 ]
                 with lit.light as light:
                     points.append(_Point(tuning_s, rounds, light.losses()))
-    say("two jobs of two servers on light")
+    say("two jobs of two servers with optical paths")
     lab = light_lab(options.tuning_times_s[0] * options.slowdown)
     with EmulatedLab.from_lab(lab, scale, replace=options.replace) as lit:
         half = options.load(NODES // 2)

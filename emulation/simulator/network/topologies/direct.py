@@ -266,7 +266,7 @@ def astra(spec: str, file: str) -> Dimensions:
     keys = ("topology", *_LEAST)
     if not isinstance(given, dict) or set(given) != set(keys):
         raise BadInput(
-            f"{file} is no network file of ASTRA-sim: expected {', '.join(keys)}"
+            f"{file} is not a network file of ASTRA-sim: expected {', '.join(keys)}"
         )
     kinds, *columns = (given[key] for key in keys)
     if (
@@ -326,7 +326,7 @@ class LabPaths(Network):
             if way is None:
                 names = [self.lit.hosts[node].name for node in (here, there)]
                 raise BadInput(
-                    f"{self.spec}: no light leads from {names[0]} to {names[1]}"
+                    f"{self.spec}: no optical path from {names[0]} to {names[1]}"
                 )
             found.append([self.numbers[link] for link in way])
         longest = max(map(len, found), default=0)
@@ -454,7 +454,7 @@ class TopoOpt(Network):
         there = ranks[destination]
         if len(here) and min(here.min(), there.min()) < 0:
             raise BadInput(
-                f"{self.spec}: a flow leaves its job, whose circuits join nobody else"
+                f"{self.spec}: a flow leaves its job, whose circuits connect no other nodes"
             )
         if not len(self.matched):
             return self._over_rings(here, there, group)

@@ -269,7 +269,7 @@ def ramp(
         )
     if switching >= slot:
         raise BadInput(
-            f"{spec}: a slot of {slot:g} s is all tuning: expected switching < slot"
+            f"{spec}: a slot of {slot:g} s leaves no time after tuning: expected switching < slot"
         )
     nodes = groups * racks * channels
     checked_nodes(spec, nodes)

@@ -288,7 +288,7 @@ async def test_a_speaker_that_does_nothing_is_given_up_and_ended() -> None:
     # It sleeps until it is ended.
     stuck = "import os, sys, time\nprint(os.getpid(), file=sys.stderr)\ntime.sleep(600)"
     with pytest.raises(
-        SpeakerFailed, match="does not serve and made no progress for 3 s"
+        SpeakerFailed, match="neither answers nor makes progress for 3 s"
     ) as caught:
         await SpeakerProcess.start(program(stuck), quiet_s=3)
     assert process_start(int(caught.value.hint or "")) is None

@@ -175,7 +175,7 @@ def test_of_two_ways_the_one_that_loses_less_is_taken() -> None:
 
 def test_who_is_not_at_an_ocs_is_named() -> None:
     with pytest.raises(
-        NoLight, match="from nobody: it is not plugged into a circuit switch"
+        NoLight, match="from nobody: it is without a fibre to a circuit switch"
     ):
         plan_paths(
             SMALL,
@@ -185,7 +185,7 @@ def test_who_is_not_at_an_ocs_is_named() -> None:
             failed={},
         )
     with pytest.raises(
-        NoLight, match="no light path from a to c: no usable ports or trunks"
+        NoLight, match="no optical path from a to c: no usable ports or trunks"
     ):
         plan_paths(
             SMALL, {"o2": PortMap()}, [Wish("a", ("c",))], locked={}, failed={}

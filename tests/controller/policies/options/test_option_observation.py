@@ -187,7 +187,10 @@ def test_random_labs_are_those_that_they_are_to_be() -> None:
         assert all(gpu.rack >= 0 for gpu in shape.gpus)
         assert {gpu.model for gpu in shape.gpus} <= set(GPU_MODELS)
         assert (
-            lab_range(lab).get("NICs' rate over that between switches", 1) <= 8
+            lab_range(lab).get(
+                "NICs' rate relative to links between switches", 1
+            )
+            <= 8
         )
 
 

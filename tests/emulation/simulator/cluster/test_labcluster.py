@@ -156,7 +156,7 @@ def test_running_jobs_stand_still_while_their_light_moves_and_dark_ones_for_ever
     dark = PortMap.parse(["3-15", "4-16"])
     policies = Policies(Fifo(), AsAsked(cluster, rings), Takes(dark))
     with pytest.raises(
-        PatchlightError, match="first cannot go on, a NIC of theirs is dark"
+        PatchlightError, match="first cannot continue: a NIC is dark"
     ):
         simulate(cluster, jobs, policies)
 

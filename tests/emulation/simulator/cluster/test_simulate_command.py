@@ -433,7 +433,7 @@ def test_equal_runs_are_one_curve_that_names_them_all(
     done = command(trace, tmp_path / "out", *policies)
     assert done.exit_code == 0, done.output
     assert (
-        "equal job times: fifo first-fit, las first-fit (nothing is preempted;"
+        "identical results: fifo first-fit, las first-fit (nothing is preempted;"
         in done.output
     )
     for plot in ("completion", "load"):

@@ -144,7 +144,7 @@ def _mine(tmp_path: Path, name: str) -> str:
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        (JOBS, (), "its jobs run in a lab"),
+        (JOBS, (), "which needs a lab"),
         (
             JOBS.replace("workers: 4", "hosts: [gpu0]"),
             ("--lab", "ofc2022"),

@@ -167,7 +167,7 @@ def test_profile_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     )
     if not torch.cuda.is_available():
         error = run("profile", "alexnet", "--device", "cuda").exception
-        assert "PyTorch sees no GPU here" in str(error)
+        assert "PyTorch finds no GPU" in str(error)
 
 
 def test_profile_without_pytorch_says_what_to_install(

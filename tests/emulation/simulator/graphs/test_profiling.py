@@ -198,7 +198,7 @@ def test_a_model_that_cannot_be_traced() -> None:
     message = r"tracing the model 'u' with torch\.fx: TraceError"
     with pytest.raises(BadInput, match=message) as error:
         quick(Undecided(), torch.randn(2), name="u")
-    assert "depend on the numbers" in str(error.value)
+    assert "depend on input values" in str(error.value)
 
 
 def test_an_operation_that_fails_is_named() -> None:

@@ -162,7 +162,7 @@ def test_a_receive_of_another_size_than_its_send_is_refused(
     assert "--skip-bad" in (caught.value.hint or "")
     job = read_chakra(files, skip_bad=True)
     assert job.notes == {
-        "receives of another size than their send, whose size counts": 1
+        "receives with another size than their send; the send's size counts": 1
     }
     assert run_chakra(
         IDEAL, [PlacedTrace(job, np.arange(2))]
@@ -292,7 +292,7 @@ def test_network_files_of_astra_sim_have_its_closed_forms(
     (tmp_path / "net.yml").write_text("topology: [Ring]\n")
     with pytest.raises(
         BadInput,
-        match=r"no network file of ASTRA-sim: expected topology, npus_co",
+        match=r"not a network file of ASTRA-sim: expected topology, npus_co",
     ):
         network_of(f"astra:{tmp_path}/net.yml")
     with pytest.raises(BadInput, match="cannot read the network file"):
@@ -360,7 +360,7 @@ def test_several_jobs_share_a_network(tmp_path: Path) -> None:
         ),
         (
             [[node(1, "COMP_NODE", [8], 1.0)]],
-            r"job\.0\.json: node 1 waits for node 8",
+            r"job\.0\.json: node 1 waits for the unknown node 8",
         ),
         ([[node(1, "COMPUTE", s=1.0)]], r"node 1: no type COMPUTE"),
         (
@@ -373,7 +373,7 @@ def test_several_jobs_share_a_network(tmp_path: Path) -> None:
         ),
         (
             [[node(1, "COMP_NODE"), node(1, "COMP_NODE")]],
-            r"node 1: there are two",
+            r"node 1: two nodes",
         ),
         (
             [[meets(1, "ALL_REDUCE", 9)], IDLE],
@@ -385,7 +385,7 @@ def test_several_jobs_share_a_network(tmp_path: Path) -> None:
         ),
         (
             [[meets(1, "ALL_REDUCE", n)] for n in (8, 9)],
-            r"node 1: ranks do not agree",
+            r"node 1: ranks differ",
         ),
         (
             [[node(1, "COMM_COLL_NODE", comm_size=3)]] * 2,
@@ -403,7 +403,7 @@ def test_several_jobs_share_a_network(tmp_path: Path) -> None:
         ([IDLE, []], r"job\.1\.json has no nodes"),
         (
             [[node(1, "COMP_NODE"), node(2, "METADATA_NODE", [1])]],
-            r"nothing in .* takes any time",
+            r"have no durations",
         ),
         (
             [[node(1, "COMM_SEND_NODE", comm_dst=0, comm_size=3)]],
@@ -411,7 +411,7 @@ def test_several_jobs_share_a_network(tmp_path: Path) -> None:
         ),
         (
             [[node(1, "COMP_NODE", num_ops=7)]],
-            r"node 1 says how many operations",
+            r"node 1 has a number of operations",
         ),
         ([], "at least one rank"),
     ],
@@ -430,8 +430,8 @@ def test_files_that_are_no_traces_and_jobs_that_do_not_fit_are_refused(
         ("cut.et", b"\x00\x20\x08", "ends within a message"),
         ("long.et", b"\xff" * 9, "no length at byte 0"),
         ("other.et", b"\x00\x02\x0a\xff", "no Chakra trace"),
-        ("other.json", b'{} {"id": []}', "no Chakra trace as JSON"),
-        ("list.json", b"{} []", "no Chakra trace as JSON"),
+        ("other.json", b'{} {"id": []}', "not a Chakra trace in JSON"),
+        ("list.json", b"{} []", "not a Chakra trace in JSON"),
         ("marked.json", b'\xef\xbb\xbf{"a": 1}', "its first object has a"),
         ("empty.et", b"", "has no nodes"),
         ("empty.json", b"", "has no nodes"),
@@ -443,7 +443,7 @@ def test_files_that_are_no_traces_and_jobs_that_do_not_fit_are_refused(
         (
             "graph.json",
             b'{"workload_graph": [{"Id": 1}]}',
-            "no Chakra trace as JSON.*'NodeType'",
+            "not a Chakra trace in JSON.*'NodeType'",
         ),
         (
             "pytorch.et",
@@ -462,7 +462,7 @@ def test_files_that_are_no_traces_and_jobs_that_do_not_fit_are_refused(
     with pytest.raises(BadInput, match="cannot be read"):
         read_chakra([tmp_path / "none.et"])
     job = read_chakra(written(tmp_path, [training(rank) for rank in range(4)]))
-    with pytest.raises(BadInput, match="4 ranks is given 3 nodes"):
+    with pytest.raises(BadInput, match="4 ranks got 3 nodes"):
         run_chakra(IDEAL, [PlacedTrace(job, np.arange(3))])
     broken = Trouble(failures=[Failure("node", 0, 1.0, 2.0)])
     with pytest.raises(BadInput, match="no checkpoints"):
@@ -515,7 +515,7 @@ def test_traces_from_the_command_line(tmp_path: Path) -> None:
         "2e12",
     )
     assert (
-        ": 1 s; the busiest GPU stream or CPU thread computes for 1 s in all"
+        ": 1 s; the busiest GPU stream or CPU thread computes for 1 s in total"
         in done.output
     )
 
@@ -531,12 +531,15 @@ def test_what_cannot_be_simulated_is_said_with_its_place(
         (
             job,
             *network,
-        ): "there are Chakra traces .*job.RANK.et and .*job.RANK.json",
-        (f"{job}.0.json", *network): r"job\.0\.json: node 1 waits for node 8",
+        ): "both .*job.RANK.et and .*job.RANK.json",
+        (
+            f"{job}.0.json",
+            *network,
+        ): r"job\.0\.json: node 1 waits for the unknown node 8",
         (
             str(tmp_path / "jib"),
             *network,
-        ): r"there is no Chakra trace .*jib\.0\.et",
+        ): r"no Chakra trace .*jib\.0\.et",
         (f"{job}.0.et",): "--chakra needs a --network",
         (
             f"{job}.0.et",
@@ -561,7 +564,7 @@ def test_what_cannot_be_simulated_is_said_with_its_place(
     )
     speed = simulated("--trace", "helios", "--peak-flops", "312e12")
     assert isinstance(speed.exception, BadInput)
-    assert "--peak-flops is for --chakra only" in speed.exception.message
+    assert "--peak-flops needs --chakra" in speed.exception.message
     nothing = simulated(*network)
     assert isinstance(nothing.exception, BadInput)
     assert "give a --trace FILE, or --chakra" in nothing.exception.message

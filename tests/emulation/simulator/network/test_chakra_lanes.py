@@ -432,7 +432,7 @@ def test_numbers_of_operations_need_the_speed_of_the_gpu(
     )
     for no_speed in (None, 0.0, -1.0):
         with pytest.raises(
-            BadInput, match="node 1 says how many operations"
+            BadInput, match="node 1 has a number of operations"
         ) as caught:
             read_chakra(files, peak_flops=no_speed)
         assert "--peak-flops" in (caught.value.hint or "")
@@ -443,7 +443,7 @@ def test_numbers_of_operations_need_the_speed_of_the_gpu(
     ) == pytest.approx([1.5 + 0.5])
     on_cpu = node(1, "COMP_NODE", num_ops=7, is_cpu_op=True)
     with pytest.raises(
-        BadInput, match="node 1 says how many operations"
+        BadInput, match="node 1 has a number of operations"
     ) as caught:
         read_chakra(written(tmp_path, [[on_cpu]], suffix), peak_flops=2e12)
     assert "--peak-flops" not in (caught.value.hint or "")

@@ -262,7 +262,7 @@ def test_the_cluster_and_the_jobs_as_policies_see_them(
     assert job.expected_s[1] == pytest.approx(job.sequential_s, rel=1e-6)
     assert job.expected_s[8] < job.sequential_s / 7
     assert 3 not in job.expected_s
-    with pytest.raises(BadInput, match="none of the models here: alexnet"):
+    with pytest.raises(BadInput, match="not one of the models: alexnet"):
         cluster.preview(job._replace(graph=builtin_graph("gpt2")), 4)
 
 

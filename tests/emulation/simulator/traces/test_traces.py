@@ -127,7 +127,10 @@ def test_philly_as_csv_is_sorted_and_says_so(tmp_path: Path) -> None:
         ("row-2", 30, 100, 4, "blue"),
     ]
     assert trace.out_of_order == 1
-    assert "1 of 2 jobs stood behind one submitted later" in trace.notes[0]
+    assert (
+        "1 of 2 jobs came after a job that was submitted later"
+        in trace.notes[0]
+    )
 
 
 def test_helios(tmp_path: Path) -> None:
@@ -289,7 +292,7 @@ the run time is 'x'
     3 40 0 ‸x 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1
 expected a whole number
     3 40 0 5 ‸1.5 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1
-job '1' is there twice
+job '1' appears twice
     ‸1 40 0 5 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1
 5 values, expected the 18 of the format
     ‸3 40 0 5 1
@@ -312,7 +315,7 @@ a job without a GPU
     14|2024-01-02T03:04:05|x|x|x|5|FAILED|‸|u|p
 gres/gpu is 'a'
     14|2024-01-02T03:04:05|x|x|x|5|FAILED|‸gres/gpu=a|u|p
-job '12' is there twice
+job '12' appears twice
     ‸12|2024-01-02T03:04:05|x|x|x|5|FAILED|gres/gpu=1|u|p
 2 values, expected 10
     ‸14|2024-01-02T03:04:05
@@ -411,7 +414,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     twice = HELIOS.replace("cpu_num", "user")
     with pytest.raises(
         TraceFileError,
-        match=r":1:1: column 'user' is there twice: the columns are",
+        match=r":1:1: column 'user' appears twice: the columns are",
     ):
         read_trace(written(tmp_path, twice))
     # One that is not read may be there as often as it likes.
@@ -424,7 +427,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 def test_rows_that_are_the_same_are_told(tmp_path: Path) -> None:
     again = HELIOS + HELIOS.splitlines()[1] + "\n"
     with pytest.raises(
-        TraceFileError, match=r"trace:4:1: job '7' is there twice"
+        TraceFileError, match=r"trace:4:1: job '7' appears twice"
     ):
         read_trace(written(tmp_path, again))
     trace = load_trace(written(tmp_path, again), skip_bad=True)
@@ -434,9 +437,7 @@ def test_rows_that_are_the_same_are_told(tmp_path: Path) -> None:
         written(tmp_path, PHILLY + PHILLY.splitlines()[1] + "\n")
     )
     assert len(alike.jobs) == 3
-    assert any(
-        "1 rows are the same as an earlier one" in note for note in alike.notes
-    )
+    assert any("1 rows repeat an earlier row" in note for note in alike.notes)
 
 
 @pytest.mark.parametrize(
@@ -523,9 +524,9 @@ def test_philly_as_json(tmp_path: Path) -> None:
          "the number of GPUs is 0"),
         ({"attempts": [{"start_time": "2020-01-01 00:02:00", "end_time": "2020-01-01 00:03:00"}]},
          "attempt 1: expected 'detail' with the 'gpus' of each server"),
-        ({"attempts": ["once"]}, "attempt 1 is no object"),
+        ({"attempts": ["once"]}, "attempt 1 is not an object"),
         ({"jobid": 5}, "expected a job: an object with a 'jobid'"),
-        ({"jobid": "application_2"}, "job 'application_2' is there twice"),
+        ({"jobid": "application_2"}, "job 'application_2' appears twice"),
     ],
 )  # fmt: skip
 def test_a_broken_job_in_the_json(
@@ -551,7 +552,7 @@ def test_a_broken_job_in_the_json(
         (" \n\n", ":1:1: the file is empty"),
         (
             "time,gpus\n1,2\n",
-            r":1:1: cannot tell the trace's format from its columns \(time, gpus",
+            r":1:1: unknown trace format with columns \(time, gpus",
         ),
         ("timestamp,duration,num_gpus,gpu_time,cluster\n", ":1:1: no jobs"),
         ("[]", ":1:1: no jobs"),
@@ -561,7 +562,7 @@ def test_a_broken_job_in_the_json(
             '[{"jobid": "a"} {"jobid": "b"}]',
             r":1:1: not JSON: expected ',' or '\]' after a job",
         ),
-        ("[] []", "something follows the list"),
+        ("[] []", "text after the list"),
     ],
 )
 def test_a_file_that_is_no_trace(
@@ -627,7 +628,7 @@ def test_of_very_many_mistakes_the_first_are_named(tmp_path: Path) -> None:
     assert len(caught.value.issues) == 21
     last = caught.value.issues[-1]
     assert (
-        last.message == "and 980 more mistakes after it (in all no GPU: 1,000)"
+        last.message == "and 980 more mistakes follow (in all no GPU: 1,000)"
     )
 
 
