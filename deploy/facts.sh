@@ -51,7 +51,9 @@ done
 
 # GPUs and NICs that workers of any lab hold, by network namespace: their NICs are in there.
 for claim in "$root"/run/patchlight-claims/*.json; do
-    [ -e "$claim" ] && sed -n 's/.*"namespace": "\([^"]*\)".*/claim \1/p' "$claim"
+    [ -e "$claim" ] || continue
+    # The file may lack its last line end.
+    { cat "$claim"; echo; } | sed -n 's/.*"namespace": "\([^"]*\)".*/claim \1/p'
 done
 
 # Network cards and GPUs.

@@ -234,6 +234,20 @@ def test_what_the_kernel_shows_is_found(tree: Tree) -> None:
     assert facts.systemd
 
 
+def test_claims_whose_files_lack_a_line_end_are_told_apart(
+    tree: Tree,
+) -> None:
+    folder = tree.root / "run/patchlight-claims"
+    folder.mkdir(parents=True)
+    for name in ("gpu0", "nic0"):
+        (folder / f"{name}.json").write_text(
+            f'{{"namespace": "pl.lab.server1.{name}"}}'
+        )
+    facts = facts_here(tree.root)
+    assert facts.claims == ("pl.lab.server1.gpu0", "pl.lab.server1.nic0")
+    assert "0000:3b:00.0" in facts.pci
+
+
 def program(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
