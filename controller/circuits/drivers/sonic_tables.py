@@ -181,9 +181,7 @@ class SonicTables(SessionDriver[SonicRow]):
         configured = [
             self._circuit(row) for row in await self._rows(dialect.circuits)
         ]
-        table = dict.fromkeys(
-            configured, SonicRow("coming", UNREPORTED)
-        )
+        table = dict.fromkeys(configured, SonicRow("coming", UNREPORTED))
         for row in await self._rows(dialect.states):
             c = self._circuit(row)
             words = ",".join(
