@@ -224,6 +224,7 @@ def test_what_the_kernel_shows_is_found(tree: Tree) -> None:
     assert facts.modules == {
         "nvidia": "loaded",
         "nvidia_uvm": "absent",
+        "nvidia_peermem": "absent",
         "ib_uverbs": "loaded",
         "rdma_ucm": "there",
     }
