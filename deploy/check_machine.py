@@ -14,6 +14,7 @@ from patchlight.deploy.facts import (
     RdmaFacts,
     ServerFacts,
 )
+from patchlight.deploy.gpudirect import directness
 from patchlight.testbed.lab.model import Gpu, Nic, Server
 from patchlight.testbed.linux.devices import Distance, distance
 from patchlight.testbed.units import format_rate
@@ -259,6 +260,37 @@ def _pairings(
                 True,
                 words,
             )
+        yield from _directness(
+            server,
+            nic,
+            found,
+            facts,
+        )
+
+
+def _directness(
+    server: Server,
+    nic: Nic,
+    found: Mapping[str, GpuFacts],
+    facts: ServerFacts,
+) -> Iterator[Finding]:
+    """Whether the data of a NIC's GPU goes directly; nothing without RDMA hardware.
+
+    Copies are slower and no mistake, so the finding is not wrong.
+    """
+    interface = facts.nics[interface_of(nic)]
+    device = rdma_of(interface_of(nic), interface, facts.rdma)
+    if device is None or not device.pci or not interface.pci:
+        return
+    gpu = facts.pci[found[nic.gpu or ""].pci]
+    said = directness(gpu, facts.pci[interface.pci], facts)
+    yield Finding(
+        server.name,
+        f"GPUDirect {nic.gpu} and {nic.name}",
+        said.direct or None,
+        said.found,
+        f"{said.remedy}, on {server.name}" if said.remedy else "",
+    )
 
 
 def interface_of(nic: Nic) -> str:

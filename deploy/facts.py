@@ -37,13 +37,17 @@ class NicFacts:
     slots=True,
 )
 class PciFacts:
-    """A network card or GPU; ``path``: the bridges it hangs on, the outermost first, and itself."""
+    """A network card or GPU; ``path``: the bridges it hangs on, the outermost first, and itself.
+
+    ``iommu``: the type of its IOMMU group, as the kernel calls it; ``None`` without an IOMMU.
+    """
 
     vendor: int
     class_code: int
     driver: str | None
     numa: int | None
     path: tuple[str, ...]
+    iommu: str | None = None
 
     @property
     def is_nvidia_gpu(self) -> bool:
@@ -110,10 +114,11 @@ class ServerFacts:
     ``python`` is a version, with ``has_venv`` if it can make virtual environments; ``free_bytes``
     are those of ``/opt``; ``systemd`` its version. ``pci`` and ``nics`` are by address and name;
     ``modules`` says of a kernel module whether it is ``loaded``, ``there`` or ``absent``.
-    ``driver`` is the version of NVIDIA's, ``smi_refusal`` what ``nvidia-smi`` said instead of
-    naming GPUs, ``toolkit`` and ``bwrap`` are versions of programs, ``cdi`` the files that tell
-    engines of NVIDIA's GPUs; ``gpu_sockets`` the folder of emulated ones. ``claims`` has
-    the network namespace of its worker for each GPU and NIC in use.
+    ``bridges`` has the ACS control register of each PCI bridge (0: no ACS), ``None`` if unreadable.
+    ``driver`` is the version of NVIDIA's, of ``open_driver`` modules or not, ``smi_refusal`` what
+    ``nvidia-smi`` said instead of naming GPUs, ``toolkit`` and ``bwrap`` are versions of programs,
+    ``cdi`` the files that tell engines of NVIDIA's GPUs; ``gpu_sockets`` the folder of emulated
+    ones. ``claims`` has the network namespace of its worker for each GPU and NIC in use.
     """
 
     clock_offset_s: float
@@ -128,7 +133,10 @@ class ServerFacts:
     pci: Mapping[str, PciFacts] = field(default_factory=dict)
     rdma: tuple[RdmaFacts, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
+    bridges: Mapping[str, int | None] = field(default_factory=dict)
+    kernel: str = ""
     driver: str | None = None
+    open_driver: bool = False
     gpus: tuple[GpuFacts, ...] = ()
     smi_refusal: str | None = None
     toolkit: str | None = None
@@ -199,7 +207,12 @@ def _facts(
             words[0]: words[1]
             for words in map(str.split, told.get("module", []))
         },
+        bridges={
+            name: _acs(values) for name, values in _named(told, "bridge")
+        },
+        kernel=one("kernel") or "",
         driver=one("nvidia"),
+        open_driver="nvidia-open" in told,
         gpus=tuple(_gpu(line) for line in told.get("gpu", [])),
         smi_refusal=one("smi"),
         toolkit=one("toolkit"),
@@ -253,7 +266,15 @@ def _pci(values: Mapping[str, str | None]) -> PciFacts:
         driver=values["driver"],
         numa=numa if numa >= 0 else None,
         path=tuple((values["path"] or "").split("/")),
+        iommu=values.get("iommu"),
     )
+
+
+def _acs(values: Mapping[str, str | None]) -> int | None:
+    control = values["acs"]
+    if control == "none":
+        return 0
+    return None if control is None else int(control)
 
 
 def _rdma(name: str, values: Mapping[str, str | None]) -> RdmaFacts:

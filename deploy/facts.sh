@@ -51,18 +51,40 @@ done
 
 # GPUs and NICs that workers of any lab hold, by network namespace: their NICs are in there.
 for claim in "$root"/run/patchlight-claims/*.json; do
-    [ -e "$claim" ] && sed -n 's/.*"namespace": "\([^"]*\)".*/claim \1/p' "$claim"
+    [ -e "$claim" ] || continue
+    # The file may lack its last line end.
+    { cat "$claim"; echo; } | sed -n 's/.*"namespace": "\([^"]*\)".*/claim \1/p'
 done
 
-# Network cards and GPUs.
+# The control register of a bridge's ACS: from its extended capabilities, which root can read.
+acs() {
+    acs=- at=256 left=96
+    [ "$(stat -c %s "$1")" -gt 256 ] || { acs=none; return 0; }
+    while [ "$at" -ge 256 ] && [ "$left" -gt 0 ]; do
+        # The capability and, in 16 bits each, its version with the next offset, ability, control.
+        set -- "$1" $(od -An -v -tu2 -j "$at" -N 8 "$1")
+        [ $# = 5 ] || return 0
+        acs=none
+        if [ "$2" = 13 ]; then acs=$5; return 0; fi
+        at=$((($3 >> 4) & 4092)) left=$((left - 1))
+    done
+}
+
+# Network cards and GPUs, and the bridges above them.
 for device in "$root"/sys/bus/pci/devices/*; do
     word "$device/class"
-    case $word in 0x02* | 0x03*) class=$word ;; *) continue ;; esac
+    case $word in
+    0x0604*) acs "$device/config"; echo "bridge ${device##*/} acs=$acs"; continue ;;
+    0x02* | 0x03*) class=$word ;;
+    *) continue ;;
+    esac
     word "$device/vendor"; vendor=$word
     word "$device/numa_node"; numa=$word
+    word "$device/iommu_group/type"; iommu=$word
     end "$device/driver"; driver=$end
     path=$(readlink -f "$device")
-    echo "pci ${device##*/} class=$class vendor=$vendor driver=$driver numa=$numa path=${path#*/devices/}"
+    echo "pci ${device##*/} class=$class vendor=$vendor driver=$driver numa=$numa" \
+        "iommu=$iommu path=${path#*/devices/}"
 done
 
 for rdma in "$root"/sys/class/infiniband/*; do
@@ -78,7 +100,7 @@ for rdma in "$root"/sys/class/infiniband/*; do
 done
 
 known=$root/lib/modules/$(uname -r)
-for module in nvidia nvidia_uvm ib_uverbs rdma_ucm; do
+for module in nvidia nvidia_uvm nvidia_peermem ib_uverbs rdma_ucm; do
     file="/$(echo "$module" | sed 's/_/[-_]/g')\\.ko"
     if [ -d "$root/sys/module/$module" ]; then state=loaded
     elif grep -q "$file" "$known/modules.builtin"; then state=loaded
@@ -91,6 +113,8 @@ done
 # A driver that hangs must not hang us.
 word "$root/sys/module/nvidia/version"
 [ "$word" = - ] || echo "nvidia $word"
+grep -q 'Open Kernel Module' "$root/proc/driver/nvidia/version" && echo "nvidia-open yes"
+echo "kernel $(uname -r)"
 if command -v nvidia-smi >/dev/null; then
     if gpus=$(timeout 30 nvidia-smi --query-gpu=uuid,pci.bus_id,name --format=csv,noheader 2>&1); then
         echo "$gpus" | sed 's/^/gpu /'

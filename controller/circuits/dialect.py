@@ -43,13 +43,15 @@ class DeviceLinks:
     """How drivers reach devices. A simulation has its own.
 
     ``http`` makes the transport of HTTP requests (``None``: TCP, with TLS). Without ``ssh``, a
-    session's bytes are sent over TCP as they are, without a login. ``launch_speaker`` starts the
+    session's bytes are sent over TCP as they are, without a login. ``log_in`` connects to where
+    commands run (``None``: over SSH). ``launch_speaker`` starts the
     OpenFlow speaker of a circuit switch (``None``: as a process), whose socket is in a folder below
     ``sockets`` (``None``: that of temporary files).
     """
 
     http: Callable[[], httpx.AsyncBaseTransport] | None = None
     ssh: bool = True
+    log_in: Callable[[Session], Awaitable[Any]] | None = None
     launch_speaker: Callable[[Sequence[str]], Awaitable[Any]] | None = None
     sockets: Path | None = None
 

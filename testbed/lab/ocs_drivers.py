@@ -89,6 +89,10 @@ _ROWS = (
         "http:SonicOcsServer", 443,
     ),
     OcsDriver(
+        "sonic-ocs-ssh", "command line over SSH (22), SONiC's OCS commands",
+        "sonic_ssh:SonicOcsSsh", "sonic_cli:SonicOcsCliServer", 22,
+    ),
+    OcsDriver(
         "ocp-gnmi", "gNMI over TLS, OCP's model (9339)", "ocp_gnmi:OcpGnmi",
         "gnmi:OcpGnmiServer", 9339, tested_with="conformance suite; pygnmi",
     ),

@@ -224,6 +224,7 @@ def test_what_the_kernel_shows_is_found(tree: Tree) -> None:
     assert facts.modules == {
         "nvidia": "loaded",
         "nvidia_uvm": "absent",
+        "nvidia_peermem": "absent",
         "ib_uverbs": "loaded",
         "rdma_ucm": "there",
     }
@@ -232,6 +233,20 @@ def test_what_the_kernel_shows_is_found(tree: Tree) -> None:
         ("/etc/cdi/nvidia.yaml",),
     )
     assert facts.systemd
+
+
+def test_claims_whose_files_lack_a_line_end_are_told_apart(
+    tree: Tree,
+) -> None:
+    folder = tree.root / "run/patchlight-claims"
+    folder.mkdir(parents=True)
+    for name in ("gpu0", "nic0"):
+        (folder / f"{name}.json").write_text(
+            f'{{"namespace": "pl.lab.server1.{name}"}}'
+        )
+    facts = facts_here(tree.root)
+    assert facts.claims == ("pl.lab.server1.gpu0", "pl.lab.server1.nic0")
+    assert "0000:3b:00.0" in facts.pci
 
 
 def program(folder: Path, name: str, text: str) -> None:

@@ -81,6 +81,7 @@ GPU_SERVER = ServerFacts(
         "ib_uverbs": "loaded",
         "rdma_ucm": "loaded",
         "nvidia_uvm": "loaded",
+        "nvidia_peermem": "loaded",
     },
     driver="550.54.14",
     gpus=(

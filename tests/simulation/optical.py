@@ -56,7 +56,7 @@ from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.testbed.lab.model import CircuitSwitch, Endpoint
 from patchlight.testbed.lab.portmap import AnyMap, CrossConnect, PortMap
 from patchlight.testbed.lab.spectrum import SpectrumMap
-from tests.simulation.packet_switches import SpeakerProcess
+from tests.simulation.packet_switches import SimulatedLogin, SpeakerProcess
 from tests.simulation.world import Process, World
 
 if TYPE_CHECKING:
@@ -452,6 +452,7 @@ def device_links(plant: Plant) -> DeviceLinks:
     return DeviceLinks(
         WithoutTls,
         ssh=False,
+        log_in=SimulatedLogin.open,
         launch_speaker=launch_speaker,
         sockets=plant.folder,
     )

@@ -15,7 +15,7 @@ from patchlight.controller.circuits.dialect import Timeouts
 from patchlight.controller.circuits.drivers.telescent import TELESCENT
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.http_server import HttpServer
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
@@ -26,7 +26,7 @@ SESSION_DRIVERS: Mapping[str, Callable[..., CircuitDriver]] = {
     if row.device and not row.dials_in
 }
 """Every driver that connects to its device: tests of what goes wrong run on each of them."""
-S = TypeVar("S", bound=HttpServer)
+S = TypeVar("S", bound=ProtocolServer)
 FIRST_MAP = PortMap.duplex([(1, 7)])
 PASSWORD = 'pa;ss"wörd:/1'
 

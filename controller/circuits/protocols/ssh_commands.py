@@ -3,12 +3,14 @@
 import asyncio
 import functools
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import paramiko
 
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols import ssh, tcp
 from patchlight.controller.circuits.protocols.session import (
@@ -17,6 +19,7 @@ from patchlight.controller.circuits.protocols.session import (
 )
 from patchlight.testbed.errors import reason
 
+_WORDS_KEPT = 500  # characters of an invalid answer
 _MOST_OUTPUT = 16 << 20  # bytes; a table of 100,000 entries has some 12 MB
 
 
@@ -133,12 +136,14 @@ class CommandClient(KeptSession[AnyCommandConnection, CommandDialect]):
         text: str = "",
         *,
         changes: bool = False,
+        expected: str = "",
         timeout_s: float | None = None,
     ) -> tuple[str, str]:
         """Output and errors of a command, with ``text`` as its input.
 
-        ``DeviceRefused`` with its last error if its exit status is not 0. One that ``changes``
-        something and whose end is not known raises ``OutcomeUnknown``.
+        ``DeviceRefused`` with its last error if its exit status is not 0, or its output lacks the
+        ``expected`` pattern. One that ``changes`` something and whose end is not known raises
+        ``OutcomeUnknown``.
         """
         shown = functools.partial(shortened, command)
 
@@ -150,7 +155,7 @@ class CommandClient(KeptSession[AnyCommandConnection, CommandDialect]):
                 status, output, errors = await connection.run(
                     command, text, timeout_s
                 )
-            if status:
+            if status or not re.search(expected, output):
                 lines = (
                     errors.strip() or output.strip() or f"status {status}"
                 ).splitlines()
@@ -166,8 +171,19 @@ class CommandClient(KeptSession[AnyCommandConnection, CommandDialect]):
             changes=changes,
         )
 
+    def nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
+        """The error for an invalid answer."""
+        words = self._mask(answer)[:_WORDS_KEPT]
+        return contract.DeviceRefused(
+            f"{self._session.name} answered {command} with an invalid value: {words}",
+            words=words,
+            hint="if its software has another format, correct the driver's dialect",
+        )
+
     async def _connect(self) -> AnyCommandConnection:
-        return await self._login(self._session)
+        login = self.links.log_in or self._login
+        connection: AnyCommandConnection = await login(self._session)
+        return connection
 
     async def _log_in(self) -> None:
         """The connection is logged in."""

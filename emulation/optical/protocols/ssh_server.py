@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import os
 import re
@@ -43,11 +44,12 @@ logging.getLogger(_LOG).setLevel(logging.CRITICAL)
 class SshServer(ProtocolServer):
     """Serves ``_session`` to users who log in.
 
-    ``subsystem`` is what a client must request; empty for a shell. ``without_ssh``: clients speak
-    no SSH, and are this user; for simulations.
+    ``subsystem`` is what a client must request; empty for a shell. Where it ``has_commands``, each
+    channel runs one. ``without_ssh``: clients speak no SSH, and are this user; for simulations.
     """
 
     subsystem: ClassVar[str] = ""
+    has_commands: ClassVar[bool] = False
     without_ssh: str | None = None
 
     def __init__(self, device: EmulatedSwitch) -> None:
@@ -62,6 +64,12 @@ class SshServer(ProtocolServer):
         writer: asyncio.StreamWriter,
     ) -> None:
         """One session of this user; the connection ends when it returns."""
+
+    async def _in_channel(
+        self, channel: paramiko.Channel, command: str
+    ) -> None:
+        """Run a command in its channel."""
+        raise NotImplementedError
 
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -82,11 +90,19 @@ class SshServer(ProtocolServer):
             asyncio.create_task(_copy(inner[0], writer)),
             asyncio.create_task(self._once_opened(transport, opened)),
         ]
+        commands = set[asyncio.Task[None]]()
+
+        def begin(channel: paramiko.Channel, command: str) -> None:
+            task = loop.create_task(self._in_channel(channel, command))
+            commands.add(task)
+            task.add_done_callback(commands.discard)
+
         login = _Login(
             self._device,
             self.subsystem,
             loop,
             opened,
+            begin if self.has_commands else None,
         )
         try:
             # With an event it returns immediately; the handshake continues in paramiko's thread.
@@ -102,6 +118,7 @@ class SshServer(ProtocolServer):
             # A device completes its commands even if the client has gone.
             if opened.done():
                 await tasks[2]
+            await asyncio.gather(*commands)
         finally:
             for task in tasks:
                 task.cancel()
@@ -132,6 +149,7 @@ class _Login(paramiko.ServerInterface):
     subsystem: str
     loop: asyncio.AbstractEventLoop
     opened: asyncio.Future[paramiko.Channel]
+    begin: Callable[[paramiko.Channel, str], None] | None = None
     given: bool = False
 
     def get_allowed_auths(self, username: str) -> str:
@@ -152,6 +170,16 @@ class _Login(paramiko.ServerInterface):
 
     def check_channel_shell_request(self, channel: paramiko.Channel) -> bool:
         return not self.subsystem and self._give(channel)
+
+    def check_channel_exec_request(
+        self, channel: paramiko.Channel, command: bytes
+    ) -> bool:
+        if self.begin is None:
+            return False
+        text = command.decode("utf-8", "replace")
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.begin, channel, text)
+        return True
 
     def check_channel_subsystem_request(
         self, channel: paramiko.Channel, name: str
@@ -175,6 +203,109 @@ class _Login(paramiko.ServerInterface):
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(give)
         return True
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The result of a command. ``is_whole``: its output has not lost its end."""
+
+    status: int = 0
+    output: bytes = b""
+    errors: bytes = b""
+    is_whole: bool = True
+
+
+class CommandServer(SshServer):
+    """Runs commands, each in a channel of its own or typed into a shell with this ``prompt``."""
+
+    has_commands = True
+    prompt = "$ "
+
+    @abstractmethod
+    async def _run(self, user: str, command: str) -> Ran:
+        """Run a command of this user; ``OSError``: the connection ends."""
+
+    async def _in_channel(
+        self, channel: paramiko.Channel, command: str
+    ) -> None:
+        transport = channel.get_transport()
+        try:
+            ran = await self._run(transport.get_username() or "", command)
+        except OSError:
+            transport.close()
+            return
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            await asyncio.to_thread(_answer, channel, ran)
+
+    async def _session(
+        self,
+        user: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        writer.write(self.prompt.encode())
+        async for line in typed_lines(reader):
+            writer.write(f"{line}\r\n".encode())
+            if line.strip() in ("exit", "logout"):
+                return
+            if line.strip():
+                ran = await self._run(user, line)
+                shown = (ran.output + ran.errors).replace(b"\n", b"\r\n")
+                writer.write(shown)
+                if not ran.is_whole:
+                    return
+            writer.write(self.prompt.encode())
+            await writer.drain()
+
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if self.without_ssh is None:
+            await super()._converse(reader, writer)
+            return
+        while line := await reader.readline():
+            number, command, _ = json.loads(line)
+            ran = await self._run(self.without_ssh, command)
+            texts = [
+                part.decode("utf-8", "replace")
+                for part in (ran.output, ran.errors)
+            ]
+            answer = json.dumps([number, ran.status, *texts]).encode()
+            if not ran.is_whole:
+                writer.write(answer[: len(answer) // 2])
+                return
+            writer.write(answer + b"\n")
+            await writer.drain()
+
+
+def _answer(channel: paramiko.Channel, ran: Ran) -> None:
+    # Its reply comes after that to the channel's request, which must not come last.
+    channel.get_transport().global_request("keepalive@openssh.com", wait=True)
+    channel.sendall(ran.output)
+    channel.sendall_stderr(ran.errors)
+    if ran.is_whole:
+        channel.send_exit_status(ran.status)
+    channel.close()
+
+
+_LINE_LIMIT = 4096
+
+
+async def typed_lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines ended by CR, LF or both. Stops at a line longer than the bound."""
+    text = ""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            text += (
+                data.decode("utf-8", "replace")
+                .replace("\r\n", "\n")
+                .replace("\r", "\n")
+            )
+            *whole, text = text.split("\n")
+            for line in whole:
+                yield line
+            if len(text) > _LINE_LIMIT:
+                return
 
 
 async def _copy(

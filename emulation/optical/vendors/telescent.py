@@ -5,19 +5,20 @@ messages and the statuses other than A and U are invented.
 """
 
 import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from patchlight.controller.circuits.contract import SIDES, DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused
-from patchlight.emulation.optical.protocols.ssh_server import SshServer
+from patchlight.emulation.optical.protocols.ssh_server import (
+    SshServer,
+    typed_lines,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 PROMPT = "NTM> "
 _COLUMNS = 12
-_LINE_LIMIT = 4096
 _CHANGING = ("connect", "unallocate")
 _REFUSALS = {
     Reason.NO_PORT: ("", "port {port} does not exist"),
@@ -85,7 +86,7 @@ class TelescentSshServer(SshServer):
         self._shells.add(writer)
         try:
             writer.write(f"Telescent NTM (emulated)\r\n{PROMPT}".encode())
-            async for line in _lines(reader):
+            async for line in typed_lines(reader):
                 writer.write(f"{line}\r\n".encode())
                 if line.strip() == "exit":
                     return
@@ -248,20 +249,3 @@ def _parsed(arguments: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
         else:
             raise RequestRefused(Reason.NO_PORT)
     return force, ports
-
-
-async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines ended by CR, LF or both. Stops at a line longer than the bound."""
-    text = ""
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            text += (
-                data.decode("utf-8", "replace")
-                .replace("\r\n", "\n")
-                .replace("\r", "\n")
-            )
-            *whole, text = text.split("\n")
-            for line in whole:
-                yield line
-            if len(text) > _LINE_LIMIT:
-                return

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from patchlight.conformance import (
     run_check,
     run_checks,
 )
+from patchlight.controller.circuits.drivers.sonic_ssh import GENERATED
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
@@ -53,6 +55,9 @@ up = "enabled"
 port_states = "/data/sonic-ocs:sonic-ocs/OCS_PORT_TABLE"
 port_state_key = "oper_status"
 """
+GENERATED_COMMANDS = "\n".join(
+    f"{key} = {json.dumps(value)}" for key, value in asdict(GENERATED).items()
+)
 WITHOUT_MONITORS = Variant(faults={"monitors": "none"})
 MONITORS_ON_OUTPUTS = Variant(faults={"monitors": "out"})
 VARIANTS = {
@@ -80,6 +85,9 @@ VARIANTS = {
     "ocp-gnmi of ports any to any": Variant(faults={"groups": "any"}),
     "ocp-gnmi without monitors": WITHOUT_MONITORS,
     "sonic-ocs of the earlier model": Variant(dialect=EARLIER_MODEL),
+    "sonic-ocs-ssh with generated commands": Variant(
+        dialect=GENERATED_COMMANDS
+    ),
 }
 
 
@@ -134,6 +142,7 @@ async def failures_of(
     reports = device is not None and switch.driver not in (
         "calient-rest",
         "sonic-ocs",
+        "sonic-ocs-ssh",
     )
     results = run_checks(
         lambda: open_driver(switch, password),

@@ -38,6 +38,7 @@ LOCKED = {
     "glimmerglass-tl1": "Port 20009 is locked",
     "telescent-ssh": "ERROR: port 8 is disabled",
     "sonic-ocs": "^409: port 9 is force_blocked",
+    "sonic-ocs-ssh": "^3>9 did not come up: out:9 is force_blocked$",
 }
 # Whatever the driver: which circuit it is, or which port as the device counts, and that it failed.
 STUCK = re.compile(

@@ -53,7 +53,7 @@ from tests.support.waiting import PATIENCE_S
 
 HTTP = ("calient-rest", "polatis-restconf", "sonic-ocs")
 TL1 = ("calient-tl1", "polatis-tl1", "glimmerglass-tl1")
-SSH = ("polatis-netconf", "telescent-ssh")
+SSH = ("polatis-netconf", "telescent-ssh", "sonic-ocs-ssh")
 ENCODED = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
 
 

@@ -1,19 +1,14 @@
 """The emulated devices behind SSH as a client by hand sees them: paramiko, nothing of ours."""
 
-import asyncio
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import paramiko
 import pytest
 
-from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import PortMap
-from tests.support.protocol_session import serving
+from tests.support.ssh_clients import logged_in, until
 from tests.support.waiting import PATIENCE_S
 
 HELLO = (
@@ -34,52 +29,6 @@ FILTERED = (
 @pytest.fixture(autouse=True)
 def _own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-
-
-@contextmanager
-def logged_in(driver: str) -> Iterator[tuple[paramiko.Transport, EmulatedOcs]]:
-    """A logged-in transport to a device of 16 ports; the device's event loop has a thread."""
-    switch = CircuitSwitch(
-        "ocs1", driver, "", 16, 0.0, initial=PortMap.of([(1, 7)])
-    )
-    served = serving(switch)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        opened = asyncio.run_coroutine_threadsafe(served.__aenter__(), loop)
-        _, device, port = opened.result(PATIENCE_S)
-        transport = paramiko.Transport(("127.0.0.1", port))
-        try:
-            transport.connect(username="admin", password="pw")
-            yield transport, device
-        finally:
-            transport.close()
-            asyncio.run_coroutine_threadsafe(_end(served), loop).result(
-                PATIENCE_S
-            )
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(PATIENCE_S)
-        loop.close()
-
-
-async def _end(served: AbstractAsyncContextManager[object]) -> None:
-    await served.__aexit__(None, None, None)
-    sessions = asyncio.all_tasks() - {asyncio.current_task()}
-    for session in sessions:
-        session.cancel()
-    await asyncio.gather(*sessions, return_exceptions=True)
-
-
-def until(channel: paramiko.Channel, ending: str) -> str:
-    channel.settimeout(PATIENCE_S)
-    text = ""
-    while not text.endswith(ending):
-        data = channel.recv(65536)
-        assert data, text
-        text += data.decode()
-    return text
 
 
 def test_a_shell_of_the_telescent() -> None:
