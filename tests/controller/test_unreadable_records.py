@@ -467,9 +467,9 @@ async def test_unreadable_saved_maps_are_named_and_not_restored(
     assert list(store.saved_maps()) == ["good"]
 
 
-@pytest.mark.parametrize(("kept", "name"), [("x'00ff'", "00ff"), ("NULL", "")])
+@pytest.mark.parametrize(("kept", "shown"), [("x'00ff'", "00ff"), ("NULL", "")])
 def test_a_saved_map_with_an_unreadable_name_has_another(
-    store: Store, kept: str, name: str
+    store: Store, kept: str, shown: str
 ) -> None:
     for name in ("good", "lost"):
         store.save_map(name, {"maps": {}, "by": "ann", "why": "", "at": 1.0})
@@ -477,8 +477,8 @@ def test_a_saved_map_with_an_unreadable_name_has_another(
     for _ in range(2):
         rows = store.saved_maps()
         assert rows["good"].by == "ann"
-        assert rows[name].why == "its record could not be read"
-    store.delete_map(name)
+        assert rows[shown].why == "its record could not be read"
+    store.delete_map(shown)
     assert list(store.saved_maps()) == ["good"]
 
 
