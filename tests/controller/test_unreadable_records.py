@@ -467,7 +467,9 @@ async def test_unreadable_saved_maps_are_named_and_not_restored(
     assert list(store.saved_maps()) == ["good"]
 
 
-@pytest.mark.parametrize(("kept", "shown"), [("x'00ff'", "00ff"), ("NULL", "")])
+@pytest.mark.parametrize(
+    ("kept", "shown"), [("x'00ff'", "00ff"), ("NULL", "")]
+)
 def test_a_saved_map_with_an_unreadable_name_has_another(
     store: Store, kept: str, shown: str
 ) -> None:
