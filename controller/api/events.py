@@ -1,13 +1,17 @@
 """Streams the lab's events as server-sent events."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from itertools import takewhile
 
+from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.wire.rest.requests import as_json
+
+_log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.1
 _LATEST = 1000
@@ -99,11 +103,15 @@ class EventFeed:
         told_at = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            rows = (
-                self._read(reached)
-                if self._store.last_event() > reached
-                else []
-            )
+            try:
+                rows = (
+                    self._read(reached)
+                    if self._store.last_event() > reached
+                    else []
+                )
+            except JournalError as error:  # a disk in trouble: they come later
+                _log.warning("%s", error.message)
+                continue
             if rows:
                 self._latest.extend(rows)
                 reached = rows[-1][0]

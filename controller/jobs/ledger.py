@@ -328,6 +328,7 @@ class JobLedger(JobReports):
         return [
             {"at": at, "state": state, "message": words or ""}
             for at, state, words in rows
+            if isinstance(at, float) and isinstance(words, str | None)
         ]
 
     def add_decision(

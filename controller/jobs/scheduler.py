@@ -218,6 +218,14 @@ class Scheduler:
                     raise BadInput(
                         f"job {spec.name}: it depends on unknown job {name!r}"
                     )
+                # Of several of one name, the latest is meant.
+                if len(jobs) > 1 and jobs[0].spec.name != name:
+                    starts = ", ".join(each.id for each in jobs)
+                    raise BadInput(
+                        f"job {spec.name}: {name!r} in 'after' is the start of several ids: "
+                        f"{starts}",
+                        hint="write a whole id, or the name of a job",
+                    )
             specs[number] = replace(
                 spec, after=tuple(found[name][0].id for name in spec.after)
             )

@@ -550,9 +550,9 @@ class Store(Database):
             return name, SavedMaps.model_validate({**row, "name": name})
 
         def substitute(
-            kept: str | bytes,
+            kept: str | bytes | None,
         ) -> Substitute[tuple[str, SavedMaps]]:
-            name = kept if isinstance(kept, str) else kept.hex()
+            name = kept if isinstance(kept, str) else (kept or b"").hex()
             row = SavedMaps(
                 name=name,
                 maps={},
@@ -684,6 +684,8 @@ class Store(Database):
             at: float,
             kind: str,
         ) -> dict[str, Any]:
+            if not isinstance(kind, str):
+                raise ValueError("its kind is not text")
             return {
                 **row,
                 "number": number,

@@ -14,6 +14,7 @@ from patchlight.testbed.generate.slurm_topology import (
     read_topology_conf,
     read_topology_yaml,
 )
+from patchlight.testbed.io.reader import too_much
 
 KINDS = "an InfraGraph infrastructure, a containerlab topology, or Slurm's topology.conf or .yaml"
 
@@ -62,6 +63,8 @@ def read_plant(
 
 def _document(text: str, what: str) -> Any:
     try:
+        if problem := too_much(text):
+            raise BadInput(f"{what}: {problem}")
         return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{what} is not YAML: {error}") from error

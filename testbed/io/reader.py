@@ -245,7 +245,7 @@ def compose(
         )
         return None
     try:
-        problem = _too_much(text)
+        problem = too_much(text)
         if problem:
             issues.add(1, 1, f"{problem}: expected {what}")
             return None
@@ -273,8 +273,8 @@ def compose(
     return root
 
 
-def _too_much(text: str) -> str | None:
-    """Why a text is not composed: it would overflow the parser's stack or take too long."""
+def too_much(text: str) -> str | None:
+    """Why a YAML text is not loaded: it would overflow the parser's stack or take too long."""
     # Nodes below each anchor, including those of its aliases.
     sizes: dict[str | None, int] = {}
     open_nodes: list[tuple[str | None, int]] = []

@@ -31,8 +31,8 @@ _POLICY = "name a policy in a lab file's 'policies', as FILE.py:CLASS"
 _SLURM_YAML = r"""^(?:- +|-[ \t]*\n +|\[ *\{ *)["']?(?:topology|cluster_default)["']?[ \t]*:"""
 _SLURM_INCLUDE = r"(?i)^[ \t]*include[ \t]+[^\s:]+[ \t]*$"
 _TRACE = (
-    r"\A\s*(?:;|JobID(?:Raw)?\||(?:-?\d\S*\s+){17}-?\d|"
-    r"[\w,]*(?:submit|creation)_time\b[\w,]*\s*$)"
+    r"\A\s*(?:;|(?:\w+\|)*JobID(?:Raw)?\||(?:-?\d\S*\s+){17}-?\d|"
+    r"[\w,]*(?:(?:submit|creation)_time|duration,num_gpus)\b[\w,]*\s*$)"
 )
 
 
@@ -95,6 +95,16 @@ _KINDS = (
         r"""^[ \t{]*["']?(?:gnpy|ietf)-network[\w-]*:""",
     ),
     _Kind(
+        "a GNPy file of parameters",
+        _GNPY,
+        any_key=("spectrum", "raman_params", "nli_params", "type_variety"),
+    ),
+    _Kind(
+        "a GNPy file of parameters",
+        _GNPY,
+        r"""^[ \t{]*["']?gnpy-[\w-]+:""",
+    ),
+    _Kind(
         "an Ansible inventory",
         _NODES,
         _inner_key("hosts", "children"),
@@ -119,7 +129,12 @@ _KINDS = (
     _Kind(
         "Slurm's slurm.conf",
         _NODES,
-        r"(?i)^[ \t]*(?:ClusterName|SlurmctldHost|(?:Node|Partition)Name) *=",
+        r"(?i)^[ \t]*(?:ClusterName|SlurmctldHost|ControlMachine|(?:Node|Partition)Name) *=",
+    ),
+    _Kind(
+        "a Slurm batch script",
+        "submit its program: patchlight job submit NAME -- COMMAND",
+        r"^#SBATCH ",
     ),
     _Kind(
         "a Slurm file that includes others",

@@ -86,6 +86,20 @@ async def test_a_listener_hears_that_there_is_nothing_new() -> None:
         ] * 2
 
 
+async def test_listeners_hear_on_after_a_disk_in_trouble() -> None:
+    store = filled(1)
+    feed = EventFeed(store)
+    hearing = asyncio.create_task(some(feed.follow(), 1))
+    await asyncio.sleep(0)
+    # Until it has looked once; no query of the table succeeds meanwhile.
+    store.script("ALTER TABLE events RENAME TO away")
+    await asyncio.sleep(0.3)
+    store.script("ALTER TABLE away RENAME TO events")
+    store.add_event(1.0, "drift", {})
+    (row,) = await hearing
+    assert row["number"] == 2
+
+
 async def test_nobody_is_listened_for_when_nobody_listens() -> None:
     feed = EventFeed(filled(1))
     before = len(asyncio.all_tasks())

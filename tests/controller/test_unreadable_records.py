@@ -466,15 +466,20 @@ async def test_unreadable_saved_maps_are_named_and_not_restored(
     assert list(store.saved_maps()) == ["good"]
 
 
-def test_a_saved_map_with_an_unreadable_name_has_another(store: Store) -> None:
+@pytest.mark.parametrize(
+    ("kept", "shown"), [("x'00ff'", "00ff"), ("NULL", "")]
+)
+def test_a_saved_map_with_an_unreadable_name_has_another(
+    store: Store, kept: str, shown: str
+) -> None:
     for name in ("good", "lost"):
         store.save_map(name, {"maps": {}, "by": "ann", "why": "", "at": 1.0})
-    store.write("UPDATE saved SET name = x'00ff' WHERE name = 'lost'")
+    store.write(f"UPDATE saved SET name = {kept} WHERE name = 'lost'")
     for _ in range(2):
         rows = store.saved_maps()
         assert rows["good"].by == "ann"
-        assert rows["00ff"].why == "its record could not be read"
-    store.delete_map("00ff")
+        assert rows[shown].why == "its record could not be read"
+    store.delete_map(shown)
     assert list(store.saved_maps()) == ["good"]
 
 
@@ -773,6 +778,27 @@ async def test_a_job_on_a_host_that_the_lab_does_not_have_ends_alone(
     await cluster.until_state(ran, JobState.FAILED)
     assert "the lab file has no nowhere" in cluster.table[ran].message
     assert cluster.table[other].state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    "columns", ["at = 'x'", "at = x'00'", "record = '{\"message\": 5}'"]
+)
+def test_the_history_of_a_job_lacks_what_cannot_be_read(
+    store: Store, columns: str
+) -> None:
+    ledger = JobLedger(store)
+    ran = JobStatus("ran-1", JobSpec("ran"), JobState.RUNNING)
+    told = {"job": "ran-1", "message": ""}
+    ledger.save([ran], [(1.0, "job-queued", told), (2.0, "job-running", told)])
+    store.write(f"UPDATE events SET {columns} WHERE number = 1")
+    states = [each["state"] for each in ledger.history("ran-1")]
+    assert states == ["running"]
+
+
+def test_an_event_of_an_unreadable_kind_is_missing(store: Store) -> None:
+    store.add_events("alarm", [(1.0, {}), (2.0, {})])
+    store.write("UPDATE events SET kind = x'00ff' WHERE number = 1")
+    assert [event["number"] for event in store.events()][:1] == [2]
 
 
 @bad_records

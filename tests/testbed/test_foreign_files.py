@@ -519,6 +519,15 @@ def test_what_is_wrong_in_a_containerlab_topology(
     assert message in str(result.exception)
 
 
+def test_a_file_that_aliases_blow_up_is_refused(tmp_path: Path) -> None:
+    ends = ", ".join(["a:e1"] * 1000)
+    bomb = (
+        f"e: &e {{endpoints: [{ends}]}}\nl: &l [{', '.join(['*e'] * 1000)}]\n"
+    )
+    result = generated(tmp_path, f"{bomb}topology: {{nodes: {{}}, links: *l}}")
+    assert "its aliases repeat more than" in str(result.exception)
+
+
 CONF = """# two racks
 SwitchName=s0 Nodes=n[01-02],gpu[1,3] LinkSpeed=100
 switchname=s1 nodes=m[0-1] # the last

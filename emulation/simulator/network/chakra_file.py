@@ -219,15 +219,17 @@ def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
 def _of_json(path: Path, value: Mapping[str, Any]) -> TraceNode:
     attributes = {
         each["name"]: next(
-            (v for k, v in each.items() if k.endswith("Val")), None
+            (v for k, v in each.items() if k.lower().endswith("val")), None
         )
         for each in value.get("attr", ())
     }
+    # Protobuf writes names as dataDeps or, on request, as data_deps.
+    named = {key.replace("_", "").lower(): v for key, v in value.items()}
     # Numbers of 64 bits are text there, and what is 0 is left out.
-    needs = [value.get(key, ()) for key in ("dataDeps", "ctrlDeps")]
+    needs = [named.get(key, ()) for key in ("datadeps", "ctrldeps")]
     kind = str(value.get("type", NODE_TYPES[0]))
     times = [
-        value.get(key, 0) for key in ("startTimeMicros", "durationMicros")
+        named.get(key, 0) for key in ("starttimemicros", "durationmicros")
     ]
     return _node(
         path,

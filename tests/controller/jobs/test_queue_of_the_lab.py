@@ -96,6 +96,12 @@ async def test_a_job_waits_for_those_it_comes_after(cluster: Cluster) -> None:
     )
     with pytest.raises(BadInput, match="it depends on unknown job"):
         cluster.submit(job("lost", "gpu3", after=("nobody",)))
+    # The start of an id, as long as it is that of one.
+    (fourth,) = cluster.submit(job("fourth", "gpu3", after=("fi",)))
+    assert cluster.table[fourth].spec.after == (first,)
+    with pytest.raises(BadInput, match="start of several ids") as caught:
+        cluster.submit(job("lost", "gpu3", after=("f",)))
+    assert f"{fourth}, {first}" in str(caught.value)
 
 
 @simulated(discipline=Discipline(users=(("ann", Allowance(gpus=2, jobs=3)),)))

@@ -109,6 +109,22 @@ FOREIGN = {
         "# queues\nPartitionName=gpu Nodes=ALL\n",
         ("Slurm's slurm.conf", INIT),
     ),
+    "spectrum.json": (
+        '{"spectrum": [{"f_min": 1.9e14}]}',
+        ("a GNPy file of parameters", INIT),
+    ),
+    "yang-eqpt.json": (
+        '{"gnpy-eqpt-config:equipment": {}}',
+        ("a GNPy file of parameters",),
+    ),
+    "old-slurm.conf": (
+        "ControlMachine=head\n",
+        ("Slurm's slurm.conf",),
+    ),
+    "train.sbatch": (
+        "#!/bin/bash\n#SBATCH --gpus=4\nsrun python train.py\n",
+        ("a Slurm batch script", "patchlight job submit NAME -- COMMAND"),
+    ),
     "yang.json": (
         '{"gnpy-network-topology:topology": {}}',
         ("a GNPy network", INIT),
@@ -193,6 +209,8 @@ FOREIGN = {
         ("a job trace", "patchlight simulate --trace"),
     ),
     "jobs.txt": ("JobID|Submit|State\n1|2|3\n", ("a job trace",)),
+    "user-first.txt": ("User|JobID|State\na|1|2\n", ("a job trace",)),
+    "philly.csv": ("timestamp,duration,num_gpus\n0,60,1\n", ("a job trace",)),
     "trace.csv": (
         "job_id,submit_time,duration\r\n1,2,3\r\n",
         ("a job trace",),

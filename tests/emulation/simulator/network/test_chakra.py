@@ -217,6 +217,18 @@ GRAPH = """{"workload_graph": [
   "comm_type": 0, "comm_size": 1000000000}]}"""
 
 
+def test_json_may_have_the_names_of_the_schema(tmp_path: Path) -> None:
+    files = written(tmp_path, [training(rank) for rank in range(4)])
+    lasts_s = seconds(files)
+    for file in files:
+        text = file.read_text()
+        for key in ("dataDeps", "durationMicros", "int64Val"):
+            text = text.replace(key, re.sub("([A-Z])", r"_\1", key).lower())
+        file.write_text(text)
+    assert "data_deps" in files[0].read_text()
+    assert seconds(files) == lasts_s
+
+
 def test_the_json_of_chakras_feeder_is_read(tmp_path: Path) -> None:
     files = [tmp_path / f"graph.{rank}.json" for rank in range(4)]
     for file in files:
