@@ -30,7 +30,7 @@ _REPEAT_S = 10.0
 _FAILED = 1
 _INTERRUPTED = 130
 _SAME = 0.001
-_UNKNOWN = "nothing predicted: your own program needs iterations, gradient and compute in its job file"
+_UNKNOWN = "nothing predicted: its gradient and compute time are neither given nor measured yet"
 _NOTHING = "No running job gains more by other circuits than they would cost."
 
 
