@@ -295,6 +295,14 @@ def _routes(service: AgentService) -> APIRouter:
     ) -> worker_api.LogPart:
         return await asyncio.to_thread(service.known(name).log, after, limit)
 
+    @routes.put("/workers/{name}/workdir")
+    async def ship(
+        name: str, part: worker_api.WorkdirPart
+    ) -> worker_api.WorkdirAnswer:
+        return worker_api.WorkdirAnswer(
+            next=await service.known(name).take_workdir(part)
+        )
+
     @routes.post("/workers/{name}/start")
     async def start(name: str) -> worker_api.GateAnswer:
         return worker_api.GateAnswer(

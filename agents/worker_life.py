@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from base64 import b64decode
 from dataclasses import asdict, replace
 
 from patchlight.agents.errors import AgentError, Conflict, GpuError, log
@@ -11,7 +12,7 @@ from patchlight.agents.gpus import Pulse
 from patchlight.agents.leases import Ended, Lease
 from patchlight.agents.nics.status import GONE, NicProblem
 from patchlight.agents.tenancy import AgentSite, Tenancy
-from patchlight.agents.workers import keeper
+from patchlight.agents.workers import keeper, workdir
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.jobs import CommandTask
@@ -21,6 +22,7 @@ from patchlight.testbed.wire.worker_api import (
     AnnounceRequest,
     LogPart,
     SlotRequest,
+    WorkdirPart,
     WorkerSpec,
     WorkerState,
     WorkerStatus,
@@ -59,6 +61,7 @@ class LeasedWorker:
         self._boot = site.boot
         self._pulse = Pulse()
         self._is_silent = self._is_leaving = False
+        self._archive: bytearray | None = bytearray()
         self._running: RunningWorker | None = None
         self._watching: asyncio.Task[None] | None = None
         self._ending = lease.ending if lease else None
@@ -212,6 +215,30 @@ class LeasedWorker:
     def log(self, after: int, limit: int) -> LogPart:
         """Part of its output."""
         return keeper.read_output(self._folder / keeper.OUTPUT, after, limit)
+
+    async def take_workdir(self, part: WorkdirPart) -> int:
+        """Take a part of its working directory before it starts; returns where to continue."""
+        digest = self._command and self._command.workdir
+        if not digest or self._alive().state is not WorkerState.READY:
+            raise Conflict(
+                f"worker {self.spec.id} takes no working directory now"
+            )
+        async with self.lock:
+            if self._archive is None:
+                return part.size
+            if part.offset == len(self._archive):
+                self._archive += b64decode(part.data)
+            had = len(self._archive)
+            if had >= part.size:
+                archive = bytes(self._archive)
+                self._archive = None
+                await asyncio.to_thread(
+                    workdir.unpack,
+                    archive,
+                    digest,
+                    self._folder / workdir.WORKDIR,
+                )
+            return had
 
     async def start(self) -> int:
         """Start training. Idempotent. Returns the present iteration."""

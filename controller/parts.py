@@ -39,6 +39,7 @@ from patchlight.controller.jobs.placement import LabReach
 from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
+from patchlight.controller.jobs.workdirs import Workdirs
 from patchlight.controller.packet_switches.openflow.client import (
     Launch,
     Speaker,
@@ -214,7 +215,11 @@ class Controller:
         self.fleet.on_counters = self.switches.count_nics
         self.unknown_switches = UnknownSwitches()
         outputs = ledger.JobOutputs(settings.state_dir / "outputs")
-        self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
+        self.jobs = JobTable(
+            ledger.JobLedger(self.store),
+            outputs,
+            Workdirs(settings.state_dir / "workdirs"),
+        )
         self.retention = ledger.Retention(
             self.store,
             self.jobs.ledger,

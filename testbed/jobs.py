@@ -100,6 +100,9 @@ CpuLimit = Annotated[
     ),
 ]
 HowHeld = Literal["auto", "protocol", "freeze"]
+MOST_WORKDIR_BYTES = 64 * 2**20
+MOST_WORKDIR_FILES = 20_000
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(
@@ -120,7 +123,8 @@ class CommandTask(pydantic.BaseModel):
     """A user's own program, the same on every rank.
 
     ``image`` ``None``: Patchlight's worker image. ``working_directory`` ``None``: the worker's
-    folder. ``hold`` is how the program pauses during a change of circuits: ``protocol``, by the
+    folder. ``workdir``: the digest of an archive of the user's files, where it then starts.
+    ``hold`` is how the program pauses during a change of circuits: ``protocol``, by the
     control socket that it opens; ``freeze``, by stopping its processes and packets; ``auto``, by
     the socket if it exists. ``window_bytes`` limits the TCP window on links of scaled rate.
     """
@@ -142,6 +146,7 @@ class CommandTask(pydantic.BaseModel):
     mounts: Annotated[list[Mount], Field(max_length=MOST_MOUNTS)] = []
     shared_memory_bytes: SharedMemory | None = None
     working_directory: AbsolutePath | None = None
+    workdir: Digest | None = None
     hold: HowHeld = "auto"
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
@@ -354,6 +359,7 @@ class JobSpec:
     memory_bytes: MemoryLimit | None = None
     cpus: CpuLimit | None = None
     working_directory: AbsolutePath | None = None
+    workdir: Digest | None = None
     hold: HowHeld = "auto"
     gpu_models: Annotated[
         tuple[str, ...], FailFast(), Field(max_length=MOST_GPU_MODELS)
@@ -455,7 +461,8 @@ class Pace:
 
     ``why``: the change, with its number ``reconfiguration``. ``predicted_s``, for the circuits and
     jobs when it began, and the mean ``iteration_s`` are seconds an iteration; ``communication`` is
-    the share of exchanging gradients. ``None``: not known.
+    the share of exchanging gradients. ``None``: not known. ``source``: ``reported`` by the program,
+    or observed at the steps of PyTorch's ``optimizer``.
     """
 
     since: float
@@ -465,6 +472,7 @@ class Pace:
     iterations: int = 0
     iteration_s: float | None = None
     communication: float | None = None
+    source: str = ""
 
 
 @dataclass(
@@ -593,7 +601,13 @@ _ONLY_FOR: Mapping[str, tuple[Trainer, ...]] = {
     "command": ("command",),
     "image": ("torch", "command"),
     **dict.fromkeys(
-        ("environment", "mounts", "shared_memory_bytes", "working_directory"),
+        (
+            "environment",
+            "mounts",
+            "shared_memory_bytes",
+            "working_directory",
+            "workdir",
+        ),
         ("command",),
     ),
 }

@@ -260,6 +260,8 @@ def _environment(
     who = dict.fromkeys(("USER", "LOGNAME"), user.name)
     return {
         **keep,
+        # A program's python3 and torchrun are those that have what Patchlight was installed with.
+        "PATH": f"{sys.prefix}/bin:{keep.get('PATH', os.defpath)}",
         **who,
         "HOME": str(launch.directory),
         **program.environment,

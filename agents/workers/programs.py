@@ -10,6 +10,7 @@ from pathlib import Path
 from patchlight import agents
 from patchlight.agents.nics.status import NicPlace
 from patchlight.agents.workers.contract import WorkerLaunch
+from patchlight.agents.workers.workdir import WORKDIR
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.wire import agent_status, worker_api
 
@@ -203,17 +204,24 @@ def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
             command += ["--task", f"{places.folder}/task.json"]
         case CommandTask():
             path = task.environment.get("PYTHONPATH")
+            observed = f"{places.code}/{TRAINING_IN_PATH}/observed"
             own = {
                 **task.environment,
-                "PYTHONPATH": ":".join(filter(None, [path, places.code])),
+                "PYTHONPATH": ":".join(
+                    filter(None, [path, places.code, observed])
+                ),
             }
             directory = task.working_directory or places.folder
+            if task.workdir is not None:
+                (launch.directory / WORKDIR).mkdir()
+                directory = f"{places.folder}/{WORKDIR}"
             gated = True
             command = task.command
     return WorkerProgram(
         command=tuple(command),
         environment={
             **_DEFAULTS,
+            **_torchrun(launch.spec),
             **network_defaults(launch),
             **own,
             **_rendezvous(launch, places),
@@ -222,6 +230,18 @@ def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
         gated=gated,
         needs_numpy_alone=numpy_alone,
     )
+
+
+def _torchrun(spec: worker_api.WorkerSpec) -> dict[str, str]:
+    """The options of ``torchrun``, so that one on each worker joins all of them."""
+    first = min(spec.ring, key=lambda member: member.rank)
+    return {
+        "PET_NNODES": str(len(spec.ring)),
+        "PET_NODE_RANK": str(spec.rank),
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MASTER_ADDR": str(spec.rendezvous or first.address),
+        "PET_MASTER_PORT": str(first.port),
+    }
 
 
 def _rendezvous(launch: WorkerLaunch, places: WorkerPlaces) -> dict[str, str]:

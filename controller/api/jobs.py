@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Response
 from pydantic_core import to_json
 
 from patchlight.controller.api.caller import (
@@ -30,6 +31,7 @@ from patchlight.testbed.lab.rules import KINDS, PolicyChoice, Role
 from patchlight.testbed.wire.rest import jobs as rest
 from patchlight.testbed.wire.rest import requests
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
+from patchlight.testbed.wire.worker_api import WorkdirAnswer, WorkdirPart
 
 if TYPE_CHECKING:
     from patchlight.controller.jobs.job_table import JobTable
@@ -280,6 +282,18 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         for row, plan in zip(rows, plans, strict=False):
             row.plan = plan
         return rest.Submitted(jobs=rows)
+
+    @routes.put("/workdirs/{digest}", **DATA)
+    async def ship(
+        digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")],
+        part: WorkdirPart,
+        caller: Submitter,
+    ) -> WorkdirAnswer:
+        """Store a part of the files that the caller's jobs will need."""
+        add = controller.jobs.add_to_workdir
+        return WorkdirAnswer(
+            next=await asyncio.to_thread(add, caller.by, digest, part)
+        )
 
     @routes.delete("/jobs/{job_id}", **DATA)
     async def stop(

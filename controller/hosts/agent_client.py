@@ -468,6 +468,18 @@ class AgentClient:
             body=body,
         )
 
+    async def ship(
+        self, worker_id: str, part: worker_api.WorkdirPart
+    ) -> int:
+        """Send a part of a worker's working directory; returns the offset to continue at."""
+        answer = await self._ask(
+            worker_api.WorkdirAnswer,
+            "PUT",
+            f"/workers/{worker_id}/workdir",
+            body=part.model_dump(),
+        )
+        return answer.next
+
     async def worker(self, worker_id: str) -> worker_api.WorkerStatus:
         """The state of a worker; not repeated."""
         where = f"/workers/{worker_id}"

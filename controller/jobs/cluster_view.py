@@ -177,11 +177,14 @@ class WiredLab:
 
 
 def training_of(status: JobStatus) -> Training | None:
-    """The rest of a job's training; ``None`` if unknown."""
+    """The rest of a job's training; ``None`` if unknown. Without a number of iterations as many are
+    expected as are done."""
     spec = status.spec
-    if not (spec.iterations and spec.gradient_bytes and spec.compute_s):
+    done = status.iterations_done
+    expected = spec.iterations or 2 * done
+    if not (expected and spec.gradient_bytes and spec.compute_s):
         return None
-    left = spec.iterations - status.iterations_done
+    left = expected - done
     return Training(
         left,
         spec.gradient_bytes,

@@ -58,7 +58,7 @@ class Gangs:
         self._fleet = fleet
         self._table = table
         self._entries = entries
-        self._outcomes = Outcomes(store, table, paces)
+        self._outcomes = Outcomes(store, table, paces, lab.scale)
         self._rewiring = rewiring
         self._reach = reach
 
@@ -290,6 +290,12 @@ class Gangs:
         # Wait for all, even if one fails: no worker may be created after the cleanup.
         await run_all(job.prepare() for job in jobs)
         for job in jobs:
+            if self._table.workdirs is not None and job.spec.workdir:
+                read = self._table.workdirs.read
+                await job.ship(
+                    await asyncio.to_thread(read, job.user, job.spec.workdir)
+                )
+        for job in jobs:
             self._table.move(job.id, JobState.RUNNING)
         await run_all(job.start() for job in jobs)
         self.last_start_s = time.monotonic() - began
@@ -415,10 +421,12 @@ class Outcomes:
         store: Store,
         table: JobTable,
         paces: Paces,
+        scale: float,
     ) -> None:
         self._store = store
         self._table = table
         self._paces = paces
+        self._scale = scale
 
     async def on_record(
         self,
@@ -468,7 +476,7 @@ class Outcomes:
 
         def progress() -> None:
             now = self._table[job.id]
-            spec = _measured(job, now.spec, reports)
+            spec = _measured(job, now.spec, reports, self._scale)
             most = max(now.iterations_done, done)
             known = replace(
                 now,
@@ -584,15 +592,30 @@ def _measured(
     job: RunningJob,
     spec: JobSpec,
     reports: list[dict[str, Any]],
+    scale: float,
 ) -> JobSpec:
-    """The spec with measured compute times for GPU models without one. The first iteration does not
-    count: it also loads the model and warms up."""
-    if spec.trainer != "torch":
+    """The spec with measured compute times for GPU models without one, and the gradient of a
+    program whose optimizer was observed. The first iterations do not count: they also load the
+    model and warm up."""
+    if spec.trainer == "synthetic":
         return spec
     found = dict(spec.compute_s)
+    gradient = spec.gradient_bytes
+    workers = len(job.hosts)
     for report in reports:
+        is_own = spec.trainer == "command"
+        if report["index"] <= is_own or (is_own and not report["origin"]):
+            continue
         gpu = job.hosts[report["rank"]].gpu
-        if gpu is not None and report["index"] > 0 and report["compute_s"] > 0:
-            on_one = len(job.hosts) if spec.is_split else 1
+        if gpu is not None and report["compute_s"] > 0:
+            on_one = workers if spec.is_split else 1
             found.setdefault(gpu.model, report["compute_s"] * on_one)
-    return spec if found == spec.compute_s else replace(spec, compute_s=found)
+        if is_own and workers > 1 and not gradient:
+            # A ring all-reduce sends 2 (n - 1) / n gradients, and real bytes are not scaled.
+            sent = report["sent_bytes"] * scale
+            gradient = round(sent * workers / (2 * (workers - 1)))
+    return replace(
+        spec,
+        compute_s=found,
+        gradient_bytes=gradient,
+    )

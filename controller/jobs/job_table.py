@@ -14,6 +14,7 @@ from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
 from patchlight.controller.jobs.lives import AT_WORK, JOB_MOVES, check_move
 from patchlight.controller.jobs.running_job import RunningJob
+from patchlight.controller.jobs.workdirs import Workdirs
 from patchlight.controller.prediction import completion, network
 from patchlight.controller.prediction.interleaving import set_slots_of
 from patchlight.controller.storage.database import Period
@@ -22,6 +23,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.wire.worker_api import WorkdirPart
 
 _RECENT = 64  # as many as policies see
 _LISTED = 1000  # the longest page
@@ -32,7 +34,10 @@ class JobTable:
     ``on_state`` with new jobs and states, once on disk."""
 
     def __init__(
-        self, ledger: JobLedger, outputs: JobOutputs | None = None
+        self,
+        ledger: JobLedger,
+        outputs: JobOutputs | None = None,
+        workdirs: Workdirs | None = None,
     ) -> None:
         self.running: dict[str, RunningJob] = {}
         self.on_reports: list[
@@ -41,6 +46,7 @@ class JobTable:
         self.on_state: list[Callable[[JobStatus], None]] = []
         self.ledger = ledger
         self.outputs = outputs
+        self.workdirs = workdirs
         self._live = {status.id: status for status in ledger.unfinished()}
         self.unreadable = ledger.unreadable()
         """Jobs whose records were lost while they ran; their workers may continue."""
@@ -140,6 +146,25 @@ class JobTable:
             self._remember(status)
             for hear in self.on_state:
                 hear(status)
+        ended = [status for status in statuses if status.state.is_final]
+        if self.workdirs is not None and ended:
+            self.workdirs.forget(ended, self.live())
+
+    def add_to_workdir(
+        self,
+        user: str,
+        digest: str,
+        part: WorkdirPart,
+    ) -> int:
+        """Store a part of what a user ships with jobs; returns the offset to continue at."""
+        if self.workdirs is None:
+            raise BadInput("this controller stores no working directories")
+        return self.workdirs.add(
+            user,
+            digest,
+            part,
+            self.live(),
+        )
 
     def keep(self, status: JobStatus) -> None:
         """Store the status of a job in an unchanged state."""
@@ -276,10 +301,13 @@ class Forecasts:
         ]
         if lit is None or not placed:
             return {}
+        endless = {s.id for s in (*statuses, *more) if not s.spec.iterations}
         return {
             each.job: {
                 _PREDICTED: each.iteration_s,
-                "predicted_completion_s": each.completion_s,
+                "predicted_completion_s": each.completion_s
+                if each.job not in endless
+                else None,
                 "bottleneck": each.bottleneck,
             }
             for each in completion.predict(

@@ -133,4 +133,5 @@ def _added(
         iterations=count,
         iteration_s=mean_s,
         communication=share,
+        source=reports[-1].get("origin") or "reported",
     )

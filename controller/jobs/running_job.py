@@ -18,6 +18,7 @@ from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.worker_api import (
     SlotRequest,
+    WorkdirPart,
     WorkerSpec,
     WorkerState,
     WorkerStatus,
@@ -77,6 +78,16 @@ class RankWorker:
         """Create the worker; ``JobFailed`` if its agent does not."""
         try:
             self.status = await self.agent.create_worker(self.spec)
+        except agent_client.AgentCallError as error:
+            raise JobFailed(str(error), hosts=[self.host.name]) from error
+
+    async def ship(self, archive: bytes) -> None:
+        """Send it the job's working directory; ``JobFailed`` if its agent does not take it."""
+        offset = 0
+        try:
+            while offset < len(archive):
+                part = WorkdirPart.of(archive, offset)
+                offset = await self.agent.ship(self.spec.id, part)
         except agent_client.AgentCallError as error:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
@@ -240,6 +251,10 @@ class RunningJob:
         """Create the workers, and wait until the ring is closed."""
         await run_all(worker.create() for worker in self.workers)
         await self._until(WorkerState.READY, _PREPARE_DEADLINE_S)
+
+    async def ship(self, archive: bytes) -> None:
+        """Send all workers the job's working directory."""
+        await run_all(worker.ship(archive) for worker in self.workers)
 
     async def _until(self, state: WorkerState, deadline_s: float) -> None:
         since = time.monotonic()

@@ -212,6 +212,14 @@ class Scheduler:
         )
         check_policies(specs, self.policies.choice)
         for number, spec in enumerate(specs):
+            shipped = self._table.workdirs
+            if spec.workdir and not (
+                shipped and shipped.has(by, spec.workdir)
+            ):
+                raise BadInput(
+                    f"job {spec.name}: its working directory is not here any more",
+                    hint="submit it with --workdir again: it is removed at the end of a job",
+                )
             found = {name: self._table.meant(name) for name in spec.after}
             for name, jobs in found.items():
                 if not jobs:

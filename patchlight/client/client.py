@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -71,6 +71,10 @@ from patchlight.testbed.wire.rest.lab import (
     TopologyShape,
     WhoAmI,
 )
+from patchlight.testbed.wire.worker_api import WorkdirAnswer, WorkdirPart
+
+if TYPE_CHECKING:
+    from patchlight.client.workdir import Workdir
 
 __all__ = ["ControllerClient", "ControllerError", "NoAnswer", "OtherLab"]
 
@@ -155,6 +159,15 @@ class ControllerClient(CircuitCalls):
             plan=plan,
         )
         return submitted.jobs
+
+    def ship(self, workdir: Workdir) -> None:
+        """Upload a packed folder for jobs of this user: ``JobSpec.workdir`` is its digest."""
+        offset = 0
+        while offset < len(workdir.archive):
+            part = WorkdirPart.of(workdir.archive, offset)
+            path = f"/workdirs/{workdir.digest}"
+            body = part.model_dump()
+            offset = self._call(WorkdirAnswer, "PUT", path, body).next
 
     def preview(
         self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None

@@ -4,6 +4,7 @@ Unknown keys are refused in requests and ignored in answers, so that agents may 
 """
 
 import re
+from base64 import b64encode
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -311,6 +312,7 @@ class Report(BaseModel):
     """One iteration of one worker; ``finished_at`` in Unix time.
 
     ``loss``: that of its own mini-batch before the update, if a model is trained.
+    ``origin``: what reported it instead of the program: ``optimizer``, a step of PyTorch's.
     ``queue_pairs_made`` and ``rdma_retries``: over RDMA, since the worker's start (two are made
     first). Users' programs may leave out what has a default.
     """
@@ -334,6 +336,7 @@ class Report(BaseModel):
     ] = 0
     check: Annotated[str, Field(max_length=200)] = ""
     device: Annotated[str, Field(max_length=200)] = ""
+    origin: Annotated[str, Field(max_length=40)] = ""
     loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
     queue_pairs_made: (
         Annotated[
@@ -385,6 +388,46 @@ class SlotRequest(_Request):
     ]
     late_s: _Seconds
     lasts_s: _Seconds
+
+
+WORKDIR_PART_BYTES = 512 * 2**10
+
+
+class WorkdirPart(_Request):
+    """A part of the archive of a job's working directory, whose whole ``size`` is in bytes: its
+    ``data`` from byte ``offset`` on, in Base64."""
+
+    offset: Annotated[int, Field(ge=0)]
+    size: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=jobs.MOST_WORKDIR_BYTES,
+        ),
+    ]
+    data: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9+/]*={0,2}$",
+            max_length=2 * WORKDIR_PART_BYTES,
+        ),
+    ]
+
+    @classmethod
+    def of(cls, archive: bytes, offset: int) -> Self:
+        """The part of an archive from there on."""
+        part = archive[offset : offset + WORKDIR_PART_BYTES]
+        return cls(
+            offset=offset,
+            size=len(archive),
+            data=b64encode(part).decode(),
+        )
+
+
+class WorkdirAnswer(BaseModel):
+    """The byte to continue at; the archive's size when all of it is there."""
+
+    next: int
 
 
 class StopAtRequest(_Request):

@@ -31,8 +31,8 @@ _FAILED = 1
 _INTERRUPTED = 130
 _SAME = 0.001
 _UNKNOWN = (
-    "nothing predicted: your own program needs iterations, gradient and "
-    "compute in its job file"
+    "nothing predicted: its gradient and compute time are neither given nor "
+    "measured yet"
 )
 _NOTHING = (
     "No running job would gain more from other circuits than the change costs."

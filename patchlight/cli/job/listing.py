@@ -27,6 +27,11 @@ _MEANINGS: dict[str, out.Meaning] = {
     JobState.FAILED: "bad",
     JobState.STOPPED: "quiet",
 }
+_SOURCES = {"optimizer": "; observed at the steps of PyTorch's optimizer"}
+_UNREPORTED = (
+    "none reported: observed are programs with a PyTorch optimizer, others write them to the file "
+    "PATCHLIGHT_REPORTS"
+)
 _HELD_BY = {
     "iteration": "between two iterations, by Patchlight",
     "protocol": "between two iterations, by the program (control protocol)",
@@ -234,7 +239,7 @@ def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
     yield "state", _state(status)
     yield "message", status.message
     yield "user", status.by
-    yield "iterations", iterations(status)
+    yield "iterations", iterations(status) or _unreported(status)
     yield "hosts", ", ".join(status.hosts)
     yield "workers", _degrees(status)
     yield "submitted", out.when(status.submitted_at)
@@ -308,7 +313,14 @@ def _measured(status: shapes.JobAnswer) -> str:
         percent = f"{abs(part):.1%}".replace("%", " %")
         off = f", {percent} {'more' if part >= 0 else 'less'} than predicted"
     share = status.paces[-1].communication if status.paces else None
-    return f"{seconds:.3f} s an iteration{off}{_communication(share)}"
+    source = status.paces[-1].source if status.paces else ""
+    seen = _SOURCES.get(source, "")
+    return f"{seconds:.3f} s an iteration{off}{_communication(share)}{seen}"
+
+
+def _unreported(status: shapes.JobAnswer) -> str:
+    started = status.started_at is not None
+    return _UNREPORTED if started and status.spec.trainer == "command" else ""
 
 
 def _communication(share: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from patchlight.testbed.jobfile.reader import (
 from patchlight.testbed.jobfile.schema import Defaults, SeveralJobs, Sweep
 
 if TYPE_CHECKING:
+    from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.jobs import Preview
 
 _PROGRAM = "patchlight.program"
@@ -177,6 +179,16 @@ class _WithProgram(click.Command):
 @click.argument("job", metavar="NAME|FILE|-")
 @_job_options
 @click.option(
+    "--workdir",
+    type=click.Path(
+        path_type=Path,
+        file_okay=False,
+        exists=True,
+    ),
+    metavar="DIR",
+    help="Ship this folder's files to the workers, without those in .gitignore, and run there.",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Check the file, print where and when the job would start; queue nothing.",
@@ -191,6 +203,7 @@ class _WithProgram(click.Command):
 @connection.controller_options
 def submit(
     job: str,
+    workdir: Path | None,
     dry_run: bool,
     follow: bool,
     as_json: bool,
@@ -240,6 +253,8 @@ def submit(
         out.print_answer(rows, lambda: _print_preview(rows), as_json=as_json)
         return
     with connection.connect(lab_name, address) as client:
+        if workdir is not None:
+            jobs = _shipped(client, jobs, workdir)
         statuses = client.submit(
             jobs, plan=not as_json and len(jobs.specs) == 1
         )
@@ -255,6 +270,25 @@ def submit(
             from patchlight.cli.job.follow import follow_jobs
 
             follow_jobs(client, [statuses[0].id], as_json=as_json)
+
+
+def _shipped(
+    client: ControllerClient,
+    jobs: JobBatch,
+    folder: Path,
+) -> JobBatch:
+    from patchlight.client.workdir import packed
+
+    if others := [s.name for s in jobs.specs if s.trainer != "command"]:
+        raise BadInput(
+            f"--workdir is for a program of yours, and job {others[0]} has no command"
+        )
+    workdir = packed(folder)
+    for name in workdir.left_out:
+        out.say(f"left out: {name} leads out of {folder}", err=True)
+    client.ship(workdir)
+    specs = (replace(spec, workdir=workdir.digest) for spec in jobs.specs)
+    return replace(jobs, specs=tuple(specs))
 
 
 def _plan(

@@ -374,7 +374,7 @@ def iteration_bars(jobs: Sequence[JobAnswer]) -> Figure:
             color=_SENDS,
         )
         axes.text(
-            iteration_s,
+            max(iteration_s, pace.predicted_s or 0.0),
             row,
             f" {iteration_s:.3f} s",
             va="center",

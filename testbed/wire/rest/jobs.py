@@ -145,6 +145,7 @@ class IterationReport(Answer):
     sent_bytes: int
     check: str
     device: str
+    origin: str = ""
     loss: float | None
     queue_pairs_made: int | None = None
     rdma_retries: int | None = None
