@@ -20,8 +20,8 @@ class GpuModel:
     """A GPU's peak float32 performance, and the share that operations reach.
 
     Peak figures are the maker's; the shares are estimates (matrix operations reach about 60 % of
-    the peak, streaming ones 75 % of the memory's rate), so the resulting times are computed, not
-    measured.
+    the peak, half of it on tensor cores, streaming ones 75 % of the memory's rate), so the
+    resulting times are computed, not measured.
     """
 
     name: str
@@ -54,8 +54,29 @@ A100 = GpuModel(
     flops=19.5e12,
     memory_bytes_per_s=2.039e12,
 )
-"""Peak figures of NVIDIA's data sheet, without TF32."""
-
+"""Without TF32, as PyTorch multiplies matrices unless told otherwise."""
+_TENSOR_CORES = 0.5
+GPUS = {
+    "v100": GpuModel(
+        "NVIDIA V100 SXM2, float32",
+        flops=15.7e12,
+        memory_bytes_per_s=0.9e12,
+    ),
+    "a100": A100,
+    "a100-tf32": GpuModel(
+        "NVIDIA A100 SXM4 80 GB, TF32",
+        flops=156e12,
+        memory_bytes_per_s=2.039e12,
+        compute_share=_TENSOR_CORES,
+    ),
+    "h100-tf32": GpuModel(
+        "NVIDIA H100 SXM, TF32",
+        flops=494.7e12,
+        memory_bytes_per_s=3.35e12,
+        compute_share=_TENSOR_CORES,
+    ),
+}
+"""Peak figures of NVIDIA's data sheets, dense."""
 
 BYTES = 4
 Looked = Literal["tokens", "positions", "segments"]

@@ -64,6 +64,11 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
     help="Simulate flows, instead of emulating with packets.",
 )
 @click.option(
+    "--readings",
+    is_flag=True,
+    help="Say which readings of the abstract give its speedups.",
+)
+@click.option(
     "--quick",
     is_flag=True,
     help="Packets: one round, two tuning times. Flows: 128 nodes instead of 1,024, one draw.",
@@ -149,6 +154,7 @@ def oddl(
     context: click.Context,
     /,
     flows: bool,
+    readings: bool,
     quick: bool,
     models: tuple[str, ...],
     nodes: tuple[int, ...] | None,
@@ -165,8 +171,12 @@ def oddl(
     W. Li et al., J. Opt. Commun. Netw., 2024. With packets (needs root): four emulated nodes
     beside the same four on an ideal switch, and the cost of tuning and control. With --flows: up
     to 1,024 nodes beside a fat-tree, SiP-Ring and an ideal switch; faster with the extra 'fast'.
+    With --readings: networks, placements, collectives and GPUs, and which give what is published.
     Writes plots and result.json (see docs/results/oddl.md).
     """
+    if readings:
+        _run_readings(context, output, models, quick=quick, as_json=as_json)
+        return
     for name in _OF_PACKETS if flows else _OF_FLOWS:
         if (
             context.get_parameter_source(name)
@@ -220,7 +230,6 @@ def oddl(
         out.print_json(result)
         return
     _print_speedups(result)
-    _print_scenarios(result)
     out.say(
         f"Other jobs: {result['arrivals']}; draws: {options.draws}; placement: {options.placement}."
     )
@@ -265,31 +274,79 @@ def _print_speedups(result: dict[str, Any]) -> None:
     table.print()
 
 
-def _print_scenarios(result: dict[str, Any]) -> None:
-    model = result["scenarios_model"]
-    compute_ms = 1e3 * result["models"][model]["compute_s"]
-    table = out.Table(
-        out.Column("over"),
-        out.Column("communication"),
-        out.number("f"),
-        out.number("speedup"),
-        out.number("paper"),
-        out.number("if C is"),
-        title=f"{model}, {result['cluster_nodes']} nodes; speedup if C is {compute_ms:.0f} ms",
+_OF_READINGS = ("readings", "quick", "models", "seed", "output", "as_json")
+
+
+def _run_readings(
+    context: click.Context,
+    output: Path | None,
+    models: tuple[str, ...],
+    *,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        given = source is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name not in _OF_READINGS:
+            raise BadInput(f"{parameter.opts[0]} is not for --readings")
+    if len(models) > 1:
+        raise BadInput("expected one --model with --readings")
+    # Not above: importing NumPy takes longer than --help should.
+    from patchlight.emulation.experiments.oddl import figures
+    from patchlight.emulation.experiments.oddl.readings import run_readings
+    from patchlight.emulation.simulator.results import results_folder
+
+    folder = results_folder(output, "oddl-readings")
+    model = models[0] if models else "vgg19"
+    result = run_readings(8 if quick else 16, model, context.params["seed"])
+    files = figures.write_readings(result, folder)
+    if as_json:
+        out.print_json(result)
+        return
+    _print_readings(result)
+    out.say_written(files, folder)
+
+
+def _print_readings(result: dict[str, Any]) -> None:
+    presets = result["compute_s"]
+    times = ", ".join(
+        f"{name} {1e3 * compute_s:.0f} ms"
+        for name, compute_s in presets.items()
     )
-    names = {"fat_tree": "fat-tree", "sip_ring": "SiP-Ring"}
-    for row in result["scenarios"]:
-        needed_s = row["compute_for_paper_s"]
-        nowhere = "" if row["paper"] is None else "never"
+    table = out.Table(
+        out.number(""),
+        "over",
+        out.number("f"),
+        *map(out.number, presets),
+        title=f"{result['model']}, {result['nodes']} nodes: how many times as fast on ODDL; * as "
+        f"published, by 0.1 or less. An iteration computes for {times}",
+    )
+    for number, row in enumerate(result["readings"]):
+        speedups = [
+            "*" * (number in result["given_by"][name].get(row["compared"], ()))
+            + f"{row['speedups'][name]:.2f} ×"
+            for name in presets
+        ]
         table.add_row(
-            names[row["compared"]],
-            row["words"],
-            f"{row['f']:.2f}",
-            _times(row["speedup"]),
-            _times(row["paper"]),
-            nowhere if needed_s is None else f"{1e3 * needed_s:.0f} ms",
+            str(number + 1), reading_words(row), f"{row['f']:.2f}", *speedups
         )
     table.print()
+
+
+def reading_words(row: dict[str, Any]) -> str:
+    """A reading in words: the network without its size, and what is sent there."""
+    network, _, parameters = row["spec"].partition(":")
+    parts = [
+        network,
+        *parameters.split(",")[1:],
+        row["collective"],
+        row["placement"],
+    ]
+    parts += [f"{row['jobs']} jobs"] if row["jobs"] > 1 else []
+    parts += [f"{row['load']:.0%} taken by others"] if row["load"] else []
+    parts += [f"{format_time(row['step_s'])} a step"]
+    return ", ".join(parts)
 
 
 _QUICK_TUNING_TIMES_S = (1e-3, 16e-3)

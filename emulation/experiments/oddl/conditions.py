@@ -33,6 +33,7 @@ from patchlight.emulation.simulator.traces.files import read_trace
 from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.graphs import builtin_graph
+from patchlight.testbed.graphs.layers import GPUS
 from patchlight.testbed.paths.scheduling import CONTROL_DELAYS
 
 MIXTURE = "mixture-of-experts"
@@ -73,12 +74,12 @@ class Workload(NamedTuple):
 
 
 @cache
-def workload(name: str) -> Workload:
-    """One of ``MODELS``; ``BadInput`` for another name."""
+def workload(name: str, gpu: str = "a100") -> Workload:
+    """One of ``MODELS`` on one of ``GPUS``; ``BadInput`` for another name."""
     if name not in MODELS:
         raise BadInput(f"unknown model {name!r}: {nearest(name, MODELS)}")
     graph = builtin_graph(
-        "gpt2" if name == MIXTURE else name, _BATCHES.get(name)
+        "gpt2" if name == MIXTURE else name, _BATCHES.get(name), GPUS[gpu]
     )
     batch = graph.batch or 1
     computes_s = (graph.forward_ms + graph.backward_ms) / 1e3

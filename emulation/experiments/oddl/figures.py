@@ -1,7 +1,7 @@
 """The plots of ODDL, in flows and in packets."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     """Write ``result.json`` and the plots into ``output``; the files."""
     plots = {
         "speedups": lambda: speedups_figure(result),
-        "f-and-c": lambda: plane_figure(result),
     }
     if decomposed := _decomposed(result):
         plots["decomposition"] = lambda: decomposition_figure(decomposed)
@@ -115,7 +114,7 @@ def _decomposed(
     result: dict[str, Any],
 ) -> list[tuple[str, list[dict[str, Any]]]]:
     """The steps that change the speedup of the largest jobs, if any, and their titles."""
-    model = result["scenarios_model"]
+    model = result["shown_model"]
     found = []
     for nodes, by_network in list(result["decomposition"][model].items())[-3:]:
         for name in _TAKES_PART:
@@ -189,80 +188,87 @@ def decomposition_figure(
     return figure
 
 
-def plane_figure(result: dict[str, Any]) -> Figure:
-    """Speedups over f and C, the published ones as lines, and each scenario where it lies."""
-    scenarios = result["scenarios"]
-    model = result["scenarios_model"]
-    compute_s = result["models"][model]["compute_s"]
-    most_f = 1.5 * max(row["f"] for row in scenarios)
+_MOST_F = 25.0
+
+
+def write_readings(result: dict[str, Any], output: Path) -> list[Path]:
+    """Write ``result.json`` and the picture of all readings into ``output``; the files."""
+    plots = {"readings": lambda: readings_figure(result)}
+    return results.write_report(result, output, plots)
+
+
+def readings_figure(result: dict[str, Any]) -> Figure:
+    """Each reading's f at each preset's C, with its number; filled if it gives the published
+    speedup, whose line is dashed."""
+    rows = result["readings"]
+    presets = {name: 1e3 * s for name, s in result["compute_s"].items()}
+    most_ms = 1.15 * max(presets.values())
+    c_ms = np.linspace(0, most_ms, 200)
     figure = figures.new(4.4)
-    shown = sorted({row["compared"] for row in scenarios})
-    for axis, name in zip(
-        figure.subplots(1, len(shown), sharey=True), shown, strict=True
-    ):
-        rows = [row for row in scenarios if row["compared"] == name]
-        oddl_s = float(np.median([row["oddl_s"] for row in rows]))
-        c_s = np.linspace(0, 6 * compute_s, 200)
-        c, f = np.meshgrid(c_s, np.geomspace(0.9, most_f, 400))
-        levels = [1.1, 1.25, 1.5, 2, 3, 5, 10]
-        contours = {"colors": figures.SKY, "linewidths": 0.8}
-        lines = axis.contour(
-            1e3 * c,
-            f,
-            (c + f * oddl_s) / (c + oddl_s),
-            levels,
-            **contours,
-        )
-        # At the right, where no scenario is; at the top the lines that leave there.
-        tops = [
-            oddl_s * (0.9 * most_f - level) / (level - 1) for level in levels
-        ]
-        at_c = [min(5.2 * compute_s, top) for top in tops]
-        places = [
-            (1e3 * x, n + (n - 1) * x / oddl_s)
-            for n, x in zip(levels, at_c, strict=True)
-        ]
-        axis.clabel(
-            lines,
-            fmt="%g ×",
-            fontsize=8,
-            manual=places,
-        )
-        if (published := rows[0]["paper"]) is not None:
-            needed = published + (published - 1) * c_s / oddl_s
-            line = {"linestyle": "--", "color": figures.VERMILION}
-            axis.plot(
-                1e3 * c_s,
-                needed,
-                label=f"paper: {published:g} ×",
-                **line,
+    names = ("fat_tree", "sip_ring")
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, compared in zip(axes, names, strict=True):
+        shown = {
+            number: row
+            for number, row in enumerate(rows, 1)
+            if row["compared"] == compared and row["f"] < _MOST_F
+        }
+        look = _LOOKS[compared]["color"]
+        published = result["paper"].get(compared)
+        if published is not None:
+            m_ms = 1e3 * float(
+                np.median([r["oddl_s"] for r in shown.values()])
             )
-        at = 0.0
-        for row in sorted(rows, key=lambda row: row["f"]):
             axis.plot(
-                1e3 * compute_s,
-                row["f"],
-                "o",
-                color=_LOOKS[name]["color"],
+                c_ms,
+                published + (published - 1) * c_ms / m_ms,
+                linestyle="--",
+                color=figures.VERMILION,
+                label="gives the published speedup",
             )
-            at = max(row["f"], 1.19 * at)
-            words = (1e3 * compute_s, row["f"]), (1.35e3 * compute_s, at)
-            arrow = {"arrowstyle": "-", "linewidth": 0.4}
+        for gpu, at_ms in presets.items():
+            given = result["given_by"][gpu].get(compared, ())
+            for number, row in shown.items():
+                fill = look if number - 1 in given else "none"
+                axis.plot(
+                    at_ms, row["f"], "o", color=look, markerfacecolor=fill
+                )
             axis.annotate(
-                row["words"],
-                *words,
-                va="center",
-                arrowprops=arrow,
+                f" {gpu}",
+                (at_ms, 2.2 * _MOST_F),
+                rotation=90,
+                va="top",
+                ha="right",
             )
+        for f, numbers in _together(shown).items():
+            axis.text(
+                1.01 * most_ms,
+                f,
+                ", ".join(map(str, numbers)),
+                va="center",
+            )
+        axis.set_xlim(0, most_ms)
         axis.set_xlabel("computing time C (ms)")
-        axis.set_xlim(0, 6e3 * compute_s)
-        axis.set_title(
-            f"{model} over {LABELS[name]}; dots at C = {1e3 * compute_s:.0f} ms"
-        )
-    _log_ticks(figure.axes[0], 0.9, most_f)
-    figure.axes[0].set_ylabel("f: communication time over ODDL's")
+        over = {"fat_tree": "fat-trees", "sip_ring": "SiP-Ring"}[compared]
+        axis.set_title(f"{result['model']} over {over}, readings by number")
+    _log_ticks(axes[0], 0.5, 2.3 * _MOST_F)
+    axes[0].set_ylabel("f: communication time over ODDL's")
     figures.legend(figure)
     return figure
+
+
+_ONE_LABEL = 1.13
+
+
+def _together(rows: Mapping[int, dict[str, Any]]) -> dict[float, list[int]]:
+    """The numbers of rows with nearly the same f, by the least of these."""
+    found: dict[float, list[int]] = {}
+    for number, row in sorted(rows.items(), key=lambda each: each[1]["f"]):
+        least = max(found, default=0.0)
+        if row["f"] > _ONE_LABEL * least:
+            found[least := row["f"]] = []
+        found[least].append(number)
+    return found
 
 
 ARM_LABELS = {

@@ -70,30 +70,6 @@ def test_alone_in_a_whole_cluster_a_ring_gains_nothing(
     assert result["speedups"][MIXTURE]["16"]["sip_ring"] > 1.1
 
 
-def test_a_published_speedup_comes_out_at_the_computing_time_that_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    published = {("resnet50", 16): {"fat_tree": 1.3, "sip_ring": 1.2}}
-    monkeypatch.setattr(
-        "patchlight.emulation.experiments.oddl.run.SPEEDUPS", published
-    )
-    options = FlowOptions(models=("resnet50",), nodes=(2,), radix=4, draws=1)
-    rows = run_flows(options, lambda done, count: None)["scenarios"]
-    assert {row["compute_for_paper_s"] is None for row in rows} == {
-        True,
-        False,
-    }
-    for row in rows:
-        f = row["f"]
-        m = row["oddl_s"]
-        p = row["paper"]
-        assert p == published["resnet50", 16][row["compared"]]
-        c = row["compute_for_paper_s"]
-        assert (c is None) == (f <= p)
-        if c is not None:
-            assert (c + f * m) / (c + m) == pytest.approx(p)
-
-
 def test_only_the_column_paper_knows_the_published_speedups() -> None:
     for file in (Path(paper.__file__).parent / "oddl").rglob("*.py"):
         assert not re.search(r"\b1\.[67]\b", file.read_text()), file.name
@@ -172,17 +148,18 @@ def test_the_command_prints_writes_and_says_what_there_is_not(
     done = CliRunner().invoke(cli, words, env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
     tables = [line for line in done.output.splitlines() if " × " in f"{line} "]
-    assert len(tables) > 10
+    assert len(tables) == 1
     assert max(map(len, tables)) <= 80
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["light"]["control_s"] == 0.003
+    assert "A100" in result["gpu"]
     assert set(result["speedups"]["vgg19"]["16"]) == {
         "fat_tree",
         "fat_tree_2_1",
         "sip_ring",
         "ideal",
     }
-    for plot in ("speedups", "decomposition", "f-and-c"):
+    for plot in ("speedups", "decomposition"):
         text = for_a_paper(tmp_path / f"{plot}.svg")
         assert "vgg19" in text
         assert "paper" not in text  # which has no figure for 16 nodes

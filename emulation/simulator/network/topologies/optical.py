@@ -129,7 +129,10 @@ _MOST_NODES = 4096
     eq=False,
 )
 class SipRing(Network):
-    """Links: what nodes add, what they drop, and the segments of the fibre behind each node."""
+    """Links: what nodes add, what they drop, the segments of the fibre behind each node, and those
+    that go the other way, if there are ``directions``."""
+
+    directions: int = 1
 
     def _paths(
         self,
@@ -139,9 +142,13 @@ class SipRing(Network):
         group: Ints,
     ) -> Ints:
         nodes = self.nodes
-        apart = (destination - source) % nodes
+        ahead = (destination - source) % nodes
+        back = (self.directions == 2) & (2 * ahead > nodes)
+        apart = np.where(back, nodes - ahead, ahead)
         hops = np.arange(int(apart.max(initial=0)))
-        segments = 2 * nodes + (source[:, None] + hops) % nodes
+        way = np.where(back, -1, 1)[:, None]
+        first = np.where(back, 3, 2)[:, None] * nodes
+        segments = first + (source[:, None] + way * hops) % nodes
         inside = np.where(hops < apart[:, None], segments, NO_LINK)
         return np.column_stack([source, inside, nodes + destination])
 
@@ -154,29 +161,45 @@ def sip_ring(
     channel_rate: float = RATE / 64,
     latency: float = LATENCY,
     switching: float = 25e-6,
+    directions: int = 1,
+    fibres: int = 1,
+    slot: float = 0.0,
 ) -> SipRing:
-    """Light goes one way round (Khani et al., *SiP-ML*, SIGCOMM 2021).
+    """SiP-ML's ring (Khani et al., SIGCOMM 2021); light goes one way round, or both ways.
 
-    A segment of the fibre carries ``wavelengths``, and each of them again behind the node that
-    drops it; a node adds and drops as many as it has ``microrings``. A ring of neighbours closes
-    all the way round: J jobs beside each other cross each segment J times.
+    A segment carries ``wavelengths``, split evenly over ``fibres`` and ``directions``, and each of
+    them again behind the node that drops it; a node adds and drops as many as it has
+    ``microrings``. One way round, a ring of neighbours closes all the way: J jobs beside each other
+    cross each segment J times. All is dark for ``switching`` in each ``slot``, if one is given.
     """
     checked_nodes(spec, nodes)
+    each = (
+        wavelengths // fibres // directions if fibres > 0 < directions else 0
+    )
+    if directions > 2 or not each or 0 < slot <= switching:
+        raise BadInput(
+            f"{spec}: expected 1 or 2 directions, a wavelength or more for each fibre and "
+            "direction, and switching < slot"
+        )
+    lit = 1 - switching / slot if slot else 1.0
     if nodes > _MOST_NODES:
         # A path has as many links as nodes lie between: memory would grow with the square.
         checked_nodes(f"{spec} (at most {_MOST_NODES})", 0)
-    mine = min(microrings, wavelengths) * channel_rate
+    one_way = each * fibres * channel_rate * lit
+    mine = min(microrings * channel_rate * lit, directions * one_way)
+    segments = directions * nodes
     return SipRing(
         spec,
         mine,
         np.zeros(nodes, np.int64),
-        links((2 * nodes, mine), (nodes, wavelengths * channel_rate)),
-        np.concatenate([np.full(2 * nodes, latency / 2), np.zeros(nodes)]),
+        links((2 * nodes, mine), (segments, one_way)),
+        np.concatenate([np.full(2 * nodes, latency / 2), np.zeros(segments)]),
         {
             "microring": 2 * nodes * microrings,
             "transceiver-100g": nodes * mine / 100e9,
         },
         Switching(switching, wavelengths),
+        directions=directions,
     )
 
 

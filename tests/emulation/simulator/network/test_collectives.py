@@ -180,6 +180,40 @@ def test_jobs_of_neighbours_on_a_ring_of_fibre_share_it_all() -> None:
     assert run_jobs(network, jobs).ends_s == pytest.approx(4 * alone, rel=1e-9)
 
 
+def test_waves_split_over_two_ways_and_fibres_carry_less_each_way() -> None:
+    rounds = collective("ring", 64, S)
+    job = PlacedJob(np.arange(64), 0.0, rounds)
+    there = "sip-ring:nodes=64,latency=0ns,switching=0ns"
+    one_way_s = run_jobs(network_of(there), [job]).ends_s[0]
+    for more, slower in (
+        ("directions=2", 2.0),
+        # 64 waves are 6 for each way of each of 5 fibres.
+        ("directions=2,fibres=5", 64 / 30),
+        ("fibres=5", 64 / 60),
+    ):
+        split = network_of(f"{there},{more}")
+        assert run_jobs(split, [job]).ends_s[0] == pytest.approx(
+            slower * one_way_s, rel=1e-9
+        )
+    # Both ways at once, and the closing edges of jobs beside each other go back where they came.
+    both = network_of(f"{there},directions=2")
+    around = PlacedJob(np.arange(64), 0.0, collective("two-rings", 64, S))
+    assert run_jobs(both, [around]).ends_s[0] == pytest.approx(
+        one_way_s, rel=1e-9
+    )
+    part = collective("ring", 16, S)
+    jobs = [PlacedJob(np.arange(16) + at, 0.0, part) for at in (0, 16, 32, 48)]
+    assert run_jobs(both, jobs).ends_s == pytest.approx(
+        run_jobs(both, jobs[:1]).ends_s[0], rel=1e-9
+    )
+    dark = "sip-ring:nodes=64,latency=0ns,switching=20us,slot=100us"
+    kept_s = run_jobs(network_of(dark), [job]).ends_s[0]
+    assert kept_s == pytest.approx(one_way_s / 0.8 + 20e-6, rel=1e-9)
+    for wrong in ("directions=3", "fibres=65", "slot=10us"):
+        with pytest.raises(BadInput, match="expected 1 or 2 directions"):
+            network_of(f"sip-ring:nodes=64,{wrong}")
+
+
 def test_topoopt_splits_a_ring_over_all_ports_and_relays_the_rest() -> None:
     network = network_of("topoopt:nodes=16,degree=4,latency=0ns,switching=0ns")
     assert len(set(network.strides(16))) == 4
