@@ -93,12 +93,15 @@ class ClaimBook:
     def sweep(self) -> None:
         """Complete what a crash or a full disk cut off: claims have locks of their ports, and no
         others. Locks of unknown claims stay."""
-        locked = {lock.claim for lock in self._locks.all()}
+        locked: dict[str, set[tuple[str, int]]] = {}
+        for lock in self._locks.all():
+            locked.setdefault(lock.claim, set()).add((lock.ocs, lock.port))
         for claim in self._claims.values():
-            has = claim.state in HOLDING or claim.owned
-            if claim.name in locked and not has:
+            has = locked.get(claim.name, set())
+            wants = {(o, port) for o, n in claim.owned.items() for port in n}
+            if has and claim.state not in HOLDING and not wants:
                 self._locks.disclaim(claim.name)
-            elif claim.owned and not self._locks.on(claim.owned, claim.name):
+            elif wants - has and not self._locks.on(claim.owned, claim.name):
                 self._lock(claim, claim.owned)
 
     def renewed(self, wanted: ClaimAnswer, now: float) -> ClaimAnswer | None:
@@ -130,7 +133,8 @@ class ClaimBook:
         }
         if known.state in HOLDING:
             until = None if limit_s is None else now + limit_s
-            terms |= {"state": "held", "until": until}
+            words = "" if known.state == "overdue" else known.words
+            terms |= {"state": "held", "until": until, "words": words}
         return self._keep(known, now, terms)
 
     def add(self, claim: ClaimAnswer) -> ClaimAnswer:

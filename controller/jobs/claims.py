@@ -23,6 +23,7 @@ from patchlight.controller.policies.topology import (
     CannotRegroup,
     Ports,
 )
+from patchlight.controller.storage.store import UNREADABLE
 from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.jobs import JobState
@@ -209,6 +210,8 @@ class Claims:
         self._again_at: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._turn = asyncio.Event()
+        self._out_of_use: Mapping[str, str] | None = None
+        """Hosts that cannot be used, by the last look; ``None``: look again."""
         transactions.on_end.append(lambda _: self._wake())
 
     def _wake(self) -> None:
@@ -298,16 +301,16 @@ class Claims:
     ) -> list[ClaimAnswer]:
         """End a claim: its ports are free, its circuits stay. Empty if there is none."""
         known = {claim.name: claim for claim in self.book.all()}
-        self._parts.locks.disclaim(name)  # also of an unreadable one
-        if name not in known:
-            return []
-        claim = known[name]
-        if claim.state in LIVE:
+        claim = known.get(name)
+        if claim is None or claim.state not in LIVE:
+            # Locks may be left of one whose record was lost.
+            self._parts.locks.disclaim(name)
+        else:
             self._stop_change(claim, f"released by {who.by}")
             words = f"by {who.by}" if who.by else ""
             self.book.end(claim, "released", words, self._clock())
         self._wake()
-        return [claim]
+        return [] if claim is None else [claim]
 
     async def run(self) -> None:
         """Serve claims in line, watch held ones, and end those whose time is over."""
@@ -330,12 +333,17 @@ class Claims:
     async def _serve(self) -> float:
         """One turn of all claims; returns when to call again, infinity for any time."""
         book = self.book
+        self._out_of_use = None
         book.sweep()
         again_at = book.expire(self._clock())
         for claim in book.live:
-            if claim.state == "held":
+            if claim.state == "held" and claim.words != UNREADABLE:
                 book.say(claim, "; ".join(self._lacks(claim)), self._clock())
         waiting = [claim for claim in book.live if claim.state == "waiting"]
+        names = {claim.name for claim in waiting}
+        for known in (self._plans, self._planned, self._again_at):
+            for name in known.keys() - names:
+                del known[name]
         if not waiting:
             return again_at
         owners: dict[Resource, str] = {}
@@ -482,8 +490,16 @@ class Claims:
         return found
 
     def _unusable(self, claim: ClaimAnswer) -> list[str]:
-        unusable = self._placement.unusable(claim.name)
-        words = (unusable[host] for host in claim.hosts if host in unusable)
+        if self._out_of_use is None:
+            self._out_of_use = self._placement.unusable()
+        unusable = self._out_of_use
+        words = [unusable[host] for host in claim.hosts if host in unusable]
+        owner = self.book.hosts
+        words += [
+            f"claim {owner[host]} has {host}"
+            for host in claim.hosts
+            if owner.get(host, claim.name) != claim.name
+        ]
         return list(dict.fromkeys(words))
 
     async def _take(self, claim: ClaimAnswer, plan: ClaimPlan) -> str:
@@ -503,6 +519,7 @@ class Claims:
         )
         # No pass of the queue is under way: it may give a job these hosts.
         async with self._passing:
+            self._out_of_use = None
             reasons = self._in_the_way(claim, plan)
             reasons += [
                 f"job {status.id} is getting its circuits"
@@ -569,10 +586,13 @@ class Claims:
                 self.book.give_back(claim)
                 return row.message if row else f"change {number} is lost"
         plan = self._plans[claim.name]
+        if lacks := self._lacks(claim):
+            return "; ".join(lacks)
         await self._fleet.sample(
             self._lab.host(name).server.name for name in claim.hosts
         )
         maps = await self._parts.maps.read()
+        self._out_of_use = None
         if _at(maps, plan.ports) != _at(plan.after, plan.ports):
             self.book.give_back(claim)
             return "the circuits of its ports have changed"

@@ -116,8 +116,8 @@ class Placement:
         """Which hosts reach each other, by the last known maps."""
         return self._reach.over(self._circuits.maps.present_links())
 
-    def unusable(self, claim: str = "") -> dict[str, str]:
-        """The hosts that no job, and not this claim, can use now, and why."""
+    def unusable(self) -> dict[str, str]:
+        """The hosts that cannot be used now, and why; those of claims are not among them."""
         unfit = unfit_hosts(
             self._lab,
             self._fleet.silent(),
@@ -143,17 +143,11 @@ class Placement:
         held = self._fleet.held_for(
             self._table.unreadable | self.swept, self._lab.hosts
         )
-        claimed = {
-            host: f"claim {name} has {host}"
-            for host, name in self._circuits.claims.hosts.items()
-            if name != claim
-        }
         return {
             **self._circuits.devices.unseen_hosts(),
             **unfit,
             **ending,
             **held,
-            **claimed,
         }
 
     async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
@@ -161,7 +155,11 @@ class Placement:
         ``ports``: with locked or failed ports, which plans of circuits need."""
         recent = self._table.recent()
         maps = await self._circuits.maps.read()
-        unseen = self.unusable()
+        claimed = {
+            host: f"claim {name} has {host}"
+            for host, name in self._circuits.claims.hosts.items()
+        }
+        unseen = {**self.unusable(), **claimed}
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from patchlight.controller.changes.claims import LIVE
 from patchlight.controller.changes.device_watch import (
     PowerReport,
     power_report,
@@ -395,6 +396,25 @@ def _circuits(controller: Controller) -> Iterator[Family]:
         locks,
         "ocs",
         "kind",
+    )
+    states = (claim.state for claim in parts.claims.live)
+    yield gauge(
+        "claims",
+        "Claims of other schedulers.",
+        dict.fromkeys(LIVE, 0) | Counter(states),
+        "state",
+    )
+    now = time.time()
+    ages = {
+        (claim.name, claim.state): now - (claim.held_at or claim.made_at)
+        for claim in parts.claims.live
+    }
+    yield gauge(
+        "claim_age_seconds",
+        "How long a claim has waited, or has been held.",
+        ages,
+        "claim",
+        "state",
     )
     about = "Alarms from a circuit switch, except notices."
     severities = [each for each in get_args(Severity) if each != "notice"]

@@ -163,6 +163,8 @@ def status_rows(found: Scrape) -> Iterator[Row]:
         )
         yield "circuit switches", out.Coloured(words, "bad" if bad else "good")
     yield "changes", _changes(found)
+    if found.by("claim_age_seconds", "claim"):
+        yield "claims", _claims(found)
     yield "packet switches", _packet_switches(found)
     yield (
         "agents",
@@ -297,6 +299,17 @@ def _changes(found: Scrape) -> out.Coloured:
     if found.total("changes_stopped"):
         return out.Coloured(f"{words}; the stop button is pressed", "bad")
     return out.Coloured(words, "bad" if counts.get("unknown") else "good")
+
+
+def _claims(found: Scrape) -> out.Coloured:
+    words = []
+    for state in ("waiting", "held", "overdue"):
+        ages_s = found.by("claim_age_seconds", "claim", state=state)
+        if ages_s:
+            longest = out.span(max(ages_s.values()))
+            words.append(f"{state}: {_named([*ages_s])}, for up to {longest}")
+    overdue = found.by("claim_age_seconds", "claim", state="overdue")
+    return out.Coloured("; ".join(words), "caution" if overdue else "good")
 
 
 def _all_there(

@@ -120,7 +120,7 @@ async def test_a_locked_port_stays_locked(store: Store, bad: object) -> None:
             (100, "bad"),
             (101, "locked"),
         }
-        assert lab.parts.locks.objections({}, "") == []
+        assert lab.parts.locks.objections({}, ChangeOptions()) == []
     lab.parts.locks.unlock("ocs1", [100], "ann", "looked at it")
     assert await connect(circuits(store), "99>100") == "committed"
 

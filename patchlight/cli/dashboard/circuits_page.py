@@ -23,6 +23,7 @@ from patchlight.cli.dashboard.texts import (
     change_row,
     changes_words,
     circuit_row,
+    claims_words,
     stage_rows,
 )
 from patchlight.console.rendering import harmless
@@ -82,6 +83,9 @@ class CircuitsPage(Page):
             with ui.column().classes("min-w-0 gap-4"):
                 with ui.card().classes("w-full p-3 gap-2"):
                     self._stop = ui.label().classes("text-negative font-bold")
+                    self._claims = ui.label().classes(
+                        "text-sm whitespace-pre-line"
+                    )
                     self._form.build()
                 with ui.card().classes("w-full p-3 gap-2"):
                     self._panel.build()
@@ -100,6 +104,8 @@ class CircuitsPage(Page):
             f"stopped by {stopped.by}: {stopped.why}" if stopped else ""
         )
         self._stop.set_visibility(bool(stopped))
+        self._claims.text = "\n".join(claims_words(self.watch.claims))
+        self._claims.set_visibility(bool(self._claims.text))
         if self._ocs.value in names:
             self._form.begin(self._ocs.value)
             self._draw(self._ocs.value)

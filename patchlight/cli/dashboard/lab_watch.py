@@ -97,6 +97,7 @@ class LabWatch:
         self.light: dict[str, circuits.LightAnswer] = {}
         self.drift: dict[str, circuits.DriftOf] = {}
         self.locks: list[circuits.Lock] = []
+        self.claims: list[circuits.ClaimAnswer] = []
         self.stopped: circuits.Pressed | None = None
         self.rates: defaultdict[str, deque[tuple[float, float]]] = _series()
         self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
@@ -362,6 +363,7 @@ class LabWatch:
                 self.changes = client.reconfigurations(last=_CHANGES)
             case "operated":
                 self.locks = client.locks()
+                self.claims = client.claims()
                 self.stopped = client.stop_button()
             case "drift":
                 self.drift = client.drift()

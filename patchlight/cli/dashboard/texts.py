@@ -1,7 +1,7 @@
 """Formats the rows and lines of the dashboard's tables and cards."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,6 +12,8 @@ from patchlight.console.rendering import harmless, span, when
 from patchlight.testbed.units import format_rate, format_time
 from patchlight.testbed.wire.rest.circuits import (
     ChangeAnswer,
+    ClaimAnswer,
+    Lock,
     MapChangeAnswer,
     Pressed,
 )
@@ -425,12 +427,27 @@ def device_rows(view: LabView, name: str) -> list[Row]:
                 if fibre.rate_bps
                 else "unlimited",
                 "light": light or "no circuit",
-                "lock": harmless(
-                    "; ".join(f"{k.kind} by {k.by} {k.why}" for k in locks)
-                ),
+                "lock": harmless("; ".join(map(_lock_words, locks))),
             }
         )
     return rows
+
+
+def _lock_words(lock: Lock) -> str:
+    by = f"claim {lock.claim}" if lock.claim else lock.by
+    return f"{lock.kind} by {by} {lock.why}"
+
+
+def claims_words(claims: Iterable[ClaimAnswer]) -> list[str]:
+    """A line on each claim that waits or is held."""
+    live = [c for c in claims if c.state in ("waiting", "held", "overdue")]
+    return [
+        harmless(
+            f"claim {claim.name} is {claim.state}: {', '.join(claim.hosts)} "
+            f"{claim.words or claim.why}"
+        )
+        for claim in live
+    ]
 
 
 def health_rows(view: LabView) -> list[Row]:

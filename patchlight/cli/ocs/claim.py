@@ -102,7 +102,8 @@ def claim(
       patchlight ocs claim slurm-17 --release
 
     Until its release nobody else changes its ports, and Patchlight's own jobs do not get its GPUs.
-    The same request again renews the time limit. With NAME alone, show the claim; without, all.
+    The same request again renews the time limit. With NAME alone, show the claim; without, list
+    those that wait or are held.
 
     Exit codes: 0 its circuits are verified and held; 3 it still waits after --wait, and stays in
     line; 1 refused or failed.
@@ -205,6 +206,7 @@ def _print_all(found: list[ClaimAnswer], *, as_json: bool) -> None:
             each.words or each.why,
         )
         for each in found
+        if each.state in ("waiting", "held", "overdue")
     ]
     table = Table(
         Column("claim", whole=True),
