@@ -91,6 +91,7 @@ class Faults:
             "/reconfigurations?last=1000",
             "/jobs?last=1000",
             "/stop",
+            "/claims",
             "/status",
         )
         answers = {}

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from patchlight.testbed.lab.model import Lab
 from tests.simulation import faults, users
@@ -213,6 +214,7 @@ class History:
             for s in self.lab.lab.optical_switches
         }
         for _ in range(20):
+            await self._release_held()
             body = {"maps": maps, "only": True}
             answer = await self.users.call(
                 "operator", "POST", "/reconfigurations", body
@@ -225,6 +227,17 @@ class History:
                 "the first map cannot be restored after all faults"
             )
 
+    async def _release_held(self) -> list[dict[str, Any]]:
+        """Release the claims that are held; returns those that wait."""
+        answer = await self.users.call("operator", "GET", "/claims")
+        found = [*(answer or {}).get("claims", [])]
+        for claim in found:
+            if claim["state"] in ("held", "overdue"):
+                await self.users.call(
+                    "operator", "DELETE", f"/claims/{claim['name']}"
+                )
+        return [claim for claim in found if claim["state"] == "waiting"]
+
     async def _come_to_rest(self) -> None:
         world = self.lab.world
         end = world.now + REST_S
@@ -234,7 +247,11 @@ class History:
                 (await self.users.call("operator", "GET", "/jobs?last=1000"))
                 or {}
             ).get("jobs", [])
-            if jobs is not None and all(job["state"] in FINAL for job in jobs):
+            waiting = await self._release_held()
+            is_over = jobs is not None and all(
+                job["state"] in FINAL for job in jobs
+            )
+            if is_over and not waiting:
                 break
             lost = {
                 job["id"]
@@ -255,7 +272,8 @@ class History:
         if circuits is None or status is None:
             self.judge.wrong("the controller does not answer at rest")
             return
-        self.judge.at_rest(jobs, circuits, status)
+        claims = await self._release_held()
+        self.judge.at_rest(jobs, circuits, status, claims)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ _MOVES_LIGHT = (
     "POST /drift",
     "POST /defragmentation",
     "PUT /policies",
+    "PUT /claims/",
 )
 _UNDONE_WITHIN_S = 300.0
 """A change whose end nobody was told is done or undone by then."""
@@ -81,7 +82,9 @@ class Order:
         return bool(self.body.get("spare_jobs"))
 
     def may_break(self, ocs: str, c: Any) -> bool:
-        """Whether it says, or may mean, that this cross-connect goes."""
+        """Whether it says, or may mean, that this cross-connect of a job goes."""
+        if self.call.startswith("PUT /claims/"):
+            return False
         if self.call != "POST /reconfigurations" or self.body.get("only"):
             return True
         named = [
@@ -111,6 +114,10 @@ class Judge(logging.Handler):
         self.locked: dict[tuple[str, int], str] = {}
         """Ports whose lock was acknowledged and whose release nobody has requested since."""
         self._locked_s: dict[tuple[str, int], float] = {}
+        self.claimed: dict[tuple[str, int], str] = {}
+        """Ports of claims that were held, and whose end nobody has requested since."""
+        self._claimed_s: dict[str, float] = {}
+        self._claimed_hosts: dict[str, str] = {}
         self.stopped_since: float | None = None
         self.drained_since: float | None = None
         self.changes: dict[int, str] = {}
@@ -158,6 +165,12 @@ class Judge(logging.Handler):
                 if who and not self._is_under_way(name, c, since):
                     self.wrong(
                         f"{name}: {c} moved, and {who} had locked port {port}"
+                    )
+                claim = self.claimed.get((name, port), "")
+                since = self._claimed_s.get(claim, 0.0)
+                if claim and not self._is_under_way(name, c, since):
+                    self.wrong(
+                        f"{name}: {c} moved, and claim {claim} had port {port}"
                     )
             stop = self.stopped_since
             if stop is not None and not self._is_under_way(name, c, stop):
@@ -260,6 +273,9 @@ class Judge(logging.Handler):
                         self.wrong(
                             f"{part} {own} belongs to {worker.id} and {other.id}"
                         )
+        host = worker.machine.host_of(worker.launch.spec.nic).name
+        if claim := self._claimed_hosts.get(host):
+            self.wrong(f"{worker.id} is on {host}, which claim {claim} has")
         for before in self.submitted.get(job, {}).get("after", ()):
             if not self._has_finished(before):
                 self.wrong(
@@ -297,10 +313,23 @@ class Judge(logging.Handler):
             self.stopped_since = None
         if order.is_allowed and call == "DELETE /drain":
             self.drained_since = None
+        if order.is_allowed and call.startswith(
+            ("DELETE /claims/", "PUT /claims/")
+        ):
+            self._forget_claims(call.rpartition("/")[2])
+        if order.is_allowed and order.body.get("force"):
+            self._forget_claims()
         if order.is_allowed and call == "POST /locks/release":
             for port in order.body["ports"]:
                 self.locked.pop((order.body["ocs"], port), None)
         return order
+
+    def _forget_claims(self, name: str = "") -> None:
+        """A claim (any, if none is named) may have ended, or may change by force."""
+        for known in (self.claimed, self._claimed_hosts):
+            for key, claim in [*known.items()]:
+                if name in ("", claim):
+                    del known[key]
 
     def lost(self, order: Order, *, for_good: bool) -> None:
         """No answer has come; ``for_good``: the controller that had the request is gone."""
@@ -331,8 +360,8 @@ class Judge(logging.Handler):
             self.orders[:] = [
                 each for each in self.orders if each is not order
             ]
-        elif order.call == "PUT /policies":
-            pass  # circuits follow jobs from now on
+        elif order.call.startswith(("PUT /policies", "PUT /claims/")):
+            pass  # circuits follow jobs from now on, or move at the claim's turn
         elif status != 202 and "unknown" not in (
             said.get("state"),
             said.get("outcome"),
@@ -360,6 +389,8 @@ class Judge(logging.Handler):
             for lock in said["locks"]:
                 self.locked[lock["ocs"], lock["port"]] = order.user
                 self._locked_s[lock["ocs"], lock["port"]] = now
+        if "/claims" in order.call:
+            self._believe_claims(order, said.get("claims", [said]))
         rows = said.get("jobs", [said] if "spec" in said else [])
         match = re.search("/jobs/([^/?]+)", order.call)
         if match and match[1] in self._order_of and order.needs == "user":
@@ -389,6 +420,38 @@ class Judge(logging.Handler):
                 self._final.setdefault(row["id"], (row["state"], now))
         if order.call.startswith("GET /jobs"):
             self._check_queue(rows)
+
+    def _believe_claims(
+        self, order: Order, rows: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Nothing belongs to two claims; those without a time limit stay until their release."""
+        now = self.lab.world.now
+        owners: dict[Any, str] = {}
+        for row in rows:
+            name = row["name"]
+            if row["state"] not in ("held", "overdue"):
+                if row["state"] != "waiting":
+                    for put in self.orders:
+                        if put.call == f"PUT /claims/{name}":
+                            put.over_s = min(put.over_s, now)
+                continue
+            ports = [(o, n) for o, each in row["owned"].items() for n in each]
+            for each in (*row["hosts"], *ports):
+                if owners.setdefault(each, name) != name:
+                    self.wrong(f"claims {owners[each]} and {name} have {each}")
+            may_end = any(
+                other.is_allowed
+                and other.over_s > order.sent_s
+                and (
+                    other.body.get("force")
+                    or other.call == f"DELETE /claims/{name}"
+                )
+                for other in self.orders
+            )
+            if row["until"] is None and not may_end:
+                self.claimed |= dict.fromkeys(ports, name)
+                self._claimed_hosts |= dict.fromkeys(row["hosts"], name)
+                self._claimed_s.setdefault(name, now)
 
     def _stays(self, order: Order, undo: str) -> bool:
         """Whether no request to the contrary may take effect after this one."""
@@ -489,6 +552,7 @@ class Judge(logging.Handler):
             for number, state in self.changes.items()
         }
         found |= {f"job {job}" for job in self.submitted}
+        found |= {f"claim {name}" for name in self.claimed.values()}
         if self.stopped_since is not None and "stop" not in self.in_memory:
             found.add("stop")
         if self.drained_since is not None:
@@ -506,6 +570,11 @@ class Judge(logging.Handler):
         changes = answers["/reconfigurations?last=1000"]["reconfigurations"]
         there |= {f"change {row['id']} {row['state']}" for row in changes}
         there |= {
+            f"claim {row['name']}"
+            for row in answers["/claims"]["claims"]
+            if row["state"] == "held"
+        }
+        there |= {
             f"job {row['id']}" for row in answers["/jobs?last=1000"]["jobs"]
         }
         if answers["/stop"]["pressed"]:
@@ -522,6 +591,7 @@ class Judge(logging.Handler):
         jobs: Iterable[Mapping[str, Any]],
         circuits: Mapping[str, Any],
         status: Mapping[str, Any],
+        claims: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """All faults have ended long ago, and nothing is under way."""
         known = {job["id"]: job for job in jobs}
@@ -546,6 +616,11 @@ class Judge(logging.Handler):
             ):
                 self.wrong(
                     f"job {job_id} is stopped, and nobody ordered that: {job['message']}"
+                )
+        for claim in claims:
+            if claim["state"] == "waiting":
+                self.wrong(
+                    f"claim {claim['name']} waits for ever: {claim['words']}"
                 )
         self._check_names(known.values())
         for worker in self._launched:

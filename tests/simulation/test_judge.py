@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from patchlight.testbed.lab.rules import Allowance, Discipline
@@ -91,11 +91,14 @@ class Scene:
             str(next(c for c in device.map if c.inp == int(at.port)))
         )
 
-    async def rest(self, **changes: Any) -> None:
+    async def rest(
+        self, claims: Sequence[dict[str, Any]] = (), **changes: Any
+    ) -> None:
         """Let the judge see the end of the history, with other fields of the job."""
         circuits = await self.users.call("operator", "GET", "/circuits")
         status = await self.users.call("operator", "GET", "/status")
-        self.judge.at_rest([{**self.job, **changes}], circuits, status)
+        jobs = [{**self.job, **changes}]
+        self.judge.at_rest(jobs, circuits, status, claims)
 
 
 async def violations(scene: Scene) -> AsyncIterator[str]:
@@ -124,6 +127,27 @@ async def violations(scene: Scene) -> AsyncIterator[str]:
     judge.locked[device.switch.name, next(iter(device.map)).inp] = "operator"
     await device.emulated.lose(str(next(iter(device.map))))
     yield "operator had locked port"
+    judge.locked.clear()
+    judge.stopped_since = None
+    host = first.machine.host_of(first.launch.spec.nic).name
+    port = next(iter(device.map)).inp
+    held = {
+        "name": "c1",
+        "state": "held",
+        "hosts": [host],
+        "owned": {device.switch.name: [port]},
+        "until": None,
+    }
+    scene.answer("eva", "GET /claims", {"claims": [held]})
+    await device.emulated.lose(str(next(iter(device.map))))
+    yield f"claim c1 had port {port}"
+    scene.launch_again(first, id="claimed-0")
+    yield f"claimed-0 is on {host}, which claim c1 has"
+    both = {"claims": [held, {**held, "name": "c2"}]}
+    scene.answer("eva", "GET /claims", both)
+    yield "claims c1 and c2 have"
+    scene.answer("operator", "DELETE /claims/c1", {"claims": []})
+    scene.answer("operator", "DELETE /claims/c2", {"claims": []})
 
     # Answers.
     scene.answer("eva", "POST /locks", {"locks": []})
@@ -177,6 +201,9 @@ async def violations(scene: Scene) -> AsyncIterator[str]:
     yield "nothing says why"
     await scene.rest(state="stopped")
     yield "nobody ordered that"
+    waits = {"name": "c3", "state": "waiting", "words": "in line"}
+    await scene.rest(claims=[waits])
+    yield "claim c3 waits for ever: in line"
     device.map = device.map.without([next(iter(device.map))])
     await scene.rest()
     yield "but the API says"

@@ -37,6 +37,8 @@ OFTEN = {
     "together": 2,
     "save": 1,
     "restore": 1,
+    "claim": 4,
+    "release-claim": 3,
     "lock": 2,
     "unlock": 2,
     "press-stop": 1,
@@ -66,6 +68,7 @@ _NONSENSE: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/regroup", {"jobs": ["nobody"]}),
     ("POST", "/locks", {"ocs": "nowhere", "ports": [1]}),
     ("PUT", "/policies", {"order": "none"}),
+    ("PUT", "/claims/bad", {"nodes": ["nowhere"]}),
 )
 
 
@@ -341,6 +344,7 @@ class Users:
         body = {
             "maps": {name: [f"{a}-{b}{channel}"]},
             "spare_jobs": draw.random() < 0.3,
+            "force": draw.random() < 0.05,
         }
         await self.call_once(
             draw, self._anybody(draw), "POST", "/reconfigurations", body
@@ -401,6 +405,28 @@ class Users:
         name, port = self._port(draw)
         body = {"ocs": name, "ports": [port]}
         await self.call(self._anybody(draw), "POST", "/locks", body)
+
+    async def claim(self, draw: random.Random) -> None:
+        """Request circuits, mostly for a new claim, and look how it is."""
+        servers = [server.name for server in self.lab.lab.servers]
+        name = f"c{draw.randint(0, 9)}"
+        body = {
+            "nodes": draw.sample(
+                servers, min(draw.randint(1, 3), len(servers))
+            ),
+            "shape": draw.choice(("switch", "switch", "ring", "open")),
+            "time_limit_s": draw.choice((None, None, 60.0)),
+            "hold_s": 10.0,
+        }
+        user = self._anybody(draw)
+        await self.call(user, "PUT", f"/claims/{name}", body)
+        if draw.random() < 0.5:
+            await self.call("eva", "GET", f"/claims/{name}?wait=20")
+        await self.call("eva", "GET", "/claims")
+
+    async def release_claim(self, draw: random.Random) -> None:
+        name = f"c{draw.randint(0, 9)}"
+        await self.call(self._anybody(draw), "DELETE", f"/claims/{name}")
 
     async def unlock(self, draw: random.Random) -> None:
         if self.judge.locked:
