@@ -1,6 +1,7 @@
 # make demo      the OFC 2022 experiment, end to end, on this machine, with a dashboard to look at
 # make lab-demo  servers with an sshd each: deploy to them, train, regroup, take it all away
 # make first-hour  the README's commands for a lab of your own, one after the other, timed
+# make slurm-demo  jobs of a real Slurm on static circuits, then on circuits that they claim
 # make test      every check that needs no virtual machine and no other engine
 # make test-vm   what needs another kernel than this one (netem, VLANs, RDMA), in a virtual machine
 # make vm-servers  labs whose servers are virtual machines
@@ -26,10 +27,11 @@ ROOT_RUN := $(SUDO) env PYTHONDONTWRITEBYTECODE=1
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 LAB_DEMO_ARGS ?=
+SLURM_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo first-hour test parts suite test-vm vm-servers core os-ken bytecode coverage bench house \
+.PHONY: demo lab-demo slurm-demo first-hour test parts suite test-vm vm-servers core os-ken bytecode coverage bench house \
     no-worse audit release lint style types pages server-bases docs clean histories history mutants
 
 demo:
@@ -39,6 +41,10 @@ demo:
 lab-demo:
 	@bash deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/lab-demo.sh $(LAB_DEMO_ARGS)
+
+slurm-demo:
+	@bash deploy/bootstrap.sh --slurm
+	@$(ROOT_RUN) $(BIN)/python examples/slurm/slurm_demo.py $(SLURM_DEMO_ARGS)
 
 first-hour:
 	@bash deploy/bootstrap.sh

@@ -8,7 +8,7 @@
 #   SLURM_CONF, PATH      where Slurm is elsewhere than its package puts it
 #
 # It may run twice, and for many jobs at once. Commands of Slurm can wait for what waits for a prolog:
-# they run in a process of their own after the prolog has ended, and write the reason into AdminComment.
+# they run in a process of their own, which holds the job and writes the reason into AdminComment.
 set -u
 PATH=${PATH:-/usr/sbin:/usr/bin:/sbin:/bin}
 export PATH
@@ -36,11 +36,19 @@ claim_circuits() {
 }
 
 release() {
+    said=$("$patchlight" ocs claim "$claim" --release 2>&1)
+}
+
+# The controller did not answer at the job's end: release once it does, unless the job has started again.
+release_later() {
     tries=0
-    until said=$("$patchlight" ocs claim "$claim" --release 2>&1); do
+    while [ "$tries" -lt 10000 ]; do
         tries=$((tries + 1))
-        [ "$tries" -lt 60 ] || return 1
-        sleep 10 # a controller that restarts is back by then
+        sleep 10
+        case $(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) in
+            *JobState=CONFIGURING* | *JobState=RUNNING*) return ;;
+        esac
+        if release; then return; fi
     done
 }
 
@@ -56,18 +64,28 @@ report() {
     done
 }
 
+# Slurm kills a script's process group when it has ended: return once the other has a session of its own
+# and has closed its output.
+detach() {
+    SLURM_SCRIPT_CONTEXT=$1
+    export SLURM_SCRIPT_CONTEXT
+    : "$(setsid "$0" 2>/dev/null </dev/null &)"
+}
+
 case $SLURM_SCRIPT_CONTEXT in
     prolog_slurmctld)
         claim_circuits && exit 0
         attempt=$((${SLURM_JOB_RESTART_COUNT:-0} + 1)) most=${CIRCUITS_ATTEMPTS:-3} HOLD=no
         if [ "$attempt" -ge "$most" ]; then HOLD=yes; fi
         REASON="attempt $attempt of $most: no circuits: $(printf %s "$said" | tr -s '[:space:]"' ' ' | cut -c -500)"
-        PROLOG=$$ SLURM_SCRIPT_CONTEXT=report
-        export HOLD REASON PROLOG SLURM_SCRIPT_CONTEXT
-        # Slurm ends the prolog's process group, and waits for its output.
-        setsid "$0" >/dev/null 2>&1 </dev/null &
+        PROLOG=$$
+        export HOLD REASON PROLOG
+        detach report
         exit 1
         ;;
-    epilog_slurmctld) release ;;
-    report) report ;;
+    epilog_slurmctld) release || detach release_later ;;
+    report | release_later)
+        exec >/dev/null
+        "$SLURM_SCRIPT_CONTEXT"
+        ;;
 esac

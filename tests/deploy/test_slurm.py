@@ -1,7 +1,10 @@
 """What Slurm runs before and after a job: circuits are claimed, and given back."""
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,29 +26,30 @@ sed -i 1d {name}.answers
 echo "$words"
 exit "$status"
 """
-Context = Callable[..., "subprocess.CompletedProcess[bytes]"]
+Context = Callable[..., int]
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    """Runs the script as slurmctld does: with the job's variables, and no others of its own."""
+    """Runs the script as slurmctld does, which then kills its process group; the exit status."""
     for name in ("patchlight", "scontrol", "sleep"):
         (tmp_path / name).write_text(PROGRAM.format(name=name))
         (tmp_path / name).chmod(0o755)
 
-    def run(
-        when: str, **variables: str
-    ) -> "subprocess.CompletedProcess[bytes]":
-        return subprocess.run(
+    def run(when: str, **variables: str) -> int:
+        script = subprocess.Popen(
             [CIRCUITS],
             env=JOB
             | {"SLURM_SCRIPT_CONTEXT": f"{when}_slurmctld"}
             | {"PATCHLIGHT": str(tmp_path / "patchlight")}
             | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
             | variables,
-            timeout=PATIENCE_S,
-            check=False,
+            process_group=0,
         )
+        status = script.wait(PATIENCE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+        return status
 
     return run
 
@@ -67,7 +71,7 @@ def calls(folder: Path, of: str = "") -> list[str]:
 def test_a_job_starts_with_its_circuits(
     context: Context, tmp_path: Path, given: dict[str, str], shape: str
 ) -> None:
-    assert context("prolog", **given).returncode == 0
+    assert context("prolog", **given) == 0
     assert calls(tmp_path) == [
         f"patchlight ocs claim slurm-7 --nodes s[1-2] --shape {shape} "
         "--wait 300s"
@@ -78,7 +82,7 @@ def test_a_job_that_wants_no_circuits_gets_none(
     context: Context, tmp_path: Path
 ) -> None:
     done = context("prolog", SLURM_JOB_COMMENT="circuits=none")
-    assert (done.returncode, calls(tmp_path)) == (0, [])
+    assert (done, calls(tmp_path)) == (0, [])
 
 
 def test_a_claim_outlives_the_time_limit_of_its_job_by_ten_minutes(
@@ -92,7 +96,7 @@ def test_a_job_waits_in_line_for_as_long_as_it_takes(
     context: Context, tmp_path: Path
 ) -> None:
     (tmp_path / "patchlight.answers").write_text("3 in line\n" * 3 + "0\n")
-    assert context("prolog").returncode == 0
+    assert context("prolog") == 0
     assert len(calls(tmp_path)) == 4
 
 
@@ -111,19 +115,32 @@ def test_a_job_that_fails_again_and_again_is_held_with_the_reason(
     reported = [update.format(2), *again * 2]
     for restarts, most in ((1, 1), (2, 5)):
         done = context("prolog", SLURM_JOB_RESTART_COUNT=str(restarts))
-        assert done.returncode == 1
+        assert done == 1
         want = reported[:most]
-        wait_until(partial(_are, tmp_path, want), str(want))
+        wait_until(partial(_are, tmp_path, want, "scontrol"), str(want))
 
 
-def _are(folder: Path, want: list[str]) -> bool:
-    return calls(folder, "scontrol") == want
+def _are(folder: Path, want: list[str], of: str = "") -> bool:
+    return calls(folder, of) == want
+
+
+RELEASE = "patchlight ocs claim slurm-7 --release"
+LATER = ["sleep 10", "scontrol --oneliner show job 7"]
 
 
 def test_circuits_are_given_back_once_the_controller_answers(
     context: Context, tmp_path: Path
 ) -> None:
-    (tmp_path / "patchlight.answers").write_text("1 no answer\n" * 2)
-    assert context("epilog").returncode == 0
-    release = "patchlight ocs claim slurm-7 --release"
-    assert calls(tmp_path) == [release, "sleep 10"] * 2 + [release]
+    (tmp_path / "patchlight.answers").write_text("1 no answer\n" * 3)
+    assert context("epilog") == 0
+    again = [*LATER, RELEASE]
+    wait_until(partial(_are, tmp_path, [RELEASE, *again * 3]))
+
+
+def test_a_job_that_has_started_again_keeps_its_circuits(
+    context: Context, tmp_path: Path
+) -> None:
+    (tmp_path / "patchlight.answers").write_text("1 no answer\n")
+    (tmp_path / "scontrol.answers").write_text("0 JobState=RUNNING\n")
+    context("epilog")
+    wait_until(partial(_are, tmp_path, [RELEASE, *LATER]))
