@@ -202,9 +202,9 @@ def test_without_a_controller_a_job_is_held_with_the_reason(
 
 def test_the_demonstration_ends_well(tmp_path: Path) -> None:
     name = f"slurmdemo{os.getpid()}"
-    demo = [sys.executable, ROOT / "examples/slurm/slurm_demo.py"]
+    demo = [sys.executable, str(ROOT / "examples/slurm/slurm_demo.py")]
     done = subprocess.run(
-        [*demo, "--jobs", "4", "--name", name, "--output", tmp_path],
+        [*demo, "--jobs", "4", "--name", name, "--output", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
