@@ -23,7 +23,7 @@ claim_circuits() {
         *) shape=switch ;;
     esac
     set -- "$claim" --nodes "$SLURM_JOB_NODELIST" --shape "$shape"
-    # From Slurm 23.02 on. A claim whose job has ended without an epilog ends by itself.
+    # Slurm 24.11 has it, 22.05 does not. So a claim whose epilog never ran ends by itself.
     if [ -n "${SLURM_JOB_END_TIME-}" ]; then
         set -- "$@" --time-limit "$((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME + 600))s"
     fi
@@ -69,7 +69,7 @@ report() {
 detach() {
     SLURM_SCRIPT_CONTEXT=$1
     export SLURM_SCRIPT_CONTEXT
-    : "$(setsid "$0" 2>/dev/null </dev/null &)"
+    : "$(setsid sh "$0" 2>/dev/null </dev/null &)"
 }
 
 case $SLURM_SCRIPT_CONTEXT in

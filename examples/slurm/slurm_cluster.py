@@ -208,7 +208,7 @@ class SlurmCluster:
             f"export PATCHLIGHT_LAB={self.lab.lab.name}\n"
             f"export SLURM_CONF={self.folder}/slurm.conf\n"
             f"export {MARK}={self.lab.run_dir}\n"
-            f"exec {quoted_deploy_file('slurm/circuits.sh')}\n"
+            f"exec sh {quoted_deploy_file('slurm/circuits.sh')}\n"
         )
         hook.chmod(0o755)
         return f"PrologSlurmctld={hook}\nEpilogSlurmctld={hook}\n"

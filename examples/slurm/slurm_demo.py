@@ -154,7 +154,7 @@ def print_result(result: dict[str, Any]) -> None:
     table.add_row("claims left", "", str(result["claims_left"]))
     table.add_row("topology in Slurm is the lab's", "", "yes" if result["same_topology"] else "no")
     table.print()
-    out.say(f"Mean completion is {result['lower_by']:.0%} lower.")
+    out.say(f"Mean completion changes by {-result['lower_by']:+.0%}.")
 
 
 @click.command()
