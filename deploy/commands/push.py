@@ -86,7 +86,7 @@ def push(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Install this version of Patchlight on the servers of LAB, and start their agents.
+    """Install Patchlight on the servers of LAB.
 
     All servers at once. Each gets a Python environment, the lab file, a certificate, and a service
     that keeps the agent running. Files that are already there are not copied again; if the command
