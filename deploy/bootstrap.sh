@@ -156,6 +156,21 @@ sys.exit((p.python_implementation(), sys.version_info[:2], sys.platform, p.machi
 
 pip_install() { .venv/bin/python -m pip install --quiet "$@"; }
 
+# Counts the packages that pip names, of how many: on one line of a terminal, else a line for each 25.
+count_packages() {
+    local all=$1 line done=0
+    while IFS= read -r line; do
+        case $line in Collecting*) done=$((done + 1)) ;; *) continue ;; esac
+        if [ -t 2 ]; then
+            printf '\rbootstrap: Python packages fetched: %d of %d' "$done" "$all" >&2
+        elif [ $((done % 25)) = 0 ]; then
+            say "Python packages fetched: $done of $all"
+        fi
+    done
+    if [ -t 2 ]; then echo >&2; fi
+    if [ "$done" -gt 0 ]; then say "installing them"; fi
+}
+
 # Installs sections of the lock, which has all that they need: what it lacks is not looked for.
 install_locked() {
     local section file status=0
@@ -163,7 +178,9 @@ install_locked() {
     for section in "$@"; do
         sed -n "/^# --- $section\$/,/^# --- /p" deploy/lock.txt >>"$file"
     done
-    pip_install --no-deps --no-build-isolation --require-hashes --requirement "$file" || status=1
+    .venv/bin/python -m pip install --no-deps --no-build-isolation --require-hashes \
+        --progress-bar off --requirement "$file" |
+        count_packages "$(grep -c == "$file")" || status=1
     rm -f "$file"
     return $status
 }
@@ -211,7 +228,7 @@ make_venv() {
         "$python" -m venv --clear .venv
     fi
     if is_current base; then return; fi
-    say "installing the Python packages into .venv"
+    say "installing the Python packages into .venv (one to three minutes)"
     if install_ryu; then
         extras+=(ryu)
     else

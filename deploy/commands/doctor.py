@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from patchlight.console import rendering as out
 from patchlight.console.shared import lab_option
@@ -129,6 +130,7 @@ def _servers(*asked: Any) -> list[CompletionItem]:
 
 @click.command()
 @lab_option("Also compare this machine with a server of this lab.", "lab")
+@click.pass_context
 @click.option(
     "--server",
     metavar="NAME",
@@ -137,6 +139,7 @@ def _servers(*asked: Any) -> list[CompletionItem]:
 )
 @out.listing_options
 def doctor(
+    context: click.Context,
     lab: str | None,
     server: str | None,
     as_json: bool,
@@ -146,7 +149,12 @@ def doctor(
     differs from the lab file. Nothing on the machine changes. `deploy push --dry-run` checks the
     servers of a lab over SSH.
     """
-    meant = _meant(lab, server)
+    of_variable = context.get_parameter_source("lab") is (
+        ParameterSource.ENVIRONMENT
+    )
+    meant = _meant(lab, server, must=not of_variable)
+    if meant is None:
+        lab = None
     needed_for = _SERVERS if meant is None else f"{meant.name} of lab {lab}"
     checks = list(examine(meant, needed_for))
     lacking = [
@@ -184,8 +192,8 @@ def doctor(
         sys.exit(1)
 
 
-def _meant(lab: str | None, name: str | None) -> Server | None:
-    """The server of the lab file that this machine is."""
+def _meant(lab: str | None, name: str | None, *, must: bool) -> Server | None:
+    """The server of the lab file that this machine is; unless it ``must`` be one, ``None``."""
     if lab is None:
         if name is not None:
             raise BadInput("--server needs --lab")
@@ -196,6 +204,8 @@ def _meant(lab: str | None, name: str | None) -> Server | None:
     wanted = name or platform.node().partition(".")[0]
     if wanted in servers:
         return servers[wanted]
+    if name is None and not must:
+        return None
     expected = (
         f"expected one of {', '.join(servers)}"
         if servers

@@ -91,7 +91,7 @@ def push(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Install this version of Patchlight on the servers of LAB, and start their agents.
+    """Install Patchlight on the servers of LAB.
 
     It works on all servers in parallel. Each gets a Python environment, the lab file, a
     certificate, and a service that keeps the agent running. Files that are already there are not

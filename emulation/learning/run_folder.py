@@ -22,6 +22,7 @@ CONFIG = "config.json"
 PROGRESS = "progress.csv"
 TENSORBOARD = "tensorboard"
 SAID_EVERY_S = 15.0
+FIRST_SAID_S = 3.0
 KEPT_EVERY_S = 60.0
 
 

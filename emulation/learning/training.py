@@ -29,6 +29,7 @@ from patchlight.emulation.learning.policy_iteration import (
 )
 from patchlight.emulation.learning.run_folder import (
     CHECKPOINT,
+    FIRST_SAID_S,
     KEPT_EVERY_S,
     SAID_EVERY_S,
     RunFolder,
@@ -142,7 +143,8 @@ class TrainingRun:
         """All rounds: what the last evaluation found, and how long they took."""
         config = self.config
         rates = dict[str, float]()
-        started = kept = said = time.monotonic()
+        started = kept = time.monotonic()
+        said = started - SAID_EVERY_S + FIRST_SAID_S
         evaluated = learner.steps
         playing = deque[float](maxlen=_EPISODES_SHOWN)
         try:

@@ -27,6 +27,7 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = COLOURS = (
     "#56b4e9",
     "#555555",
 )
+_MOST_TICKS = 6
 _LINES: tuple[Any, ...] = (
     "-",
     "--",
@@ -157,18 +158,25 @@ def time_unit(longest_s: float) -> tuple[float, str]:
 
 
 def log_time_axis(axis: Axes) -> None:
-    """A logarithmic time axis from 0, with seconds, minutes, hours and days as ticks."""
-    axis.set_xscale("symlog", linthresh=1.0)
-    ticks = {
-        0: "0",
-        1: "1 s",
-        60: "1 min",
-        3600: "1 h",
-        86_400: "1 d",
-        2_592_000: "30 d",
-    }
-    longest_s = axis.get_xlim()[1]
-    shown = {at: text for at, text in ticks.items() if at <= longest_s}
-    axis.set_xticks(list(shown), list(shown.values()))
+    """A logarithmic time axis that fits the curves, with seconds, minutes, hours and days.
+
+    Its first part, for the shortest twentieth of the times above 0, is linear.
+    """
+    times = np.concatenate([line.get_xdata() for line in axis.lines])
+    positive = times[times > 0]
+    linear_s = float(np.percentile(positive, 5)) if positive.size else 1.0
+    right = 1.1 * float(times.max()) or 1.0
+    axis.set_xscale("symlog", linthresh=linear_s)
+    ticks: dict[float, str] = {}
+    for unit_s, unit, counts in (
+        (1, "s", (1, 2, 5, 10, 30)),
+        (60, "min", (1, 2, 5, 10, 30)),
+        (3600, "h", (1, 2, 5, 12)),
+        (86_400, "d", (1, 2, 7, 30, 100)),
+    ):
+        ticks |= {float(n * unit_s): f"{n} {unit}" for n in counts}
+    inside = [at for at in ticks if linear_s <= at <= right]
+    shown = inside[:: -(-len(inside) // _MOST_TICKS) or 1]
+    axis.set_xticks([0, *shown], ["0", *(ticks[at] for at in shown)])
     axis.minorticks_off()
-    axis.set_xlim(left=0)
+    axis.set_xlim(0, right)

@@ -321,6 +321,8 @@ def _all_there(
     verb: str,
 ) -> out.Coloured:
     there = found.by(metric, label)
+    if not there:
+        return out.Coloured("none", "good")
     away = [name for name, is_there in sorted(there.items()) if not is_there]
     words = f"{len(there) - len(away)} of {len(there)} {verb}"
     return (
@@ -337,6 +339,8 @@ def _packet_switches(found: Scrape) -> out.Coloured:
         "switch",
         "connected",
     )
+    if not found.by("packet_switch_connected", "switch"):
+        said = out.Coloured("none that the controller programs", "good")
     lacking = found.by("packet_switch_lacking_entries", "switch")
     if full := [
         f"{name} lacks {n:.0f} entries" for name, n in lacking.items() if n

@@ -424,8 +424,12 @@ def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
     began = time.monotonic()
     over = threading.Event()
     latest = [0, 0]
+    # When the first was done: what came before it, as starting processes, is no measure.
+    first = [0.0, 0.0]
 
     def tell(done: int, total: int) -> None:
+        if done and not latest[0]:
+            first[:] = time.monotonic() - began, done
         latest[:] = done, total
 
     def speak() -> None:
@@ -441,10 +445,10 @@ def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
                 if total
                 else f"no {counted} done yet"
             )
+            since_s, before = first if done > first[1] else (0.0, 0.0)
+            each_s = (passed_s - since_s) / max(1, done - before)
             left = (
-                f", about {span(passed_s / done * (total - done))} left"
-                if done
-                else ""
+                f", about {span(each_s * (total - done))} left" if done else ""
             )
             say(f"patchlight: {counts} after {span(passed_s)}{left}", err=True)
 

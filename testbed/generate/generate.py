@@ -203,12 +203,16 @@ def _ocs(
     ports: int,
     initial: PortMap,
     datapath_id: int,
+    number: int = 0,
 ) -> CircuitSwitch:
+    """An OCS; of those that dial in, each has its ``number``'s port here."""
     row = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"])
     return CircuitSwitch(
         name=name,
         driver=driver,
-        address=f"{'127.0.0.1' if row.dials_in else host}:{row.port}",
+        address=f"127.0.0.1:{row.port + number}"
+        if row.dials_in
+        else f"{host}:{row.port}",
         ports=max(16, 1 << (ports - 1).bit_length()),
         initial=initial,
         datapath_id=datapath_id if driver == "openflow" else None,
@@ -311,17 +315,28 @@ def two_tors(
     rate_bps: int | None = None,
     driver: str = "calient-tl1",
     name: str = "my-lab",
+    ocs: int = 1,
+    tors: int = 2,
 ) -> Lab:
-    """Two ToR switches and an OCS between them and the NICs, so each NIC can be on either ToR.
+    """ToR switches (two) and OCSs (one) between them and the NICs: each NIC can be on any ToR.
 
-    ``servers`` servers ``server1``… have ``gpus`` GPUs with a NIC each. The OCS has the NICs on its
-    first ports, then ``tor1``, then ``tor2``; at the start, the first half of the servers is on
-    ``tor1``. The ToRs are linked at a quarter of the NICs' rate, as in the testbed of OFC 2022.
+    ``servers`` servers ``server1``… have ``gpus`` GPUs with a NIC each. Each OCS has an equal part
+    of the servers: their NICs on its first ports, then as many ports of ``tor1``, of ``tor2``, …;
+    at the start, equal parts of the servers are on each ToR. The ToRs are linked in a chain at a
+    quarter of the NICs' rate, as in the testbed of OFC 2022.
     """
     _check_count("GPUs for each server", gpus, MOST_CIRCUIT_PORTS)
     MODEL.take(gpu_model)
     hosts = servers * gpus
-    _check_count("hosts of an OCS", hosts, MOST_CIRCUIT_PORTS // 3)
+    if servers < ocs:
+        raise BadInput(
+            f"{ocs} OCSs need as many servers or more, not {servers}"
+        )
+    _check_count(
+        "hosts of an OCS",
+        -(-servers // ocs) * gpus,
+        MOST_CIRCUIT_PORTS // (1 + tors),
+    )
     LAB_NAME.take(name)
     network = IPv4Network(
         "192.168.10.0/24" if hosts < 240 else "192.168.0.0/16"
@@ -338,40 +353,59 @@ def two_tors(
         )
         for n in range(1, servers + 1)
     )
-    nics = [
-        Endpoint(server.name, nic.name)
-        for server in made
-        for nic in server.nics
-    ]
-    tor1, tor2 = (
-        [Endpoint(f"tor{n}", str(port + 1)) for port in range(hosts + 1)]
-        for n in (1, 2)
+    fibres: list[Fibre] = []
+    switches: list[CircuitSwitch] = []
+    before = 0  # hosts of the OCSs before
+    for number in range(ocs):
+        its = [n for n in range(servers) if n * ocs // servers == number]
+        nics = [
+            Endpoint(made[n].name, nic.name)
+            for n in its
+            for nic in made[n].nics
+        ]
+        size = len(nics)
+        uplinks = [
+            Endpoint(f"tor{tor}", str(before + port))
+            for tor in range(1, tors + 1)
+            for port in range(1, size + 1)
+        ]
+        box = f"ocs{number + 1}"
+        fibres += [
+            Fibre(end, Endpoint(box, str(port)))
+            for port, end in enumerate([*nics, *uplinks], start=1)
+        ]
+        tor_of = [n * tors // servers for n in its for _ in range(gpus)]
+        circuits = [
+            (nic, nic + size * (1 + tor))
+            for nic, tor in enumerate(tor_of, start=1)
+        ]
+        switches.append(
+            _ocs(
+                box,
+                driver,
+                f"10.0.0.{5 + number}",
+                (1 + tors) * size,
+                PortMap.duplex(circuits),
+                0x51 + number,
+                number,
+            )
+        )
+        before += size
+    for tor in range(1, tors):
+        up = Endpoint(f"tor{tor}", str(hosts + (1 if tor == 1 else 2)))
+        down = Endpoint(f"tor{tor + 1}", str(hosts + 1))
+        fibres.append(Fibre(up, down, rate_bps // 4 if rate_bps else None))
+    links = [(tor > 1) + (tor < tors) for tor in range(1, tors + 1)]
+    packet = tuple(
+        PacketSwitch(f"tor{n}", n, hosts + ends)
+        for n, ends in enumerate(links, start=1)
     )
-    to_ocs = enumerate([*nics, *tor1[:-1], *tor2[:-1]], start=1)
-    fibres = [Fibre(end, Endpoint("ocs1", str(port))) for port, end in to_ocs]
-    fibres.append(
-        Fibre(tor1[-1], tor2[-1], rate_bps // 4 if rate_bps else None)
-    )
-    first = (servers + 1) // 2 * gpus
-    circuits = [
-        (nic, nic + (hosts if nic <= first else 2 * hosts))
-        for nic in range(1, hosts + 1)
-    ]
-    ocs = _ocs(
-        "ocs1",
-        driver,
-        "10.0.0.5",
-        3 * hosts,
-        PortMap.duplex(circuits),
-        0x51,
-    )
-    tors = tuple(PacketSwitch(f"tor{n}", n, hosts + 1) for n in (1, 2))
     return Lab(
         name,
         network,
         made,
-        tors,
-        (ocs,),
+        packet,
+        tuple(switches),
         tuple(fibres),
     )
 

@@ -88,6 +88,11 @@ class LightClient:
         return dict(answer)
 
     def _silent(self, error: Exception) -> PatchlightError:
+        if isinstance(error, FileNotFoundError):
+            return PatchlightError(
+                f"no tunable transceivers: {self._path} does not exist",
+                hint="give the NICs transceivers in the lab file, and start the lab",
+            )
         return PatchlightError(
             f"requesting the emulated transceivers at {self._path}: {reason(error)}",
             hint="check that the lab is up and has transceivers: patchlight emulate status",

@@ -295,3 +295,12 @@ def test_no_engine_is_told_with_the_way_to_start_one(
     assert "docker" in found.install
     monkeypatch.setenv("DOCKER_HOST", "ssh://far")
     assert named(list(machine()), "Docker engine").ok is None
+
+
+def test_a_lab_of_the_environment_needs_no_server_of_this_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATCHLIGHT_LAB", "ofc2022")
+    result = CliRunner().invoke(doctor, ["--json"])
+    assert not isinstance(result.exception, BadInput)
+    assert "server" not in json.loads(result.stdout)

@@ -335,6 +335,30 @@ def test_init_writes_a_lab_that_is_good_and_explained(tmp_path: Path) -> None:
     assert path.read_text() != before
 
 
+@pytest.mark.parametrize("driver", ["polatis-scpi", "openflow"])
+def test_init_divides_servers_among_ocses_and_tors(
+    driver: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "lab.yaml")
+    sizes = ("--servers", "6", "--ocs", "2", "--tors", "3")
+    made = run("init", *sizes, "--driver", driver, "--output", path)
+    assert made.exit_code == 0
+    assert run("check", "--strict", path).exit_code == 0
+    hosts = json.loads(run("show", path, "--json").output)["hosts"]
+    tors = ["tor1"] * 2 + ["tor2"] * 2 + ["tor3"] * 2
+    assert [host["switch"] for host in hosts] == tors
+    through = [host.split(".")[0] for host in ends_of(path, "server")]
+    assert through == ["ocs1"] * 3 + ["ocs2"] * 3
+    few = run("init", "--servers", "1", "--ocs", "2")
+    assert isinstance(few.exception, BadInput)
+
+
+def ends_of(path: str, device: str) -> list[str]:
+    """The other ends of the fibres of devices whose name begins so."""
+    lab = parse_lab(Path(path).read_text())
+    return [str(f.b) for f in lab.fibres if f.a.device.startswith(device)]
+
+
 def test_init_writes_to_standard_output() -> None:
     assert parse_lab(run("init").stdout) == parse_lab(
         run("init", "--output", "-").stdout

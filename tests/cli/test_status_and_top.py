@@ -53,6 +53,11 @@ def counted(iterations: int, sent_bytes: int) -> str:
     )
 
 
+def test_switches_that_nobody_programs_are_not_counted_as_lost() -> None:
+    rows = dict(status_rows(Scrape.read(WELL, 100.0)))
+    assert rows["packet switches"].text == "none that the controller programs"
+
+
 def test_rates_are_what_grew_between_two_looks() -> None:
     before = Scrape.read(WELL + counted(10, 1000), 100.0)
     now = Scrape.read(WELL + counted(14, 3000), 102.0)

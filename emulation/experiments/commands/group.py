@@ -110,7 +110,7 @@ def ofc2022(
     dashboard: bool,
     **chosen: Any,
 ) -> None:
-    """Compare a static with a rewired network, for two training jobs on six GPUs.
+    """Compare a static network with a rewired one.
 
     S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
     ones and writes plots, result.json and report.html. Needs root.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from patchlight.emulation.experiments import paper as papers
 from patchlight.emulation.experiments.ofc2022 import analysis
@@ -43,6 +44,8 @@ def case_figure(static: analysis.CaseRun, optical: analysis.CaseRun) -> Figure:
         rates.set_title(f"{title}: job 1 took {end - start:.1f} s")
         busy.set_xlabel("training time (s)")
         busy.set_xlim(0, ratios[column])
+        # The last label of one would touch the first of the other.
+        busy.xaxis.set_major_locator(MaxNLocator(integer=True, prune="upper"))
     _label(*axes[:, 0])
     figures.legend(figure)
     return figure
@@ -106,17 +109,17 @@ def reductions_figure(
         for who, (static, optical) in (("paper", paper[case]), ("ours", ours)):
             at = len(labels)
             share = optical / static
-            axis.bar(at, 1, 0.6, color="#e5e5e5")
+            axis.bar(at, 1, 0.8, color="#e5e5e5")
             axis.bar(
                 at,
                 share,
-                0.6,
+                0.8,
                 color=figures.BLUE if who == "ours" else figures.GREY,
             )
             axis.text(
                 at,
                 share,
-                f"−{100 * (1 - share):.1f} %",
+                f"−{100 * (1 - share):.0f} %",
                 ha="center",
                 va="bottom",
             )

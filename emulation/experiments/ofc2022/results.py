@@ -195,7 +195,7 @@ def _alternating(
 MOST_BUSY_BEFORE = 0.6
 MOST_STEAL = 0.02
 # The error of a measured time that is worth a note, and that makes it void.
-_WORTH_A_NOTE = 0.05
+MOST_COMPUTE_STRETCH = 0.05
 _MOST_ERROR = 0.15
 Effect = Literal["unaffected", "note", "void"]
 
@@ -254,7 +254,9 @@ class Disturbance:
             (_error(run) for run in runs if run.wiring != "live"), default=0.0
         )
         worst = max(stretch, error)
-        effect: Effect = "note" if worst > _WORTH_A_NOTE else "unaffected"
+        effect: Effect = (
+            "note" if worst > MOST_COMPUTE_STRETCH else "unaffected"
+        )
         return cls(
             busy_before,
             steal,

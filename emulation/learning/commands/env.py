@@ -69,7 +69,7 @@ def _list(as_json: bool) -> None:
 @click.argument("name", required=False)
 @listing_options
 def show(name: str | None, as_json: bool) -> None:
-    """Show an environment's actions and observations; without NAME list the environments.
+    """List environments, or show one.
 
     With --wide the list also has the heuristics and trained models.
     """
@@ -140,7 +140,9 @@ def check(
     episodes: int | None,
     as_json: bool,
 ) -> None:
-    """Check environments with Gymnasium's checker, and check masks and seeds.
+    """Check environments, their masks and seeds.
+
+    Gymnasium's checker is part of it.
 
     The speed is in steps per second of CPU time, of several environments on one core. With
     --episodes all rules play the same episodes; random takes any allowed action. Lower is better.

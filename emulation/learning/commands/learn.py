@@ -147,6 +147,7 @@ def train(
             else "policies of labs"
         )
         raise BadInput(f"--{wrong[0]} is for partition {its}")
+    say("loading PyTorch")
     if for_labs:
         from patchlight.emulation.learning.labs.network import (
             export_lab_model,

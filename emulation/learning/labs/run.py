@@ -34,6 +34,7 @@ from patchlight.emulation.learning.labs.what_if import (
     play,
 )
 from patchlight.emulation.learning.run_folder import (
+    FIRST_SAID_S,
     KEPT_EVERY_S,
     SAID_EVERY_S,
     RunFolder,
@@ -362,7 +363,7 @@ class LabRun:
         trials = self._trials
         steps = self.config.steps
         kept = began
-        said = began
+        said = began - SAID_EVERY_S + FIRST_SAID_S
 
         def told() -> None:
             nonlocal kept, said

@@ -229,10 +229,11 @@ def load(runs: Mapping[str, QueueResult]) -> Figure:
         figures.merged(curves)
     ):
         for axis, column in zip(panels, shown, strict=True):
-            at, means = _means(until, columns[column])
-            axis.plot(
-                at,
+            means, ends = _means(until, columns[column])
+            axis.stairs(
                 means,
+                ends,
+                baseline=None,
                 label=figures.label(names, len(runs)),
                 **figures.look(number),
             )
@@ -270,12 +271,12 @@ def _distribution(
 
 
 def _means(until: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """The mean over each of equal parts of the time, at their middles."""
+    """The mean over each of equal parts of the time, and the ends of these."""
     if not len(until):
-        return np.empty(0), np.empty(0)
+        return np.empty(0), np.zeros(1)
     ends = np.linspace(0.0, until[-1], _POINTS + 1)
     area = np.concatenate(
         ([0.0], np.cumsum(values * np.diff(until, prepend=0.0)))
     )
     at_ends = np.interp(ends, np.concatenate(([0.0], until)), area)
-    return (ends[:-1] + ends[1:]) / 2, np.diff(at_ends) / np.diff(ends)
+    return np.diff(at_ends) / np.diff(ends), ends

@@ -5,10 +5,12 @@ Policies that users wrote are guarded: their faults are reported.
 
 import itertools
 import math
+import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchlight.controller.jobs.discipline.contract import (
     OrderTraits,
@@ -43,12 +45,16 @@ from patchlight.emulation.simulator.executors import (
 )
 from patchlight.testbed.errors import PatchlightError
 
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
 Tell = Callable[[int, int], None]
 """Called with the number of ended jobs and the number of all jobs."""
 
 # A job that waited this long only for broken GPUs will not get them any more.
 _HOPELESS_S = 365 * 86400.0
-_TELL_EVERY = 500
+_TELL_EVERY = 20
+_POLL_S = 0.25
 
 
 class QueueScheduler:
@@ -363,11 +369,20 @@ class Sweep:
     cluster: Cluster
     jobs: Sequence[QueueJob]
     settings: Settings = field(default_factory=Settings)
+    ended: "Synchronized[int] | None" = None
+    """How many jobs have ended in all combinations; shared by the processes."""
 
-    def __call__(
-        self, combination: Combination, tell: Tell | None = None
-    ) -> CombinationResult:
+    def __call__(self, combination: Combination) -> CombinationResult:
         """Simulate one combination; ``BadInput`` for an unknown policy."""
+        told = 0
+
+        def tell(done: int, _: int) -> None:
+            nonlocal told
+            if self.ended is not None:
+                with self.ended.get_lock():
+                    self.ended.value += done - told
+            told = done
+
         faults = Faults()
         kinds = combination.elasticity, combination.partition
         policies = load_policies(*combination[:4], faults, *kinds)
@@ -440,16 +455,33 @@ def run_sweep(
     engine: Engine,
     tell: Callable[[int, int], None],
 ) -> list[CombinationResult]:
-    """Run them all. ``tell`` counts ended jobs if there is one run, else ended runs.
+    """Run them all. ``tell`` counts ended jobs of all runs; on Ray, ended runs.
 
     ``Interrupted`` has the results that were finished at Ctrl-C.
     """
     if len(wanted) == 1:
-        return [sweep(wanted[0], tell)]
-    done = itertools.count(1)
-    return run_all(
-        wanted,
-        sweep,
-        engine,
-        lambda: tell(next(done), len(wanted)),
-    )
+        engine = Engine("serial")
+    if engine.name == "ray":
+        done = itertools.count(1)
+        return run_all(
+            wanted,
+            sweep,
+            engine,
+            lambda: tell(next(done), len(wanted)),
+        )
+    ended = multiprocessing.get_context("spawn").Value("q", 0)
+    over = threading.Event()
+    total = len(wanted) * len(sweep.jobs)
+
+    def poll() -> None:
+        while not over.wait(_POLL_S):
+            tell(min(ended.value, total), total)
+
+    poller = threading.Thread(target=poll, name="progress", daemon=True)
+    poller.start()
+    try:
+        return run_all(wanted, replace(sweep, ended=ended), engine)
+    finally:
+        over.set()
+        poller.join()
+        tell(min(ended.value, total), total)

@@ -116,7 +116,7 @@ def simulate_trace(
 ) -> TraceSimulation:
     """Run every combination and write the results into ``folder``.
 
-    ``tell`` counts ended jobs if there is one combination, else ended runs: how many of how many.
+    ``tell`` counts ended jobs of all combinations, on Ray ended runs: how many of how many.
     ``BadInput`` for options that contradict each other. Ctrl-C keeps the finished runs; without
     any, ``KeyboardInterrupt`` is raised.
     """

@@ -84,7 +84,7 @@ def show(
     backward: bool,
     draw: Path | None,
 ) -> None:
-    """Show a graph's operations, edges and totals, or draw it; without a name list the graphs.
+    """List graphs, show one, or draw it.
 
     The list has the built-in graphs; a FILE may be PipeDream's graph.txt or Patchlight's JSON.
     """
@@ -219,7 +219,9 @@ def profile(
     repeat: int,
     output: Path | None,
 ) -> None:
-    """Measure a model with PyTorch, operation by operation, and write its graph (JSON).
+    """Measure a model with PyTorch, and write its graph.
+
+    Each operation is measured; the graph is JSON.
 
     MODEL is a built-in model ('graph show' lists them) or FILE.py:FUNCTION. The function returns a
     torch.nn.Module and a mini-batch for it, a tensor or a tuple of tensors; --batch sets its

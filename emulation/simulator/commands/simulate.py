@@ -352,9 +352,9 @@ def simulate(
 
     folder = results_folder(output, "simulate")
     terminal = out.console(stderr=as_json)
-    with out.progress_bar(
-        "jobs" if len(options.combinations) == 1 else "runs", terminal
-    ) as tell:
+    on_ray = options.engine.name == "ray" and len(options.combinations) > 1
+    counted = "runs" if on_ray else "jobs"
+    with out.progress_bar(counted, terminal) as tell:
         simulation = simulate_trace(options, folder, tell)
     if as_json:
         out.print_json(simulation.result)

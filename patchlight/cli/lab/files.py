@@ -177,7 +177,7 @@ _switches = click.option(
     "--switches",
     type=click.Choice(PACKET_DRIVERS),
     default=DEFAULT_DRIVER,
-    help=f"Driver of the packet switches.  [default: {DEFAULT_DRIVER}]",
+    help="Driver of the packet switches.",
 )
 _name = click.option(
     "--name", help="The lab's name.  [default: from kind and size]"
@@ -366,7 +366,19 @@ def _imported(
     "--driver",
     type=click.Choice(KNOWN_DRIVERS),
     default="calient-tl1",
-    help="Driver of the OCS.",
+    help="Driver of the OCSs.",
+)
+@click.option(
+    "--ocs",
+    type=click.IntRange(1, 5),
+    default=1,
+    help="Number of OCSs, each with an equal part of the servers.",
+)
+@click.option(
+    "--tors",
+    type=click.IntRange(1),
+    default=2,
+    help="Number of ToR switches.",
 )
 @_switches
 @click.option(
@@ -388,7 +400,7 @@ def init(
 ) -> None:
     """Write a first lab file, with every key explained.
 
-    It has servers, two ToR switches and an OCS; optional keys are commented out. Edit it to match
+    It has servers, ToR switches and OCSs between; optional keys are commented out. Edit it to match
     your lab, then run patchlight lab check and patchlight lab show.
     """
     if output not in (None, "-") and Path(output).exists() and not force:

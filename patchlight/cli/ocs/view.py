@@ -450,7 +450,9 @@ def verify(
     options: Flags,
     **how: bool,
 ) -> None:
-    """Compare circuits with the last change, and check their optical power.
+    """Check circuits and their optical power.
+
+    Circuits are compared with the last change.
 
     The power is compared with the loss budget and with the baseline, its power when this circuit
     was made before. The exit code is 1 if a circuit differs from the last change, or if a circuit,

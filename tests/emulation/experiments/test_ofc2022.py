@@ -24,7 +24,9 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
     whole_iterations,
 )
 from patchlight.emulation.experiments.ofc2022.report import (
+    case_figure,
     page,
+    reductions_figure,
     rows_of,
     write_report,
 )
@@ -549,6 +551,24 @@ def test_what_a_busy_machine_did_to_the_figures_is_said(
     for place in (written, printed(result, capsys)):
         assert said in place
         assert ("compute phases took" in place) == bool(said)
+
+
+def test_labels_of_plots_have_room(simulate: Simulate) -> None:
+    bars = reductions_figure({"a": (30.0, 8.2)}, {"a": (407.0, 109.0)})
+    (axis,) = bars.axes
+    bars.draw_without_rendering()
+    for share in axis.texts:
+        width = share.get_window_extent().width
+        assert width <= axis.patches[0].get_window_extent().width
+    cases = case_figure(simulate("a", "static"), simulate("a", "optical"))
+    cases.draw_without_rendering()
+    static, rewired = (
+        [tick.get_window_extent() for tick in each.get_xticklabels()]
+        for each in cases.axes[2:]
+    )
+    inside = cases.axes[2].get_window_extent().x1
+    last = max(box.x1 for box in static if box.x0 <= inside)
+    assert last < min(box.x0 for box in rewired)
 
 
 def test_means_over_whole_iterations_do_not_swing_with_the_sampling(

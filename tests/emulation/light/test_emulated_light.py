@@ -203,9 +203,7 @@ async def test_requests_over_the_socket(tmp_path: Path) -> None:
                 assert client.transceivers()[str(ONE)]["state"] == "off"
 
         await asyncio.to_thread(talk)
-    with pytest.raises(
-        PatchlightError, match="requesting the emulated transceivers"
-    ):
+    with pytest.raises(PatchlightError, match="no tunable transceivers"):
         LightClient(tmp_path / "nobody.sock")
 
 
