@@ -152,6 +152,9 @@ def elsewhere(
     [
         ("-c", "from patchlight import EmulatedLab, Lab, PortMap, simulate"),
         ("-m", "patchlight", "lab", "check", "ofc2022"),
+        ("-m", "patchlight", "policy", "show"),
+        ("-m", "patchlight", "simulate", "--trace", "helios", "--jobs", "20"),
+        ("-c", "from patchlight import ControllerClient"),
         ("-m", "patchlight.agents", "--help"),
         ("-m", "patchlight.agents.training", "--help"),
         ("-m", "patchlight", "controller", "run", "--help"),

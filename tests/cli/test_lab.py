@@ -21,7 +21,7 @@ def test_a_good_file_is_summed_up_in_a_line() -> None:
     result = run("check", "ofc2022")
     assert result.exit_code == 0
     assert result.output.strip().endswith(
-        "lab ofc2022 is good: 4 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
+        "lab ofc2022 is valid: 4 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
     )
 
 
@@ -41,7 +41,7 @@ def test_mistakes_are_lines_and_the_exit_code_is_two(tmp_path: Path) -> None:
         lines[1]
         == f"{bad}:4:15: unknown key 'nic' in a server: did you mean 'nics'?"
     )
-    assert "is good" in lines[2]
+    assert "is valid" in lines[2]
     assert lines[3].startswith(
         f"{tmp_path}/none.yaml:1:1: cannot be read (No such file"
     )
@@ -64,7 +64,7 @@ def test_policies_that_a_lab_file_names_are_there(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("fifoo", "las:queues=3"))
     result = run("check", str(path))
     assert result.exit_code == 0
-    assert "lab x is good" in result.output
+    assert "lab x is valid" in result.output
 
 
 def test_warnings_are_mistakes_only_if_it_is_strict(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_warnings_are_mistakes_only_if_it_is_strict(tmp_path: Path) -> None:
     assert loose.output.startswith(
         f"{path}:1:7: warning: the lab has a name only"
     )
-    assert "lab bare is good" in loose.output
+    assert "lab bare is valid" in loose.output
     assert strict.output.startswith(f"{path}:1:7: the lab has a name only")
     assert "good" not in strict.output
 
@@ -322,7 +322,7 @@ def test_init_writes_a_lab_that_is_good_and_explained(tmp_path: Path) -> None:
         "mine",
     )
     assert run("init", *arguments, "--output", str(path)).exit_code == 0
-    good = "lab mine is good: 3 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
+    good = "lab mine is valid: 3 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
     assert run("check", "--strict", str(path)).output.strip().endswith(good)
     assert "# The number of duplex ports." in path.read_text()
     hosts = json.loads(run("show", str(path), "--json").output)["hosts"]

@@ -142,7 +142,7 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(
         (
             "e.csv",
             "1,2,3,4,5\n1,2\n1,3\n",
-            [":1:1: expected OCS,A,B", ":3:1: in:1 is used"],
+            [":1:1: expected OCS,A,B", ":3:1: input port 1 is used"],
         ),
         (
             "f.yaml",
@@ -218,7 +218,7 @@ def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
 def test_a_locked_port_stays_as_it_is(
     ocs: OcsCommand, running: ControllerProcess
 ) -> None:
-    assert "say --why" in ocs("lock", "o1.2", code=2)
+    assert "give the reason with --why" in ocs("lock", "o1.2", code=2)
     ocs("lock", "b.n1", "o1.16", "--why", "measuring")
     assert "measuring" in ocs("lock")
     assert "2 locked" in ocs("show")
@@ -244,7 +244,7 @@ def test_maps_are_saved_and_restored_whole(
     ocs("apply", "monday")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2"]
     wrong = ocs("apply", "tuesday", code=2)
-    assert "'tuesday' XX: the saved maps are monday" in wrong
+    assert "no file or saved map 'tuesday': the saved maps are monday" in wrong
 
 
 def test_the_stop_button_is_pressed_and_cleared(
@@ -273,7 +273,7 @@ def test_what_can_be_looked_at_prints_and_is_json(
     assert [row["cross_connect"] for row in circuits] == ["2>5", "5>2"]
     assert "none failed" in ocs("verify")
     assert json.loads(ocs("show", "--alarms", "--json")) == []
-    assert "o1 is as committed" in ocs("verify")
+    assert "o1 matches its committed map" in ocs("verify")
     assert json.loads(ocs("verify", "--json"))["o1"]["missing"] == []
     seen = running.client.last_event()
     ocs("connect", "o1", "7:8", "--why", "look")
@@ -352,7 +352,7 @@ def test_direct_is_refused_beside_a_controller(
     ocs: OcsCommand, running: ControllerProcess, tmp_path: Path
 ) -> None:
     output = ocs("show", "--direct", "--state", str(tmp_path), code=1)
-    assert "a controller of lab dry runs at" in output
+    assert "the controller of lab dry at" in output
 
 
 def test_text_in_brackets_is_shown_and_breaks_nothing(

@@ -79,7 +79,7 @@ def test_a_change_is_followed_and_halted_between_two_fibres(
     )
     # One more waits for its turn, and goes before it has come.
     said = ocs("connect", "ocs1", "2:8", "--detach")
-    assert f"change {number + 1} has begun: waiting" in said
+    assert f"change {number + 1} has started: waiting" in said
     assert "refused: nothing was changed: cancelled by" in ocs(
         "stop", str(number + 1)
     )

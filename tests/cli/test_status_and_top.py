@@ -129,7 +129,7 @@ def test_gpus_of_a_silent_agent_are_counted_while_they_are_in_jobs() -> None:
         (
             ('gpu_up{gpu="s.g1"} 1', 'gpu_up{gpu="s.g1"} 0'),
             "GPUs",
-            "used: s.g1",
+            "unusable: s.g1",
             "bad",
         ),
     ],
@@ -229,7 +229,7 @@ async def test_a_lab_at_work_fits_one_screen(tmp_path: Path) -> None:
         shown = await status()
         assert len(shown.splitlines()) <= 24
         assert max(map(len, shown.splitlines())) <= 80
-        assert "6 of 6 in jobs, busy 90 %, all draw 1800 W" in shown
+        assert "6 of 6 in jobs, busy 90 %, together 1800 W" in shown
         rows = {
             row["of"]: row["meaning"]
             for row in json.loads(await status("--json"))["lines"]

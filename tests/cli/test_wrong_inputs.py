@@ -190,7 +190,7 @@ no job 'nosuch'
     job regroup nosuch L
 expected ports of o1 to connect
     ocs connect o1 L
-neither a pair A:B nor an OCS
+not a pair A:B and not an OCS
     ocs connect o9 1:2 L
 has ports 1–16
     ocs connect o1 1:99 L
@@ -199,7 +199,7 @@ has ports 1–16
     ocs apply map.yaml L
 expected two different ports
     ocs connect o1 1:1 L
-is not plugged into an OCS
+a.n7 has no fibre
     ocs connect o1 1:a.n7 L
 has no fibre to an OCS
     ocs connect a.n0:b.n9 L
@@ -211,7 +211,7 @@ has no circuit
     ocs disconnect o1 16 L
 no OCS called 'o9'
     ocs apply other-map.yaml L
-is neither a file nor saved circuits
+no file or saved map
     ocs apply nosuch L
 is not a port
     ocs apply map.csv L
@@ -235,7 +235,7 @@ needs certificates
     agent run --lab ofc2022 --server server1 --listen 127.0.0.1:1
 --ca is missing
     login --controller 127.0.0.1:1
---end takes no --why
+--why does not go with --end
     controller drain --end --why x L
 does not exist
     login --ca nosuch.pem L
@@ -243,7 +243,7 @@ certificate
     login --ca job.yaml --controller 127.0.0.1:1 --token-file token
 token list
     token revoke nosuch L
-expected how long ago
+expected an age
     report --since tomorrow L
 it has none of a policy's methods
     policy use --placement policy.py:Mine L
@@ -258,11 +258,11 @@ no graph 'nosuch'
     graph show nosuch
 no jobs to simulate
     simulate
-cannot tell the trace's format
+unknown trace format
     simulate --trace trace.csv
 is not a cluster
     simulate --trace helios --cluster 4x4
-is no parameter of torus
+is not a parameter of torus
     simulate --trace helios --network torus:x=nosuch
 no requirement law 'Z'
     experiment pac-ml --laws Z
@@ -316,7 +316,7 @@ lab ofc2022 has no OCS called 'ocs9'
     emulate ocs ocs9 --lab ofc2022
 job j-workers-99: 99 workers requested, but
     J --sweep workers=1,99
---sweep workers=2,x: expected how many workers
+--sweep workers=2,x: expected a number of workers
     J --sweep workers=2,x
 expected MODEL=TIME
     J --compute 500ms
@@ -326,11 +326,11 @@ exclude each other
     J --regroup --topology keep
     simulate --trace helios --cluster 1x1x4 --lab ofc2022
     policy train small --seed 1 --seeds 2
---set:1:10: expected how often
+--set:1:10: expected a number of restarts
     J --set retries=x
 retries is given twice
     J --set retries=1 --retries 2
---follow is for one job
+--follow takes one job
     J --follow --array 2
 expected 1 to 65536, or auto
     job submit j --workers -1 L
@@ -353,9 +353,9 @@ unknown policy
     simulate --trace helios --placement srpt
     experiment pac-ml --policies constant-3
     experiment pac-ml --policies fifo
-'rack' cannot break
+'rack' cannot fail
     simulate --trace helios --failures rack:1d:1h
-does not say what breaks
+is not a failure model
     simulate --trace helios --failures server
     simulate --trace helios --failures server:1d
     experiment pac-ml --failures 30d
@@ -371,13 +371,13 @@ is not a cluster
     simulate --trace helios --cluster 16x16
     simulate --trace helios --cluster axbxc
     simulate --trace helios --cluster 16x16x8x2
-needs to know how long
+backfilling needs job durations
     simulate --trace helios --backfill --blind
 only one kind
     simulate --trace helios --failures gpu:1d:1h --failures server:1d:1h
 nodes and links of a --network
     simulate --trace helios --failures node:5@1h+5min
-no job of the trace is user nobody's
+no job of the trace belongs to user nobody
     simulate --trace helios --set 'users=[{name: nobody, gpus: 3}]'
 --set quantum: expected KEY=VALUE
     simulate --trace helios --set quantum
@@ -393,15 +393,15 @@ even number of ports
     simulate --trace helios --network fat-tree:k=3
 k=four: expected a whole number above 0
     simulate --trace helios --network fat-tree:k=four
-k stands there twice
+k appears twice
     simulate --trace helios --network fat-tree:k=4,k=8
-'tapr=2' is no parameter of fat-tree: it has k=8, taper=1.0
+'tapr=2' is not a parameter of fat-tree: it has k=8, taper=1.0
     simulate --trace helios --network fat-tree:k=4,tapr=2
 taper=0.5: expected 1
     simulate --trace helios --network fat-tree:taper=0.5
 expected a number above 0
     simulate --trace helios --network fat-tree:taper=nan
-'k' is no parameter
+'k' is not a parameter
     simulate --trace helios --network fat-tree:k
 2000000 nodes: expected 2 to
     simulate --trace helios --network fat-tree:k=200
@@ -427,7 +427,7 @@ at most 4096
     simulate --trace helios --network sip-ring:nodes=9000
 ideal:mtu=100: an MTU of 100 bytes: expected 576 to 65535
     simulate --trace helios --network ideal:mtu=100
-'rate=1Gbps' is no parameter of lab: it has mtu=1500, frame=38
+'rate=1Gbps' is not a parameter of lab: it has mtu=1500, frame=38
     simulate --trace helios --network lab:ofc2022,rate=1Gbps
 no network 'fattree'
     simulate --trace helios --network fattree
@@ -458,7 +458,7 @@ spread of 0 or more
     simulate --trace helios --network ideal:nodes=8 --slow 1:lognormal:-1
 no node 9
     simulate --trace helios --network ideal:nodes=8 --slow 9:2
-has to be told 'degree'
+needs the parameter 'degree'
     experiment pac-ml --policies constant
 no placement rule 'best'
     experiment pac-ml --rules best
@@ -478,13 +478,13 @@ expected 65536 at most
     experiment pac-ml --ramp 99x99x99
 did you mean 'poisson'
     experiment pac-ml --arrivals poison:5
-how often jobs come
+lacks the mean interval
     experiment pac-ml --arrivals poisson
 0.0 s apart
     experiment pac-ml --arrivals fixed:0
 1,000,000 jobs at most
     experiment pac-ml --arrivals fixed:0.001
-no job came
+no job arrived
     experiment pac-ml --quick --seeds 1 --policies constant:2 --arrivals poisson:1e9
 did you mean 'vgg16'
     experiment pac-ml --mix vgg=1
@@ -493,9 +493,9 @@ expected each model once
     experiment pac-ml --mix gnmt=1,gnmt=2
 a share above 0
     experiment pac-ml --mix gnmt=0
---scale is for the experiment with packets
+--scale needs an experiment with packets
     experiment oddl --flows --scale 5
---nodes is for the experiment in flows
+--nodes needs an experiment with flows
     experiment oddl --nodes 16
 expected one --model
     experiment oddl --model vgg19 --model gpt2
@@ -513,7 +513,7 @@ cannot begin with 'nowhere': no such run
     policy train lab-partition --start nowhere
 did you mean 'schedule'
     env show Scedule
-no environment is named
+no environment given
     env check
 exclude
     env check Schedule --all

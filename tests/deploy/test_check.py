@@ -81,7 +81,7 @@ def test_servers_that_lack_nothing_are_ready() -> None:
             "free disk",
             False,
             "1.0 GiB in /opt",
-            "make room",
+            "free 2 GiB",
         ),
         ({"free_bytes": None}, "free disk", None, "not told", ""),
         (

@@ -346,7 +346,7 @@ def test_servers_that_fail_are_named_and_stop_no_other(
         )
     assert (code, servers["server2"]["ok"]) == (1, True)
     assert "No space left on device" in servers["server1"]["error"]
-    assert servers["server1"]["remedy"].startswith("Make room")
+    assert servers["server1"]["remedy"].startswith("Free space")
 
     with (
         logged_in(first) as client,

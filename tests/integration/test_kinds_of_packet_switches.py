@@ -161,7 +161,7 @@ def test_jobs_train_while_their_nics_move(
         record = client.reconfigure(maps, only=True)
         assert record.state == "committed", record
         assert not [
-            note for note in record.notes if "checked with packets" in note
+            note for note in record.notes if "probed with packets" in note
         ]
         assert "announce" in record.stages_s
         wait_until(partial(beyond, client, job_id, before))

@@ -52,7 +52,7 @@ def up_again() -> str:
     command = next(
         line
         for line in done.stdout.splitlines()
-        if line.startswith("start what")
+        if line.startswith("start these")
     )
     done = patchlight(*command.split()[-3:])
     assert done.returncode == 0, done.stderr

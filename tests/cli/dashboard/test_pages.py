@@ -119,7 +119,7 @@ async def the_lab_is_shown(page: Page, lab: WatchedLab) -> None:
 async def a_change_is_planned_made_and_undone(
     page: Page, lab: WatchedLab
 ) -> None:
-    await press_until(page, "Tab", "textbox", "make, like 1-7 2>8")
+    await press_until(page, "Tab", "textbox", "connect, e.g. 1-7 2>8")
     await page.keyboard.type("19-20")
     await press_until(page, "Tab", "textbox", "why")
     await page.keyboard.type("tries a fibre")
@@ -147,7 +147,7 @@ async def a_change_is_planned_made_and_undone(
 
 async def a_change_is_dragged(page: Page, lab: WatchedLab) -> None:
     before = changes(lab)
-    make = page.get_by_label("make, like 1-7 2>8")
+    make = page.get_by_label("connect, e.g. 1-7 2>8")
     # The matrix is drawn anew without the ports that are dark again.
     await expect(page.locator("[data-entry]")).to_have_count(12)
     # A circuit to another column, then the row of another port.

@@ -59,7 +59,7 @@ async def test_jobs_are_regrouped_where_that_pays(cluster: Cluster) -> None:
 async def test_one_need_not_wait_for_a_regroup(cluster: Cluster) -> None:
     job = JobCommand(cluster)
     await submit_running(cluster, spread(500_000_000))
-    assert "change 1 has begun: " in await job("regroup", "--detach")
+    assert "change 1 has started: " in await job("regroup", "--detach")
     await cluster.until(lambda: not cluster.transactions.under_way(1))
     assert len(cluster.switches_of(SPREAD)) == 1
     (event,) = [

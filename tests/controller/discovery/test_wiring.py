@@ -331,6 +331,6 @@ def test_what_is_heard_without_circuits_at_two_ports_is_not_written() -> None:
     heard = frozenset(pairs | {(b, a) for a, b in pairs})
     wiring = _wiring(_found({1: None}), heard)
     assert wiring.doubts[0].startswith(
-        "tor2.7 was found at server1.nic0 and at tor1.7, so none"
+        "tor2.7 was found at server1.nic0 and at tor1.7: ambiguous, so no"
     )
     assert wiring.fibres == LAB.fibres

@@ -225,7 +225,7 @@ async def test_a_job_says_how_many_of_its_reports_are_kept(
         reports_made=1_234_567,
     )
     print_job(many)
-    assert "thinned: kept 20,000 of 1,234,567" in capsys.readouterr().out
+    assert "20,000 of 1,234,567 reports are kept" in capsys.readouterr().out
 
 
 @simulated()

@@ -234,7 +234,7 @@ async def test_a_job_may_ask_for_a_built_in_policy_only(
     mine = tmp_path / "mine.py"
     mine.write_text("raise SystemExit('this ran next to the controller")
     with pytest.raises(
-        BadInput, match="neither built in nor the lab's policy"
+        BadInput, match="not a built-in policy and not the lab's"
     ):
         cluster.submit(job("evil", workers=1, placement=f"{mine}:Mine"))
     with pytest.raises(BadInput, match="unknown built-in graph"):

@@ -184,7 +184,7 @@ async def test_show_says_how_each_worker_can_be_held(cluster: Cluster) -> None:
     worker = cluster.table.running[own].workers[1]
     await cluster.until(lambda: worker.status.holds_by == "freeze")
     said = " ".join((await run("show", own, "--wide")).split())
-    assert "held by Patchlight, at once" in said
+    assert "pause method immediately" in said
 
 
 async def test_old_records_stay_while_nothing_can_be_written(

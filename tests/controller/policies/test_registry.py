@@ -174,7 +174,7 @@ def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
         (
             "import sys\n\n1 / 0\n",
             "Mine",
-            r"bad\.py:3: ZeroDivisionError while it was run",
+            r"bad\.py:3: ZeroDivisionError while it ran",
         ),
         ("import not_there_at_all", "Mine", r"bad\.py:1: ModuleNotFoundError"),
         (

@@ -289,7 +289,7 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
         )
         shown = patchlight("lab", "show", name, "--json")
         assert json.loads(shown.stdout)["circuits"]["ocs1"] == ["1-3", "2-5"]
-        assert "its circuits are not known" in shown.stderr
+        assert "its circuits are unknown" in shown.stderr
     assert left_of(name) == []
 
 

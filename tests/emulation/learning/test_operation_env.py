@@ -127,7 +127,7 @@ def test_the_first_in_the_list_goes_first() -> None:
     # b 1–2, c 2–4, d 4–8; or c 1–3, d 3–7 while b is 3–4.
     assert took(1, seed)[1] == pytest.approx(8.0)
     assert took(2, seed)[1] == pytest.approx(7.0)
-    with pytest.raises(BadInput, match="not a chain"):
+    with pytest.raises(BadInput, match="a model with branches"):
         OperationOrderEnv(Workloads([builtin_graph("vgg16")]))
 
 

@@ -238,7 +238,7 @@ expected a number with one of B, kB, MB
     vgg ⇒ ‸v g g
 duplicate key 'name', first on line 1
      ⇒ ‸name: b
-expected how often, a whole number from 0 to 100
+expected a number of restarts, a whole number from 0 to 100
      ⇒ retries: ‸101
 degrees need 'workers: auto'
      ⇒ degrees: ‸[2]

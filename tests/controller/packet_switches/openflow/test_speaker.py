@@ -253,7 +253,10 @@ async def test_the_protocol_refuses_what_it_does_not_know(
         foreign = {**TABLE_MISS.to_json(), "cookie": 5}
         bench.bridge(1)
         await events.wait("switch-up", datapath_id=1)
-        with pytest.raises(SpeakerRefused, match="not Patchlight's entry"):
+        with pytest.raises(
+            SpeakerRefused,
+            match="the entry of another application was not changed",
+        ):
             await speaker.request("apply", datapath_id=1, removes=[foreign])
         # A second client, which speaks another version, and then no JSON at all.
         reader, writer = await asyncio.open_unix_connection(

@@ -148,7 +148,7 @@ def _mine(tmp_path: Path, name: str) -> str:
         (
             JOBS.replace("workers: 4", "hosts: [gpu0]"),
             ("--lab", "ofc2022"),
-            "names its hosts",
+            "has 'hosts'",
         ),
         (
             JOBS.replace("workers: 6", "workers: 7"),

@@ -431,7 +431,7 @@ def test_rows_that_are_the_same_are_told(tmp_path: Path) -> None:
     ):
         read_trace(written(tmp_path, again))
     trace = load_trace(written(tmp_path, again), skip_bad=True)
-    assert (len(trace.jobs), trace.left_out) == (2, {"there twice": 1})
+    assert (len(trace.jobs), trace.left_out) == (2, {"appears twice": 1})
     # Philly's CSV has no names: two jobs that are alike may be two.
     alike = load_trace(
         written(tmp_path, PHILLY + PHILLY.splitlines()[1] + "\n")
