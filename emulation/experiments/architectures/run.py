@@ -27,6 +27,7 @@ from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import BadInput, reason
 from patchlight.testbed.graphs import builtin_graph
+from patchlight.testbed.graphs.layers import A100
 
 MODELS = ("vgg19", "resnet50", "bert-large", "gpt2")
 MIXTURE = "mixture-of-experts"
@@ -210,6 +211,8 @@ NETWORKS = (
     "fat-tree:k=8",
     "fat-tree:k=8,taper=2",
     "leaf-spine:leaves=16,hosts=8,taper=2",
+    "leaf-spine:leaves=16,hosts=8,spines=1,taper=4",
+    "tor-ocs:tors=16,hosts=8,taper=4",
     "rail-only:servers=16,gpus=8",
     "torus:dims=4x4x8",
     "topoopt:nodes=128",
@@ -286,6 +289,7 @@ def run_experiment(
         "nodes": nodes,
         "jobs": options.jobs,
         "models": list(options.models),
+        "gpu": A100.statement,
         "placement": options.placement,
         "networks": {
             network.spec: row
@@ -301,15 +305,13 @@ _REDUCE = ("ring", "two-rings", "hierarchical", "halving-doubling", "tree")
 
 
 def collectives_on(network: Network) -> dict[str, Any]:
-    """Times of collectives of all nodes, alone, over what no network of such NICs can beat.
+    """Times of collectives of all nodes, alone, over what no network of such links can beat.
 
-    1 GB each: 2(n − 1)/n of it through a NIC for an all-reduce, (n − 1)/n for an all-to-all. Each
-    is a second iteration, which has the circuits that the first one left.
+    1 GB each: 2(n − 1)/n of it through a NIC for an all-reduce, (n − 1)/n for an all-to-all, and
+    less where servers have links inside (``Network.least_s``). Each is a second iteration, which
+    has the circuits that the first one left.
     """
     nodes = np.arange(network.nodes)
-    floor_s = (
-        (network.nodes - 1) / network.nodes * 8 * _BYTES / network.nic_bps
-    )
 
     def takes_s(rounds: Sequence[Round]) -> float:
         jobs = [
@@ -331,14 +333,15 @@ def collectives_on(network: Network) -> dict[str, Any]:
     odd = network.nodes & (network.nodes - 1)
     names = [name for name in _REDUCE if name != "halving-doubling" or not odd]
     reduces = {
-        name: takes_s(network.collective(name, nodes, _BYTES)) / (2 * floor_s)
+        name: takes_s(network.collective(name, nodes, _BYTES))
+        / network.least_s(_BYTES, reduces=True)
         for name in names
     }
     exchange_s = takes_s(network.collective("all-to-all", nodes, _BYTES))
     return {
         "all_reduce": reduces,
         "best": min(reduces, key=lambda name: reduces[name]),
-        "all_to_all": exchange_s / floor_s,
+        "all_to_all": exchange_s / network.least_s(_BYTES, reduces=False),
     }
 
 

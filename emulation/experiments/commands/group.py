@@ -400,7 +400,7 @@ def _print_twin(result: dict[str, Any]) -> None:
     multiple=True,
     metavar="SPEC",
     help="A network to compare, like fat-tree:k=8,taper=2; repeatable; all of one size.  "
-    "[default: twelve networks of 128 nodes]",
+    "[default: fourteen networks of 128 nodes]",
 )
 @click.option(
     "--jobs",

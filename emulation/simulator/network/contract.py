@@ -449,6 +449,12 @@ class Network(ABC):
             self.strides(members, ring_part),
         )
 
+    def least_s(self, nbytes: float, *, reduces: bool) -> float:
+        """What an all-reduce of so many bytes among all nodes takes at least, or an all-to-all in
+        which each sends so many: the time of what a node sends, at its rate."""
+        one_way_s = (self.nodes - 1) / self.nodes * 8 * nbytes / self.nic_bps
+        return 2 * one_way_s if reduces else one_way_s
+
     def lit_for(self, members: int, rounds: Sequence[Round]) -> "Network":
         """The network with circuits for what a job of so many ranks sends; itself where circuits
         are made for each round, or there are none."""

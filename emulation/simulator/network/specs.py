@@ -341,6 +341,7 @@ NETWORKS: Mapping[str, Callable[..., Network]] = {
     "rail-only": packet.rail_only,
     "torus": direct.torus,
     "topoopt": direct.topoopt,
+    "tor-ocs": optical.tor_ocs,
     "sip-ring": optical.sip_ring,
     "sip-ocs": optical.sip_ocs,
     "ramp": optical.ramp,

@@ -1,4 +1,5 @@
-"""Networks that switch light during a job: RotorNet, SiP-ML's ring and switch, RAMP, ODDL."""
+"""Networks that switch light for jobs: RotorNet, OFC 2022's ToRs, SiP-ML's ring and switch, RAMP,
+ODDL."""
 
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from patchlight.emulation.simulator.network.topologies.packet import (
     LATENCY,
     RATE,
     Ideal,
+    LeafSpine,
+    leaf_spine,
 )
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.paths.schedulers import SCHEDULERS
@@ -118,6 +121,56 @@ def rotornet(
             "ocs-port": racks * uplinks,
         },
         hosts=hosts,
+    )
+
+
+@dataclass(
+    frozen=True,
+    eq=False,
+)
+class TorOcs(LeafSpine):
+    """A leaf-spine whose nodes an OCS joins to leaves, anew for each job."""
+
+    def _leaves(self, group: Ints) -> Ints:
+        # As many ranks as a leaf has ports are under the leaf of the first of them.
+        rank = np.zeros(self.nodes, np.int64)
+        rank[group] = np.arange(len(group))
+        return self.racks[group[rank // self.hosts * self.hosts]]
+
+
+def tor_ocs(
+    spec: str,
+    tors: int = 8,
+    hosts: int = 8,
+    spines: int = 1,
+    taper: float = 4.0,
+    switching: float = 25e-3,
+    rate: float = RATE,
+    latency: float = LATENCY,
+) -> TorOcs:
+    """Nodes regrouped under ToRs for each job (Yan, Zhu, Glick, Wu, Bergman, OFC 2022).
+
+    The paper has two ToRs, and one link between them. Here each OCS port is joined to any other,
+    and jobs never lack free ports at their ToRs.
+    """
+    tree = leaf_spine(spec, tors, hosts, spines, taper, rate, latency)
+    fibres = 2 * tree.nodes * rate / 100e9
+    ports = tree.parts["switch-port-100g"]
+    between = tree.parts["transceiver-100g"]
+    return TorOcs(
+        spec,
+        rate,
+        tree.racks,
+        tree.capacity_bps,
+        tree.latency_s,
+        {
+            "switch-port-100g": ports,
+            "transceiver-100g": between + fibres,
+            "ocs-port": 2 * tree.nodes,
+        },
+        Switching(switching, once=True),
+        hosts=hosts,
+        spines=spines,
     )
 
 

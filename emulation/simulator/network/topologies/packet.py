@@ -221,6 +221,10 @@ class LeafSpine(Network):
     hosts: int = 0
     spines: int = 0
 
+    def _leaves(self, group: Ints) -> Ints:
+        """The leaf of each node, as far as the job with these nodes is concerned."""
+        return self.racks
+
     def _paths(
         self,
         source: Ints,
@@ -228,8 +232,9 @@ class LeafSpine(Network):
         flow: Ints,
         group: Ints,
     ) -> Ints:
-        leaf = source // self.hosts
-        other = destination // self.hosts
+        leaves = self._leaves(group)
+        leaf = leaves[source]
+        other = leaves[destination]
         spine = draw(
             self.spines,
             source,
@@ -290,6 +295,19 @@ class RailOnly(Network):
     """Links: GPUs onto their server's own switch and off it, NICs onto their rail and off it."""
 
     gpus: int = 0
+
+    def least_s(self, nbytes: float, *, reduces: bool) -> float:
+        """As the base class; what leaves a server takes all its NICs, the rest its switch."""
+        nic_bps = self.nic_bps
+        inside_bps = float(self.capacity_bps[0])
+        bits = 8 * nbytes
+        outside = 1 - self.gpus / self.nodes
+        if not reduces:
+            inside_s = (self.gpus - 1) / self.nodes * bits / inside_bps
+            return max(outside * bits / nic_bps, inside_s)
+        servers_s = 2 * outside * bits / (self.gpus * nic_bps)
+        one_s = 2 * (1 - 1 / self.nodes) * bits / (inside_bps + nic_bps)
+        return max(servers_s, one_s)
 
     def collective(
         self,

@@ -19,6 +19,7 @@ RINGS = (
     "ideal",
     "fat-tree:k=8",
     "leaf-spine",
+    "tor-ocs",
     "rail-only",
     "torus",
     "torus:dims=4x4x8",
@@ -33,10 +34,10 @@ RINGS = (
 
 @pytest.mark.parametrize("spec", RINGS)
 def test_an_all_reduce_is_within_5_percent_of_its_bound(spec: str) -> None:
-    # Rail-only has more than its NICs within a server.
-    least = 0.1 if spec == "rail-only" else 1.0
+    # Rail-only uses the links inside servers and those between them one after the other.
+    most = 1.4 if spec == "rail-only" else 1.05
     assert (
-        least <= collectives_on(network_of(spec))["all_reduce"]["ring"] <= 1.05
+        1.0 <= collectives_on(network_of(spec))["all_reduce"]["ring"] <= most
     )
 
 

@@ -214,6 +214,26 @@ def test_waves_split_over_two_ways_and_fibres_carry_less_each_way() -> None:
             network_of(f"sip-ring:nodes=64,{wrong}")
 
 
+def test_regrouped_jobs_share_no_uplink_whatever_nodes_they_have() -> None:
+    nbytes = 1e9
+    mixed = np.arange(32).reshape(8, 4).T  # each job has a node of every ToR
+    jobs = [
+        PlacedJob(nodes, 0.0, collective("ring", 8, nbytes)) for nodes in mixed
+    ]
+    least_s = 2 * 7 / 8 * 8 * nbytes / B
+    given = "hosts=8,spines=1,taper=4,latency=0ns"
+    static = network_of(f"leaf-spine:leaves=4,{given}")
+    anew = network_of(f"tor-ocs:tors=4,{given},switching=25ms")
+    ends_s = run_jobs(anew, jobs).ends_s
+    assert ends_s == pytest.approx(least_s + 25e-3, rel=1e-9)
+    assert (run_jobs(static, jobs).ends_s > 1.5 * least_s).all()
+    # A job of two ToRs crosses between them once each way.
+    large = PlacedJob(np.arange(16), 0.0, collective("ring", 16, nbytes))
+    assert run_jobs(anew, [large]).ends_s[0] == pytest.approx(
+        2 * 15 / 16 * 8 * nbytes / B + 25e-3, rel=1e-9
+    )
+
+
 def test_topoopt_splits_a_ring_over_all_ports_and_relays_the_rest() -> None:
     network = network_of("topoopt:nodes=16,degree=4,latency=0ns,switching=0ns")
     assert len(set(network.strides(16))) == 4
