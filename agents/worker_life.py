@@ -6,6 +6,7 @@ import os
 import time
 from base64 import b64decode
 from dataclasses import asdict, replace
+from functools import partial
 
 from patchlight.agents.errors import AgentError, Conflict, GpuError, log
 from patchlight.agents.gpus import Pulse
@@ -17,6 +18,7 @@ from patchlight.agents.workers.contract import ExitInfo, RunningWorker
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.model import Nic
+from patchlight.testbed.tasks import EndRequested, run_unless
 from patchlight.testbed.wire.worker_api import (
     AnnounceAnswer,
     AnnounceRequest,
@@ -65,6 +67,7 @@ class LeasedWorker:
         self._running: RunningWorker | None = None
         self._watching: asyncio.Task[None] | None = None
         self._ending = lease.ending if lease else None
+        self._may_not_wait = asyncio.Event()
         self._ended: Ended | None = lease.ended if lease else None
 
     async def launch(self, nic: Nic) -> None:
@@ -361,11 +364,11 @@ class LeasedWorker:
 
     async def look(self, now: float) -> keeper.Ending | None:
         """Why it must be ended, if it must; ``now`` in Unix time."""
-        if (
-            self._ended is not None
-            or self.lock.locked()
-            or not self.tenancy.is_launched
-        ):
+        if self._ended is not None or not self.tenancy.is_launched:
+            return None
+        if self.lock.locked():
+            if self._ending is not None:
+                await self._bound_its_end()
             return None
         lease = self.tenancy.lease
         unstarted = self.status().state in (
@@ -379,11 +382,7 @@ class LeasedWorker:
             )
 
         def look_at_server() -> tuple[NicProblem | None, str]:
-            with contextlib.suppress(
-                OSError
-            ):  # the worker may have put something else there
-                keeper.bound_output(self._folder / keeper.OUTPUT)
-            return self.nic_problem, keeper.fills_disk(self._folder)
+            return self.nic_problem, self._bound_files()
 
         problem, filled = await asyncio.to_thread(look_at_server)
         if self._is_leaving:  # it is already ending
@@ -408,6 +407,20 @@ class LeasedWorker:
             await self.tenancy.count_energy()
         return None
 
+    async def _bound_its_end(self) -> None:
+        if filled := await asyncio.to_thread(self._bound_files):
+            message = "killing worker %s before its time to end is over: %s"
+            log.warning(message, self.spec.id, filled)
+            self._may_not_wait.set()
+
+    def _bound_files(self) -> str:
+        """Cut its output if that is too long; why it fills the disk, if it does."""
+        with contextlib.suppress(
+            OSError
+        ):  # the worker may have put something else there
+            keeper.bound_output(self._folder / keeper.OUTPUT)
+        return keeper.fills_disk(self._folder)
+
     @property
     def is_end_requested(self) -> bool:
         """Whether its end was requested, and it has not ended."""
@@ -431,7 +444,14 @@ class LeasedWorker:
                     self.spec.stop_grace_s,
                     since + self.spec.stop_grace_s - now,
                 )
-                await self._running.stop(max(0.0, grace_s))
+                stop = self._running.stop
+                try:
+                    await run_unless(
+                        self._may_not_wait,
+                        partial(stop, max(0.0, grace_s)),
+                    )
+                except EndRequested:
+                    await stop(0.0)
             if self._watching is not None:
                 # Which goes on if this is interrupted.
                 await asyncio.wait({self._watching})

@@ -194,6 +194,8 @@ class Entries:
                 if status.state.is_final
                 else self._table.find(status.id) or status
                 for status in entry.statuses
+                # One that begins again alone has an entry of its own.
+                if self._of.get(status.id, entry) is entry
             ]
 
     def not_admitted(

@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import os
+import re
 import socket
 import struct
 from contextlib import ExitStack, suppress
@@ -37,14 +38,17 @@ class PortTaken(PatchlightError):
     """A port that Patchlight should listen on is in use."""
 
 
+_ADDRESS = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+)):([0-9]{1,5})")
+
+
 def split_address(text: str) -> tuple[str, int]:
     """``"127.0.0.1:6653"`` or ``"[::1]:6653"`` → host and port; ``BadInput`` otherwise."""
-    host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isdigit() and int(port) < 65536):
+    found = _ADDRESS.fullmatch(text)
+    if not found or int(found[3]) > 65535:
         raise BadInput(
-            f"{text!r} is not an address: expected host:port, like 127.0.0.1:6653"
+            f"{text!r} is not an address: expected host:port, like 127.0.0.1:6653 or [::1]:6653"
         )
-    return host.strip("[]"), int(port)
+    return found[1] or found[2], int(found[3])
 
 
 @lru_cache

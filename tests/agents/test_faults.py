@@ -217,6 +217,30 @@ def test_a_worker_that_fills_the_disk_is_ended_before_it_is_full(
     assert disk.f_bavail > 0.9 * disk.f_blocks
 
 
+def test_a_worker_that_fills_the_disk_has_no_time_to_end(
+    larger_disk: Path, make_bench: MakeBench
+) -> None:
+    bench = make_bench(1)
+    (bench.directory / "state-server1").symlink_to(larger_disk)
+    agent = bench.agent("server1").start()
+    # From its order to end on.
+    greedy = (
+        "trap 'head -c 320M /dev/zero >zeros' TERM; while :; do sleep 1; done"
+    )
+    command = {
+        **bench.command(0, 1, "sh", "-c", greedy),
+        "memory_bytes": 2**30,
+        "stop_grace_s": 3600.0,
+    }
+    assert agent.client.post("/workers", json=command).status_code == 201
+    start_all([agent])
+    agent.until_state("job-0", "running")
+    ended = agent.client.delete("/workers/job-0").json()
+    assert (ended["state"], ended["exit_code"]) == ("stopped", 137)
+    assert everything_is_back(agent, "job-0")
+    assert "before its time to end is over" in agent.log.read_text()
+
+
 def test_a_fork_bomb_leaves_the_agent_its_part_and_is_ended_soon(
     make_bench: MakeBench,
 ) -> None:

@@ -138,6 +138,7 @@ no emulated switch for driver 'nosuch'
     emulate ocs nosuch
 is not an address
     emulate ocs polatis-scpi --listen nowhere
+    emulate ocs polatis-scpi --listen fd00::1
     dashboard --listen nowhere L
 expected 1 to 65536, or auto
     job submit j --workers 0 L

@@ -250,3 +250,20 @@ async def test_a_gang_runs_on_when_an_ended_job_of_it_is_deleted(
     assert not cluster.events("part-fault")
     await finish(cluster, runs)
     await cluster.until_trains(waits)
+
+
+@simulated()
+async def test_a_job_that_begins_again_alone_counts_once(
+    cluster: Cluster,
+) -> None:
+    specs = job("a", "gpu0", retries=1), job("b", "gpu1")
+    first, second = await submit_running(cluster, *specs)
+    cluster.end(first, "failed", "GPU fell off")
+    await cluster.until(lambda: cluster.table[first].attempt == 1)
+    await cluster.until_state(first, JobState.RUNNING)
+    entries = cluster.scheduler._entries
+    cluster.submit(job("waits", "gpu1"))  # another pass decides
+    counted = [entries.of(each) for each in (first, second)]
+    await cluster.until(
+        lambda: [each.workers for each in counted if each] == [1, 1]
+    )
