@@ -11,6 +11,7 @@
 # make history SEED=7  replays one of them; its log goes to build/history.txt
 # make mutants  plants faults in the source, one at a time: histories must find each
 # make coverage  the tests that need no root, and which lines they ran
+# make pictures  takes the pictures of the dashboard in docs/images
 # make bench     the benchmarks; writes benchmarks.json
 # make house     size and structure of the source, beside their limits
 # make audit     known vulnerabilities of the packages in deploy/lock.txt, where a database can be reached
@@ -31,7 +32,7 @@ SLURM_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo slurm-demo first-hour test parts suite test-vm vm-servers core os-ken bytecode coverage bench house \
+.PHONY: demo lab-demo slurm-demo first-hour test parts suite test-vm vm-servers core os-ken bytecode coverage pictures bench house \
     no-worse audit release lint style types pages server-bases docs clean histories history mutants
 
 demo:
@@ -118,6 +119,10 @@ coverage:
 	@bash deploy/bootstrap.sh --test
 	$(BIN)/python -m pytest -p no:cacheprovider -m "not root and not ovs and not docker" \
 	    --cov --cov-report=term $(PYTEST_ARGS)
+
+pictures:
+	@bash deploy/bootstrap.sh --test
+	$(ROOT_RUN) PATCHLIGHT_PICTURES=docs/images $(BIN)/python -m pytest -p no:cacheprovider -m browser
 
 lint:
 	@bash deploy/bootstrap.sh --test

@@ -156,14 +156,14 @@ sys.exit((p.python_implementation(), sys.version_info[:2], sys.platform, p.machi
 
 pip_install() { .venv/bin/python -m pip install --quiet "$@"; }
 
-# Counts the packages that pip names, of how many: on one line of a terminal, else a line for each 25.
+# Counts the packages that pip names, of how many: on one line of a terminal, else a line for each 10.
 count_packages() {
     local all=$1 line done=0
     while IFS= read -r line; do
         case $line in Collecting*) done=$((done + 1)) ;; *) continue ;; esac
         if [ -t 2 ]; then
             printf '\rbootstrap: Python packages fetched: %d of %d' "$done" "$all" >&2
-        elif [ $((done % 25)) = 0 ]; then
+        elif [ $((done % 10)) = 0 ]; then
             say "Python packages fetched: $done of $all"
         fi
     done

@@ -192,3 +192,16 @@ def test_times_are_spans_or_dates(since: str, tmp_path: Path) -> None:
         .exception
     )
     assert not isinstance(failed, BadInput)  # nobody answers there
+
+
+def test_tables_fit_a_phone_and_count_what_was_done() -> None:
+    told = {
+        "id": 7,
+        "state": "refused",
+        "changes": {"o1": {"makes": ["1>2", "2>1"], "breaks": []}},
+    }
+    page = as_page(period(changes=[some(ChangeAnswer, told)]))
+    assert '#jobs td:nth-child(1)::before { content: "job"; }' in page
+    row = page[page.index('<td class="refused">') :]
+    counts = re.findall(r'<td class="n">(\d*)</td>', row)[:3]
+    assert counts[-2:] == ["0", "0"]

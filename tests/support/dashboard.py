@@ -109,7 +109,8 @@ async def shown_circuits(page: Page) -> set[str]:
 async def take_picture(page: Page, file: Path, **how: bool) -> None:
     """Write what a page shows as a PNG with a palette, a third as large."""
     taken = Image.open(io.BytesIO(await page.screenshot(**how)))  # type: ignore[arg-type]
-    taken.convert("RGB").quantize(128).save(file, optimize=True)
+    colours = taken.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    colours.save(file, optimize=True)
 
 
 def pictures_folder(otherwise: Path) -> Path:

@@ -104,7 +104,8 @@ def _filled(watch: LabWatch, lab: Lab) -> None:
         "finished_at": now - 99,
         "changes": {first: {"breaks": [], "makes": ["1>9"]}},
     }
-    for second in range(300):
+    # Also of the next minute, for pages that are looked at later.
+    for second in range(360):
         for number, host in enumerate(lab.hosts):
             share = (number * 7 + second * 13) % 97 / 97
             at = now - 300 + second
