@@ -180,7 +180,7 @@ def _with(*several: Ports) -> dict[str, set[int]]:
     return found
 
 
-class Claims:
+class ClaimService:
     """Takes claims, and gives each its ports and circuits in its turn. ``passing`` is locked while
     the queue of jobs decides; ``ready``: whether it knows all jobs."""
 

@@ -4,7 +4,9 @@ import random
 from collections.abc import Collection
 
 import pytest
+from click.testing import CliRunner
 
+from patchlight.cli.main import cli
 from patchlight.cli.ocs.names import node_names
 from patchlight.controller.changes.claims import in_line
 from patchlight.testbed.errors import BadInput
@@ -121,6 +123,10 @@ def test_a_claim_over_the_api_and_the_command(
     assert "no claim is called x" in ocs("claim", "x", "--release")
     assert "unknown claim x" in ocs("claim", "x", code=2)
     assert "'z'" in ocs("claim", "x", "--nodes", "a,z", code=2)
+    metrics = controller.send("GET", "/metrics").text
+    assert 'patchlight_claims{state="held"} 2.0' in metrics
+    shown = CliRunner().invoke(cli, ["status", "--controller", controller.api])
+    assert "held: slurm-2, slurm-3" in shown.stdout
     # With --force its circuits change, and it is told.
     ocs("connect", "o1", "2:5", "--yes", "--force")
     wait_until(
