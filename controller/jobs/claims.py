@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,8 @@ _POLICIES: Mapping[str, tuple[str, ...]] = {
     "open": ("regroup", "matching", "keep"),
 }
 """Which topology policies bring about each shape, the best one first."""
+_log = logging.getLogger(__name__)
+
 _IDLE_S = 3600.0
 _IN_LINE = "in line"
 # How long a request waits for its first turn: then it says what is in its way.
@@ -330,7 +333,12 @@ class ClaimService:
         while True:
             changed = self._changed
             states = [(c.name, c.state) for c in self.book.all()]
-            again_at = await self._serve() if self._ready() else 0.0
+            again_at = 0.0
+            if self._ready():
+                try:
+                    again_at = await self._serve()
+                except PatchlightError as error:  # a full disk, say
+                    _log.warning("claims: %s", in_words(error))
             if states != [(c.name, c.state) for c in self.book.all()]:
                 self._wake()  # those that wait for them
             self._turn.set()
@@ -481,15 +489,7 @@ class ClaimService:
         return found
 
     def _in_the_way(self, claim: ClaimAnswer, plan: ClaimPlan) -> list[str]:
-        jobs = {
-            job: sorted({*hosts} & {*claim.hosts})
-            for job, hosts in self._table.hosts.items()
-        }
-        found = [
-            f"job {job} runs on {', '.join(hosts)}"
-            for job, hosts in jobs.items()
-            if hosts
-        ]
+        found = self._jobs_on(claim)
         found += self._unusable(claim)
         found += [
             str(lock)
@@ -501,6 +501,17 @@ class ClaimService:
         if is_drained(self._parts.store):
             found.append("the controller is drained")
         return found
+
+    def _jobs_on(self, claim: ClaimAnswer) -> list[str]:
+        jobs = {
+            job: sorted({*hosts} & {*claim.hosts})
+            for job, hosts in self._table.hosts.items()
+        }
+        return [
+            f"job {job} runs on {', '.join(hosts)}"
+            for job, hosts in jobs.items()
+            if hosts
+        ]
 
     def _unusable(self, claim: ClaimAnswer) -> list[str]:
         if self._out_of_use is None:
@@ -610,15 +621,17 @@ class ClaimService:
             self.book.give_back(claim)
             return "the circuits of its ports have changed"
         lacks = [*self._lacks(claim), *await self._dark(plan.ports, maps)]
-        if claim.state != "waiting" or lacks:
-            return "; ".join(lacks)
-        self.book.hold(
-            claim,
-            plan.hosts,
-            _at(plan.after, plan.ports),
-            plan.ports,
-            self._clock(),
-        )
+        async with self._passing:
+            lacks += self._jobs_on(claim)
+            if claim.state != "waiting" or lacks:
+                return "; ".join(lacks)
+            self.book.hold(
+                claim,
+                plan.hosts,
+                _at(plan.after, plan.ports),
+                plan.ports,
+                self._clock(),
+            )
         return ""
 
     def _lacks(self, claim: ClaimAnswer) -> list[str]:
