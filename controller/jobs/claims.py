@@ -652,7 +652,7 @@ class ClaimService:
                 now = _at(maps, {ocs: claim.owned.get(ocs, ())}).get(ocs, [])
                 gone = [text for text in texts if text not in now]
                 if gone:
-                    return [f"{ocs} {', '.join(gone)}: changed by others"]
+                    return [f"{ocs} {', '.join(gone)}: no longer there"]
         links = self._parts.maps.present_links()
         apart = _apart(
             self._lab,

@@ -166,4 +166,4 @@ def test_a_claim_over_the_api_and_the_command(
         lambda: "o1 2>" in controller.client.claim_now("slurm-2").words,
         "the claim to be told",
     )
-    assert "changed by others" in ocs("claim")
+    assert "no longer there" in ocs("claim")

@@ -166,7 +166,7 @@ async def test_jobs_leave_the_circuits_of_a_claim_alone(
     cut = ReconfigurationRequest(disconnect={"ocs1": [1]}, force=True)
     record = await service.reconfigure(cut, EVA)
     assert record.state == "committed"
-    await until_said(cluster, r"ocs1 1>\d+, \d+>1: changed by others")
+    await until_said(cluster, r"ocs1 1>\d+, \d+>1: no longer there")
     assert now(cluster).state == "held"
     said = cluster.events("claim")[-1]
     assert (said["claim"], said["message"]) == (held.name, held.words)
