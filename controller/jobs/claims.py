@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from patchlight.controller.changes.claims import HOLDING, LIVE, in_line
@@ -47,6 +48,8 @@ _POLICIES: Mapping[str, tuple[str, ...]] = {
     "open": ("regroup", "matching", "keep"),
 }
 """Which topology policies bring about each shape, the best one first."""
+_log = logging.getLogger(__name__)
+
 _IDLE_S = 3600.0
 _IN_LINE = "in line"
 # How long a request waits for its first turn: then it says what is in its way.
@@ -122,6 +125,19 @@ def _under_one_switch(
     return not switches or (len(switches) == 1 and None not in switches)
 
 
+def _apart(
+    lab: Lab,
+    links: Links | None,
+    reach: Reach,
+    hosts: Sequence[Host],
+) -> Mapping[str, str]:
+    """The hosts that the others do not reach, or a single one without a link, and why."""
+    if len(hosts) != 1 or lab.coloured or links is None:
+        return reach.apart(hosts)
+    (host,) = hosts
+    return {} if links.peers(host.endpoint) else {host.name: "it has no link"}
+
+
 def _planned(
     lab: Lab,
     maps: Mapping[str, AnyMap],
@@ -131,7 +147,7 @@ def _planned(
     after = {**maps, **changed}
     links = lab_links(lab, after)
     hosts = [lab.host(name) for name in claim.hosts]
-    if apart := Reach(lab, links).apart(hosts):
+    if apart := _apart(lab, links, Reach(lab, links), hosts):
         raise CannotRegroup(as_text(apart))
     ports = {ocs: {*numbers} for ocs, numbers in claim.ports.items()}
     nics = {host.endpoint for host in hosts}
@@ -180,7 +196,7 @@ def _with(*several: Ports) -> dict[str, set[int]]:
     return found
 
 
-class Claims:
+class ClaimService:
     """Takes claims, and gives each its ports and circuits in its turn. ``passing`` is locked while
     the queue of jobs decides; ``ready``: whether it knows all jobs."""
 
@@ -317,7 +333,12 @@ class Claims:
         while True:
             changed = self._changed
             states = [(c.name, c.state) for c in self.book.all()]
-            again_at = await self._serve() if self._ready() else 0.0
+            again_at = 0.0
+            if self._ready():
+                try:
+                    again_at = await self._serve()
+                except PatchlightError as error:  # a full disk, say
+                    _log.warning("claims: %s", in_words(error))
             if states != [(c.name, c.state) for c in self.book.all()]:
                 self._wake()  # those that wait for them
             self._turn.set()
@@ -468,15 +489,7 @@ class Claims:
         return found
 
     def _in_the_way(self, claim: ClaimAnswer, plan: ClaimPlan) -> list[str]:
-        jobs = {
-            job: sorted({*hosts} & {*claim.hosts})
-            for job, hosts in self._table.hosts.items()
-        }
-        found = [
-            f"job {job} runs on {', '.join(hosts)}"
-            for job, hosts in jobs.items()
-            if hosts
-        ]
+        found = self._jobs_on(claim)
         found += self._unusable(claim)
         found += [
             str(lock)
@@ -488,6 +501,17 @@ class Claims:
         if is_drained(self._parts.store):
             found.append("the controller is drained")
         return found
+
+    def _jobs_on(self, claim: ClaimAnswer) -> list[str]:
+        jobs = {
+            job: sorted({*hosts} & {*claim.hosts})
+            for job, hosts in self._table.hosts.items()
+        }
+        return [
+            f"job {job} runs on {', '.join(hosts)}"
+            for job, hosts in jobs.items()
+            if hosts
+        ]
 
     def _unusable(self, claim: ClaimAnswer) -> list[str]:
         if self._out_of_use is None:
@@ -597,15 +621,17 @@ class Claims:
             self.book.give_back(claim)
             return "the circuits of its ports have changed"
         lacks = [*self._lacks(claim), *await self._dark(plan.ports, maps)]
-        if claim.state != "waiting" or lacks:
-            return "; ".join(lacks)
-        self.book.hold(
-            claim,
-            plan.hosts,
-            _at(plan.after, plan.ports),
-            plan.ports,
-            self._clock(),
-        )
+        async with self._passing:
+            lacks += self._jobs_on(claim)
+            if claim.state != "waiting" or lacks:
+                return "; ".join(lacks)
+            self.book.hold(
+                claim,
+                plan.hosts,
+                _at(plan.after, plan.ports),
+                plan.ports,
+                self._clock(),
+            )
         return ""
 
     def _lacks(self, claim: ClaimAnswer) -> list[str]:
@@ -626,13 +652,16 @@ class Claims:
                 now = _at(maps, {ocs: claim.owned.get(ocs, ())}).get(ocs, [])
                 gone = [text for text in texts if text not in now]
                 if gone:
-                    return [f"{ocs} {', '.join(gone)}: changed by others"]
-        reach = self._placement.reach()
-        alone = len(hosts) == 1
-        apart = reach.reasons(hosts) if alone else reach.apart(hosts)
+                    return [f"{ocs} {', '.join(gone)}: no longer there"]
+        links = self._parts.maps.present_links()
+        apart = _apart(
+            self._lab,
+            links,
+            self._placement.reach(),
+            hosts,
+        )
         if apart:
             return [as_text(apart)]
-        links = self._parts.maps.present_links()
         if (
             claim.shape == "switch"
             and links is not None
