@@ -513,7 +513,7 @@ def test_the_second_job_computes_longer_by_the_mismatch(
         (0.2, 0, 1.0, []),
         (0.8, 0, 1.0, ["80% of its CPU time was in use before"]),
         (0.2, 30, 1.0, ["30% of its CPU time"]),
-        (0.2, 0, 1.2, ["20% longer than given"]),
+        (0.2, 0, 1.2, ["20% longer than specified"]),
         (0.7, 30, 1.2, ["70% of its", "30% of its CPU", "20% longer"]),
     ],
 )
