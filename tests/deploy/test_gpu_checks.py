@@ -160,7 +160,7 @@ def test_a_server_with_gpus_that_lacks_nothing_is_ready() -> None:
             {"gpus": GPU_SERVER.gpus[:1]},
             "GPU gpu1",
             False,
-            "no GPU-1; there are GPU-0 (NVIDIA A100",
+            "no GPU-1; found GPU-0 (NVIDIA A100",
             "uuid in the lab file",
         ),
         (
@@ -252,7 +252,7 @@ def test_a_server_with_gpus_that_lacks_nothing_is_ready() -> None:
             },
             "NIC nic0",
             False,
-            "there are eth7 (ixgbe); no driver has 0000:0b:00.0",
+            "found eth7 (ixgbe); no driver has 0000:0b:00.0",
             "lspci -k",
         ),
     ],

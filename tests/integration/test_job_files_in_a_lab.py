@@ -67,9 +67,9 @@ def test_the_third_job_waits_says_for_what_and_runs_when_one_ends(
     )
     third = "name: third\nworkers: 2\niterations: 2\n" + SMALL
     (row,) = json.loads(job("submit", "-", "--dry-run", "--json", text=third))
-    assert "it wants 2 GPUs" in row["waits_for"]
+    assert "it needs 2 GPUs" in row["waits_for"]
     job("submit", "-", text=third)
-    wait_until(lambda: "it wants 2 GPUs" in job("show", "third"))
+    wait_until(lambda: "it needs 2 GPUs" in job("show", "third"))
     job("stop", "four")
     job("show", "--follow", "third")
     past = json.loads(job("show", "third", "--history", "--json"))["states"]

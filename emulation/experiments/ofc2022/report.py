@@ -308,7 +308,7 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         pace = f"{live['iteration_before_s']:.2f} s → {live['iteration_after_s']:.2f} s"
         rows.append(("live", "iteration", "", pace, ""))
         gap = f"{live['longest_gap_s']:.2f} s"
-        rows.append(("live", "longest gap between iterations", "", gap, ""))
+        rows.append(("live", "longest gap", "", gap, ""))
         if rdma := live.get("rdma"):
             rows.append(("live", "RoCEv2 packets", "", _of_rdma(rdma), ""))
             lived = rdma["connections"] - rdma["made_again"]

@@ -109,7 +109,7 @@ class Gathering:
     def job(self, job: TraceJob) -> None:
         """A job, submitted at any time; ``Wrong`` if another one has its name."""
         if job.name in self._names:
-            raise Wrong(f"job {job.name!r} is appears twice", "appears twice")
+            raise Wrong(f"job {job.name!r} appears twice", "appears twice")
         self._names.add(job.name)
         self._jobs.append(job)
 

@@ -148,7 +148,7 @@ def read_table(
         if header.count(column) > 1:
             raise into.refuse(
                 1,
-                f"column {column!r} is appears twice: the columns are {', '.join(header)}",
+                f"column {column!r} appears twice: the columns are {', '.join(header)}",
             )
     place = {column: number for number, column in enumerate(header)}
     submitted, lasted, wanted = (

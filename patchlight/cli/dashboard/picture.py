@@ -145,13 +145,14 @@ class Picture:
 
     @property
     def _room(self) -> float:
-        """The size at which no name is longer than its place."""
+        """The size at which no name is longer than its place; infinite without names."""
         gap = self._layout.sizes.gap
-        return min(
+        sizes = [
             _INCH * (box.width + gap) / _LETTER / len(name)
             for name, box in self._layout.boxes.items()
             if self._layout.detailed or box.y > 0
-        )
+        ]
+        return min(sizes, default=math.inf)
 
     # -- layers --------------------------------------------------------------------------------
 

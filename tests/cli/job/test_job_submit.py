@@ -220,13 +220,13 @@ async def test_a_dry_run_says_what_would_come_of_it_and_queues_nothing(
     rows = json.loads(await job("submit", str(spec), *words, "--json"))
     assert [len(row["hosts"]) for row in rows] == [2, 0]
     assert "server1.gpu0" not in rows[0]["hosts"]
-    assert "it wants 6 GPUs" in rows[1]["waits_for"]
+    assert "it needs 6 GPUs" in rows[1]["waits_for"]
     printed = await job("submit", str(spec), *words)
     assert "starts on server" in printed
     assert " s an iteration, limited by the NIC of server" in " ".join(
         printed.split()
     )
-    assert "waits: it wants 6 GPUs" in printed
+    assert "waits: it needs 6 GPUs" in printed
     assert [status.id for status in cluster.table.page()] == [job_id]
 
 

@@ -24,7 +24,7 @@ def test_priority_comes_before_the_order() -> None:
     cluster = Cluster(jobs, Discipline())
     cluster.play(until_s=2)
     assert {name: why.words for name, why in cluster.why().items()} == {
-        "job2": "it wants 8 GPUs, and 0 of them are free",
+        "job2": "it needs 8 GPUs, and 0 of them are free",
         "job1": "it depends on job2",
     }
     cluster.play()
@@ -162,7 +162,7 @@ def test_what_finds_no_place_on_a_free_cluster_is_passed_and_tried_again_later()
         "job1": Waiting(WaitReason.NO_PLACE, "no place", is_blocked=True),
         "job3": Waiting(
             WaitReason.NO_GPUS,
-            "it wants 99 GPUs, and 8 of them are free",
+            "it needs 99 GPUs, and 8 of them are free",
             is_blocked=True,
         ),
     }

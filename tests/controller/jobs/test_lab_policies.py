@@ -117,7 +117,7 @@ async def test_jobs_whose_least_workers_are_too_many_are_not_taken(
     with pytest.raises(BadInput, match="7 workers requested, but"):
         cluster.submit(job("five", workers=5), job("one"), job("other"))
     with pytest.raises(
-        Refused, match="it wants 6 GPUs, and the user may have 5 at once"
+        Refused, match="it needs 6 GPUs, and the user may have 5 at once"
     ):
         cluster.submit(job("four", workers=4), job("two", degrees=(2, 4)))
     assert cluster.table.page() == []

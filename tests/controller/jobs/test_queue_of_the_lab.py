@@ -38,7 +38,7 @@ async def test_who_waits_says_for_what(cluster: Cluster) -> None:
     await says(
         cluster,
         three,
-        "it wants 3 GPUs of Tesla M40, Titan V, and 1 of them are free",
+        "it needs 3 GPUs of Tesla M40, Titan V, and 1 of them are free",
     )
     await says(cluster, last, f"it depends on {three}")
     (named,) = cluster.submit(job("named", "gpu0"))

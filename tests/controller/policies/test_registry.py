@@ -180,7 +180,7 @@ def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
         (
             "raise SystemExit(0)",
             "Mine",
-            r"bad\.py:1: SystemExit while it was run",
+            r"bad\.py:1: SystemExit while it ran",
         ),
         (GOOD, "Halff", r"has no 'Halff': did you mean 'Half'"),
         (

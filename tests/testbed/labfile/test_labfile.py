@@ -80,7 +80,7 @@ def test_a_lab_is_found_by_path_or_by_name(
         match=r"no lab file and no built-in lab 'ofc2023': did you mean 'ofc2022'",
     ):
         find_lab("ofc2023")
-    with pytest.raises(BadInput, match="not found"):
+    with pytest.raises(BadInput, match="no built-in lab"):
         find_lab("a\0b")
 
 

@@ -441,7 +441,7 @@ def test_files_that_are_no_traces_and_jobs_that_do_not_fit_are_refused(
     for name, content, said in (
         ("cut.et", b"\x00\x20\x08", "ends within a message"),
         ("long.et", b"\xff" * 9, "no length at byte 0"),
-        ("other.et", b"\x00\x02\x0a\xff", "no Chakra trace"),
+        ("other.et", b"\x00\x02\x0a\xff", "not a Chakra trace"),
         ("other.json", b'{} {"id": []}', "not a Chakra trace in JSON"),
         ("list.json", b"{} []", "not a Chakra trace in JSON"),
         ("marked.json", b'\xef\xbb\xbf{"a": 1}', "its first object has a"),

@@ -391,7 +391,7 @@ def test_what_costs_time_is_counted_or_refused(tmp_path: Path) -> None:
         ]
         files = written(tmp_path, [hidden])
         with pytest.raises(
-            BadInput, match=f"node 2 is a {kind} and does not say how"
+            BadInput, match=f"node 2 is a {kind} without a duration"
         ) as caught:
             read_chakra(files)
         assert "--skip-bad" in (caught.value.hint or "")

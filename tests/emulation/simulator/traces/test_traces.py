@@ -684,7 +684,7 @@ def test_drawn_jobs_are_like_those_that_are_published(
         LAWS[name].jobs_per_gpu_day, rel=0.05
     )
     assert max(job.gpus for job in LAWS[name].draw(3, 500, 10)) <= 10
-    with pytest.raises(BadInput, match="there is none"):
+    with pytest.raises(BadInput, match="at least one GPU"):
         LAWS[name].draw(3, 5, 0)
 
 
