@@ -211,7 +211,7 @@ def _surveyed(
     ):
         if nic not in site.nics:
             raise CannotRegroup(
-                f"cannot regroup {name}: its NIC is without a fibre to a circuit switch",
+                f"cannot regroup {name}: its NIC has no fibre to a circuit switch",
                 hint="submit the job with topology 'keep', or connect its NIC to an OCS",
             )
         ocs, port = site.nics[nic]

@@ -584,7 +584,10 @@ def test_hostlists_that_are_none(text: str) -> None:
     ("text", "message"),
     [
         ("Include other.conf\n", "the file includes another"),
-        ("SwitchName=a Switches=b\n", "switch a has b below it, which has no line"),
+        (
+            "SwitchName=a Switches=b\n",
+            "switch a has b below it, which has no line",
+        ),
         ("SwitchName=a Nodes=x\nFoo=1\n", "'Foo=1' is not a line of"),
         ("SwitchName=a Nodes=x\nSwitchName=a Nodes=y\n", "two switches"),
     ],

@@ -175,7 +175,7 @@ def test_of_two_ways_the_one_that_loses_less_is_taken() -> None:
 
 def test_who_is_not_at_an_ocs_is_named() -> None:
     with pytest.raises(
-        NoLight, match="from nobody: it is without a fibre to a circuit switch"
+        NoLight, match="from nobody: it has no fibre to a circuit switch"
     ):
         plan_paths(
             SMALL,
