@@ -108,6 +108,31 @@ def test_an_environment_of_a_file_is_checked_and_compared(mine: Path) -> None:
     assert 0 < rule["mean"] < 5
 
 
+SEED = """
+
+class Seed(Good):
+    figure = "seed"
+
+    def reset(self, *, seed=None, options=None):
+        self.given = seed
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        seen, reward, over, cut, info = super().step(action)
+        return seen, reward, over, cut, {"seed": self.given}
+"""
+
+
+def test_episodes_are_compared_from_the_first_seed_on(mine: Path) -> None:
+    mine.write_text(MINE + SEED)
+    words = ["check", f"{mine}:Seed", "--steps", "40", "--episodes", "3"]
+    for first in (0, 97000):
+        done = run(*words, "--first-seed", str(first), "--json")
+        assert done.exit_code == 0, done.output
+        (found,) = json.loads(done.output)
+        assert found["rules"][0]["mean"] == first + 1  # of three in a row
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

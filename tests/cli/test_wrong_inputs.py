@@ -523,6 +523,8 @@ no environment given
     env check
 exclude
     env check Schedule --all
+expected --episodes too
+    env check Schedule --first-seed 7
 no device called 'c'
     ocs connect o1 1:c.n0 L
 expected A:B

@@ -130,7 +130,13 @@ def show(name: str | None, as_json: bool) -> None:
 @click.option(
     "--episodes",
     type=click.IntRange(min=2),
-    help="Also compare heuristics and trained models on N episodes, with the seeds 0, 1, …",
+    help="Also compare heuristics and trained models on N episodes.",
+)
+@click.option(
+    "--first-seed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Seed of the first of these episodes; the next count up.",
 )
 @listing_options
 def check(
@@ -138,6 +144,7 @@ def check(
     every: bool,
     steps: int,
     episodes: int | None,
+    first_seed: int,
     as_json: bool,
 ) -> None:
     """Check environments, their masks and seeds.
@@ -152,11 +159,14 @@ def check(
         check_environment,
     )
 
+    if first_seed and episodes is None:
+        raise BadInput("--first-seed is of episodes: expected --episodes too")
     recipes = _chosen(names, every)
+    seeds = range(first_seed, first_seed + (episodes or 0))
     found = [check_environment(recipe, steps) for recipe in recipes]
     bad = [each.name for each in found if not each.is_good]
     compared = [
-        (recipe.name, *baselines_of(recipe, range(episodes)))
+        (recipe.name, *baselines_of(recipe, seeds))
         for recipe in recipes
         if episodes is not None and recipe.name not in bad
     ]
