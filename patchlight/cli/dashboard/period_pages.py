@@ -290,13 +290,14 @@ class JobOutput:
                 int(self._worker.value or 0),
                 self._next_byte,
             )
-            if (
-                part is not None
-                and still == (job, worker, after)
-                and part.text
-            ):
+            if part is None or still != (job, worker, after):
+                return
+            if part.text:
                 self._next_byte = int(part.next)
                 self._log.push(harmless(part.text, keep="\n\t"))
+            elif part.ended and not after:
+                self._log.clear()
+                self._log.push("It printed nothing.")
 
 
 _CHANGES = {
