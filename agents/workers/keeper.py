@@ -351,12 +351,22 @@ def final_report(
         return last
     while_what = "" if foreign else f" while {last.state}"
     message = f"the worker {exit_info.in_words}{while_what}"
+    if foreign and exit_info.exit_code in _NO_PROGRAM:
+        message += f": {_WHERE_PROGRAMS_ARE}"
     return replace(
         last,
         state=WorkerState.FAILED,
         message=message,
         lost_rank=None,
     )
+
+
+# A shell's exit codes for a program that may not be run, or is not there.
+_NO_PROGRAM = (126, 127)
+_WHERE_PROGRAMS_ARE = (
+    "its program is not on this server, or workers may not read it; 'job submit --workdir DIR' "
+    "ships your files, and what all jobs need belongs in /srv or /opt"
+)
 
 
 class ReportReader:

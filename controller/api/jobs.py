@@ -100,6 +100,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             **predicted,
             **scheduler.gains.shown(status),
             holds_by=_holds_by(table.running.get(job_id)),
+            workers_run_as=_kinds_of_workers(controller, status),
             reports_kept=kept,
             reports_made=made,
         )
@@ -215,6 +216,14 @@ def _listed(
         return JsonAnswer(
             {"jobs": [{**s.as_record, **more[s.id]} for s in statuses]}
         )
+
+
+def _kinds_of_workers(controller: Controller, status: JobStatus) -> list[str]:
+    lab = controller.lab
+    known = {host.name: host.server.name for host in lab.hosts}
+    servers = {known[name] for name in status.hosts if name in known}
+    kinds = map(controller.fleet.kind_of_workers, servers)
+    return sorted(set(filter(None, kinds)))
 
 
 def _holds_by(running: RunningJob | None) -> list[rest.HeldBy | None]:

@@ -468,9 +468,7 @@ class AgentClient:
             body=body,
         )
 
-    async def ship(
-        self, worker_id: str, part: worker_api.WorkdirPart
-    ) -> int:
+    async def ship(self, worker_id: str, part: worker_api.WorkdirPart) -> int:
         """Send a part of a worker's working directory; returns the offset to continue at."""
         answer = await self._ask(
             worker_api.WorkdirAnswer,

@@ -387,10 +387,16 @@ class Fleet:
                     "silence_s": heartbeat.silence_s(now),
                     "words": self._troubles.get(name, ""),
                     "version": agent_version,
+                    "workers": self.kind_of_workers(name),
                     "problems": problems,
                 }
             )
         return answer
+
+    def kind_of_workers(self, server: str) -> str | None:
+        """What a server's agent runs workers as, like ``docker``; ``None`` before it answers."""
+        told = self._samples.get(server)
+        return told[-1].runner if told else None
 
     def with_root_workers(self) -> set[str]:
         """The servers where, by their agents' last samples, workers run as root."""

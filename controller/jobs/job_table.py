@@ -19,7 +19,7 @@ from patchlight.controller.prediction import completion, network
 from patchlight.controller.prediction.interleaving import set_slots_of
 from patchlight.controller.storage.database import Period
 from patchlight.controller.storage.store import Store
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import Links
@@ -159,12 +159,17 @@ class JobTable:
         """Store a part of what a user ships with jobs; returns the offset to continue at."""
         if self.workdirs is None:
             raise BadInput("this controller stores no working directories")
-        return self.workdirs.add(
-            user,
-            digest,
-            part,
-            self.live(),
-        )
+        try:
+            return self.workdirs.add(
+                user,
+                digest,
+                part,
+                self.live(),
+            )
+        except OSError as error:
+            raise PatchlightError(
+                f"storing a job's working directory: {error.strerror}"
+            ) from error
 
     def keep(self, status: JobStatus) -> None:
         """Store the status of a job in an unchanged state."""

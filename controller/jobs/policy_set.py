@@ -262,6 +262,10 @@ class PoliciesInUse:
         self.now.close()
         self.now = self._next
         self._next = None
+        in_use = {(kind, self.choice.of(kind)) for kind in KINDS}
+        for replaced in self.faults.keys() - in_use:
+            del self.faults[replaced]
+            del self.last_faults[replaced]
         return True
 
     def close(self) -> None:

@@ -305,7 +305,8 @@ class Scheduler:
             )
             for each in statuses
         ]
-        about |= {"circuits": [], "objections": []}
+        start_s = self._gangs.last_start_s
+        about |= {"circuits": [], "objections": [], "start_s": start_s}
         links = None
         if chosen != "keep":
             others = self._table.hosts
@@ -320,7 +321,9 @@ class Scheduler:
             about |= {"circuits": made, "objections": against}
             links = plan.links_after
         predicted = self.forecasts.running(
-            links, placed, self._gangs.last_start_s
+            links,
+            placed,
+            start_s,
         )
         return [
             {

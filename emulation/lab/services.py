@@ -386,6 +386,11 @@ class LabServices:
                 f"workers run as processes: image {DEFAULT_IMAGE} not found (make it: sudo bash "
                 f"{quoted_deploy_file('worker-image.sh')})"
             )
+        else:
+            self._say(
+                "workers run as processes: no Docker engine answers (for containers: apt install "
+                "docker.io, then 'emulate up --replace')"
+            )
         return "process"
 
     def _module(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from patchlight.cli.job.listing import kinds_of_workers
 from patchlight.console import rendering as out
 from patchlight.console.connection import with_client
 from patchlight.testbed.lab.reach import as_text
@@ -99,6 +100,9 @@ def status(client: ControllerClient, as_json: bool) -> None:
     found = Scrape.of(client)
     answer = client.status()
     rows = list(status_rows(found))
+    kinds = kinds_of_workers(agent.workers for agent in answer.agents)
+    if kinds:
+        rows.append(("workers", out.Coloured(kinds, "good")))
     if cut := {each.host: each.reason for each in answer.hosts_without_link}:
         rows.append(
             ("hosts without a link", out.Coloured(as_text(cut), "bad"))

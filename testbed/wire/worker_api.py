@@ -408,7 +408,7 @@ class WorkdirPart(_Request):
     data: Annotated[
         str,
         Field(
-            pattern=r"^[A-Za-z0-9+/]*={0,2}$",
+            pattern=r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
             max_length=2 * WORKDIR_PART_BYTES,
         ),
     ]

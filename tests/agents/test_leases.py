@@ -158,6 +158,14 @@ def test_what_became_of_a_worker(
             "the worker ended with exit code 139 (killed by signal 11)",
         ),
         (
+            LastReport(),
+            127,
+            WorkerState.FAILED,
+            "the worker ended with exit code 127: its program is not on this server, or workers "
+            "may not read it; 'job submit --workdir DIR' ships your files, and what all jobs need "
+            "belongs in /srv or /opt",
+        ),
+        (
             LastReport(WorkerState.FAILED, 2, "no data"),
             1,
             WorkerState.FAILED,

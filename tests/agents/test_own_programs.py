@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from patchlight.client.workdir import packed
+from patchlight.testbed.wire.worker_api import WorkdirPart
 from tests.support.agent_bench import NETWORK, ROOT, Agent, Bench, ip
 from tests.support.waiting import wait_until
 from tests.support.worker_jobs import everything_is_back, start_all, until_done
@@ -614,3 +616,37 @@ def test_images_that_are_of_no_use_are_named(
             ["docker", "rmi", image], check=True, capture_output=True
         )
     assert everything_is_back(agent, "job-0")
+
+
+def test_a_program_starts_in_the_folder_that_was_shipped(
+    make_bench: MakeBench, runner: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "net.py").write_text("layers = 3\n")
+    (tmp_path / "train.py").write_text(
+        "import model.net\nprint(model.net.layers)\n"
+        "open('written', 'w').write('here')\n"
+    )
+    shipped = packed(tmp_path)
+    bench = make_bench(1)
+    agent = bench.agent("server1", runner).start()
+    spec = bench.command(
+        0,
+        1,
+        python(runner),
+        "train.py",
+        workdir=shipped.digest,
+    )
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    agent.until_state("job-0", "ready")
+    part = WorkdirPart.of(shipped.archive, 0).model_dump()
+
+    def put() -> httpx.Response:
+        return agent.client.put("/workers/job-0/workdir", json=part)
+
+    for _ in range(2):  # as after a lost answer
+        assert put().json() == {"next": len(shipped.archive)}
+    tell(agent, "start")
+    assert agent.until_state("job-0", "done")["exit_code"] == 0
+    assert log(agent) == "3\n"
+    assert put().status_code == 409

@@ -303,6 +303,9 @@ class JobOutput:
             if part.text:
                 self._next_byte = int(part.next)
                 self._log.push(harmless(part.text, keep="\n\t"))
+            elif part.ended and not after:
+                self._log.clear()
+                self._log.push("It printed nothing.")
 
 
 _CHANGES = {

@@ -275,6 +275,8 @@ def _say_end(status: JobAnswer, *, as_json: bool) -> None:
         if status.state == JobState.DONE
         else ""
     )
+    for line in listing.summary(status):
+        out.say(line)
     out.say(f"{listing.outcome(status)}{took}")
     # A single worker's output was printed.
     printed = status.spec.trainer == "command" and len(status.hosts) == 1
@@ -303,10 +305,14 @@ class _Progress:
         self._after = 0
         self._said = ""
         self._said_at = -math.inf
+        self._faults = 0
 
     def show(self, status: JobAnswer) -> None:
         """Print what is new."""
         state = JobState(status.state)
+        if status.policy_faults > self._faults:
+            self._faults = status.policy_faults
+            self._say_fault()
         if status.spec.trainer == "command":
             # A worker that is being made, or was taken away just now, has no output.
             with suppress(ControllerError):
@@ -324,6 +330,11 @@ class _Progress:
             self._said = words
             self._said_at = now
             out.say(words, err=True)
+
+    def _say_fault(self) -> None:
+        made = patiently(lambda: self._client.decisions(self._job_id))
+        for decision in [each for each in made if each.fault][-1:]:
+            out.say(listing.fault_words(decision), err=True)
 
     def _iterations(self) -> None:
         reports, self._after = patiently(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ _UNREPORTED = (
     "none reported: observed are programs with a PyTorch optimizer, others write them to the file "
     "PATCHLIGHT_REPORTS"
 )
+_KINDS = {"docker": "Docker containers", "process": "processes"}
 _HELD_BY = {
     "iteration": "between two iterations, by Patchlight",
     "protocol": "between two iterations, by the program (control protocol)",
@@ -235,6 +236,18 @@ def print_two(one: shapes.JobAnswer, other: shapes.JobAnswer) -> None:
         out.say(f"{lacks.id} has no measured iterations to compare")
 
 
+def summary(status: shapes.JobAnswer) -> Iterator[str]:
+    """Lines on the iterations of a job that has ended."""
+    measured = _measured(status)
+    if measured:
+        done = out.counted(status.iterations_done, "iteration")
+        yield f"{done}: {measured}"
+    before = None
+    for pace in status.paces if len(status.paces) > 1 else ():
+        yield f"since {pace_words(pace, before)}"
+        before = pace
+
+
 def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
     yield "state", _state(status)
     yield "message", status.message
@@ -270,6 +283,13 @@ def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
         f"{kept:,} of {made:,} reports are kept" if kept < made else "",
     )
     yield "topology", status.topology
+    yield "workers are", kinds_of_workers(status.workers_run_as or ())
+
+
+def kinds_of_workers(kinds: Iterable[str | None]) -> str:
+    """What workers are, as text."""
+    found = sorted({kind for kind in kinds if kind is not None})
+    return ", ".join(_KINDS.get(kind, kind) for kind in found)
 
 
 def _degrees(status: shapes.JobAnswer) -> str:
@@ -480,13 +500,15 @@ def print_past(
         )
     table.print()
     for row in decisions:
-        if fault := row.fault:
-            words = (
-                f"{row.kind} policy {row.policy}: {fault}; the default decided"
-            )
-            out.say(words)
+        if row.fault:
+            out.say(fault_words(row))
         if row.weighed:
             _print_weighed(row)
+
+
+def fault_words(row: shapes.DecisionShape) -> str:
+    """What a policy raised, or why its answer was refused."""
+    return f"{row.kind} policy {row.policy}: {row.fault}; the default decided"
 
 
 def _print_weighed(decision: shapes.DecisionShape) -> None:

@@ -28,6 +28,7 @@ from patchlight.testbed.jobfile.schema import Defaults, SeveralJobs, Sweep
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
+    from patchlight.testbed.jobs import JobSpec
     from patchlight.testbed.wire.rest.jobs import Preview
 
 _PROGRAM = "patchlight.program"
@@ -35,6 +36,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _ITERATIONS = 10
 _GRADIENT = 553_000_000
 _COMPUTE_S = 0.5
+_MEGABYTE_BITS = 8e6
 _KEYS = described(Defaults)["properties"]
 _SWEPT = described(Sweep)["properties"]
 _PAIRS = {"compute": "MODEL=TIME", "environment": "NAME=VALUE"}
@@ -189,6 +191,13 @@ class _WithProgram(click.Command):
     help="Ship this folder's files to the workers, without those in .gitignore, and run there.",
 )
 @click.option(
+    "--compare",
+    "picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Run it twice, with topology keep and then with regroup on the same hosts, and draw both.",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Check the file, print where and when the job would start; queue nothing.",
@@ -204,6 +213,7 @@ class _WithProgram(click.Command):
 def submit(
     job: str,
     workdir: Path | None,
+    picture: Path | None,
     dry_run: bool,
     follow: bool,
     as_json: bool,
@@ -239,6 +249,8 @@ def submit(
             lab_name,
             address,
         )
+    if picture is not None and (len(jobs.specs) > 1 or dry_run):
+        raise BadInput("--compare is for one job, and not with --dry-run")
     if follow and len(jobs.specs) > 1:
         raise BadInput(
             "--follow takes one job: 'patchlight job show --follow' takes several"
@@ -253,6 +265,19 @@ def submit(
         out.print_answer(rows, lambda: _print_preview(rows), as_json=as_json)
         return
     with connection.connect(lab_name, address) as client:
+        if own := [s for s in jobs.specs if s.trainer == "command"]:
+            _say_scale(client)
+        for spec in own if workdir is None else ():
+            _say_unshipped(spec)
+        if picture is not None:
+            _compare(
+                client,
+                jobs,
+                workdir,
+                picture,
+                as_json=as_json,
+            )
+            return
         if workdir is not None:
             jobs = _shipped(client, jobs, workdir)
         statuses = client.submit(
@@ -272,6 +297,37 @@ def submit(
             follow_jobs(client, [statuses[0].id], as_json=as_json)
 
 
+def _say_scale(client: ControllerClient) -> None:
+    """Say how slow a scaled lab is for programs, whose bytes are not scaled."""
+    from patchlight.testbed.labfile.reader import parse_lab
+
+    lab = parse_lab(client.lab_file(), "the controller's lab")
+    rates = [
+        nic.rate_bps
+        for server in lab.servers
+        for nic in server.nics
+        if nic.rate_bps
+    ]
+    if lab.scale <= 1 or not rates:
+        return
+    took_s = _MEGABYTE_BITS * lab.scale / min(rates)
+    out.say(
+        f"links of this emulated lab are {lab.scale:g} times slower, and your program's bytes are "
+        f"not scaled: each MB that a worker sends takes {took_s:.2g} s at least. Predictions and "
+        "rates are those of a gradient that much larger; another scale: emulate up --scale N",
+        err=True,
+    )
+
+
+def _say_unshipped(spec: JobSpec) -> None:
+    here = [w for w in spec.command if "/" not in w and Path(w).is_file()]
+    if here and not spec.working_directory:
+        out.say(
+            f"{here[0]} is a file of this folder, which workers do not see: --workdir . ships it",
+            err=True,
+        )
+
+
 def _shipped(
     client: ControllerClient,
     jobs: JobBatch,
@@ -289,6 +345,40 @@ def _shipped(
     client.ship(workdir)
     specs = (replace(spec, workdir=workdir.digest) for spec in jobs.specs)
     return replace(jobs, specs=tuple(specs))
+
+
+def _compare(
+    client: ControllerClient,
+    jobs: JobBatch,
+    workdir: Path | None,
+    picture: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """Run a job with the present circuits, and once more regrouped; print and draw both."""
+    from patchlight.cli.job import listing
+    from patchlight.cli.job.follow import follow_jobs
+    from patchlight.cli.report import iteration_bars
+
+    ran = []
+    (spec,) = jobs.specs
+    for topology in ("keep", "regroup"):
+        given = JobBatch((replace(spec, topology=topology),))
+        if workdir is not None:
+            # It is removed at the end of each job.
+            given = _shipped(client, given, workdir)
+        job_id = client.submit(given)[0].id
+        out.say(f"{job_id}, topology {topology}", err=True)
+        follow_jobs(client, [job_id], as_json=as_json)
+        status = client.job(job_id)
+        ran.append(status)
+        spec = replace(
+            spec,
+            hosts=tuple(status.hosts),
+            workers=0,
+        )
+    out.print_answer(ran, lambda: listing.print_two(*ran), as_json=as_json)
+    out.save_picture(picture, lambda: iteration_bars(ran))
 
 
 def _plan(
@@ -350,9 +440,11 @@ def _expected(row: Preview | None) -> str:
     if iteration_s is None or all_s is None:
         return row.bottleneck or ""
     whole = f"{all_s:.1f} s" if all_s < 120 else f"{all_s / 60:.0f} min"
+    if row.start_s is not None:
+        whole += f", {row.start_s:.1f} s of it to start its workers"
     limit = row.bottleneck or ""
     return (
-        f"predicted to take {whole}, {iteration_s:.3f} s an iteration, {limit}"
+        f"predicted to take {whole}; {iteration_s:.3f} s an iteration, {limit}"
     )
 
 

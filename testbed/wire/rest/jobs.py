@@ -96,13 +96,15 @@ class JobAnswer(JobInList):
     """One job with its outages, and how its workers are held.
 
     ``measured_iteration_s``: the mean of the latest iterations; of an ended job, of its last pace.
-    ``rigid_because``: why a split job's number of workers cannot change. ``reports_kept``: how many
-    of the ``reports_made`` are stored; older ones are thinned out evenly.
+    ``workers_run_as``: ``docker`` or ``process``, as its hosts' agents say. ``rigid_because``: why
+    a split job's number of workers cannot change. ``reports_kept``: how many of the
+    ``reports_made`` are stored; older ones are thinned out evenly.
     """
 
     measured_iteration_s: float | None
     light_moves: list[LightMove]
     holds_by: list[HeldBy | None]
+    workers_run_as: list[str] | Absent = None
     rigid_because: str | None = None
     reports_kept: int | Absent = None
     reports_made: int | Absent = None
@@ -111,7 +113,8 @@ class JobAnswer(JobInList):
 class Preview(Answer):
     """What would happen to a job now: its ``hosts`` and ``circuits``, or what it ``waits_for``.
 
-    ``ahead``: number of jobs are before it; ``objections``: what prevents the circuits.
+    ``ahead``: how many jobs are before it; ``objections``: what prevents the circuits.
+    ``start_s``: how long its workers take to start, which the predicted completion includes.
     """
 
     job: str
@@ -121,6 +124,7 @@ class Preview(Answer):
     topology: str
     circuits: list[str] | Absent = None
     objections: list[str] | Absent = None
+    start_s: float | Absent = None
     predicted_iteration_s: float | Absent = None
     predicted_completion_s: float | None = None
     bottleneck: str | Absent = None

@@ -67,7 +67,8 @@ class CircuitSwitchStatus(Answer):
 
 
 class AgentStatusAnswer(Answer):
-    """The state of an agent: ``words`` say why it does not answer, ``problems`` list others."""
+    """The state of an agent: ``words`` say why it does not answer, ``problems`` list others, and
+    ``workers`` what it runs workers as: ``docker`` or ``process``."""
 
     server: str
     reachable: bool
@@ -75,6 +76,7 @@ class AgentStatusAnswer(Answer):
     silence_s: float
     words: str
     version: str | None
+    workers: str | None = None
     problems: list[str]
 
 

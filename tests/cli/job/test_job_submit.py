@@ -89,7 +89,8 @@ async def test_a_job_without_a_file_has_defaults(cluster: Cluster) -> None:
     job = JobCommand(cluster)
     printed = await job("submit", "plain", "--workers", "1")
     assert printed.startswith(
-        "predicted to take 7.0 s, 0.500 s an iteration, it uses no link"
+        "predicted to take 7.0 s, 2.0 s of it to start its workers; 0.500 s an iteration, "
+        "it uses no link"
     )
     job_id = printed.split()[-1]
     told = cluster.table[job_id].spec

@@ -157,3 +157,15 @@ async def test_where_a_policy_fails_the_default_decides(
         3,
         3,
     ]
+    # Those of a policy that is replaced are no news of the present one.
+    await cluster.scheduler.policies.use(PolicyChoice(placement="first-fit"))
+    await cluster.until(
+        lambda: (
+            {kind for kind, _ in cluster.scheduler.policies.faults}
+            == {"order", "topology"}
+        )
+    )
+    assert {kind for kind, _ in cluster.scheduler.policies.last_faults} == {
+        "order",
+        "topology",
+    }

@@ -1,5 +1,6 @@
 """The iterations of a job between changes of its circuits, while it runs and afterwards."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -58,9 +59,9 @@ async def test_the_gain_of_a_change_stays_with_the_job(
     plan = json.loads(await job("regroup", job_id, "--dry-run", "--json"))
     now_s, then_s = plan["iterations_s"][job_id]
     assert now_s == predicted_s > then_s
-    words = await job("regroup", job_id, "--dry-run")
+    said = await job("regroup", job_id, "--dry-run")
     assert (
-        f"{now_s - then_s:.3f} s ({100 - 100 * then_s / now_s:.0f} %)" in words
+        f"{now_s - then_s:.3f} s ({100 - 100 * then_s / now_s:.0f} %)" in said
     )
     change = await cluster.scheduler.rewiring.regroup([job_id])
     done = cluster.table[job_id].iterations_done
@@ -80,6 +81,12 @@ async def test_the_gain_of_a_change_stays_with_the_job(
     assert ended["predicted_iteration_s"] == after["predicted_s"]
     (row,) = json.loads(await job("list", "--json"))
     assert row["paces"] == ended["paces"]
+    followed = await job("show", "--follow", job_id)
+    words = (
+        f"{ended['iterations_done']} iterations: {after['iteration_s']:.3f} s"
+    )
+    assert words in followed
+    assert f", change {change.id} (regroup {job_id})" in followed
     shown = " ".join((await job("show", job_id)).split())
     assert f"change {change.id} (regroup {job_id})" in shown
     assert f"mean of {after['iterations']}; predicted" in shown
@@ -101,3 +108,30 @@ async def test_two_jobs_stand_side_by_side(
     assert f"{ids[1]} takes " in shown
     assert f" an iteration than {ids[0]}" in shown
     assert "<svg" in picture.read_text()
+
+
+@simulated()
+async def test_a_job_runs_with_and_without_rewiring(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    job = JobCommand(cluster)
+    picture = tmp_path / "gain.svg"
+    words = ("own", "--hosts", ",".join(SPREAD), "--compare", str(picture))
+    both = asyncio.create_task(job("submit", *words))
+    for number in (1, 2):
+        await cluster.until(
+            lambda: len(cluster.table.page()) == number  # noqa: B023
+        )
+        job_id = cluster.table.page()[-1].id
+        await cluster.until_done(job_id, 5)
+        await finish(cluster, job_id)
+    printed = await both
+    one, other = cluster.table.page()
+    assert (one.topology, other.topology) == ("keep", "regroup")
+    assert one.hosts == other.hosts
+    assert len(cluster.switches_of(SPREAD)) == 1
+    assert f" an iteration than {one.id}" in printed
+    assert "<svg" in picture.read_text()
+    assert "not with --dry-run" in await job(
+        "submit", *words, "--dry-run", code=2
+    )

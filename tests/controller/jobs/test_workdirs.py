@@ -52,6 +52,13 @@ def test_other_bytes_than_announced_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="as it was sent"):
         store.add("eva", DIGEST, part, [])
     assert not list(tmp_path.iterdir())
+    for data in ("b", "b3RoZX=", "b3Rs=ZXI", "\n"):
+        with pytest.raises(ValueError, match="pattern"):
+            WorkdirPart(
+                offset=0,
+                size=5,
+                data=data,
+            )
 
 
 def test_it_stays_until_the_last_of_its_jobs_has_ended(
