@@ -19,6 +19,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import PortMap
 from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, emulated
+from tests.support.waiting import PATIENCE_S
 
 SWITCH = CircuitSwitch(
     "ocs1", "sonic-ocs-ssh", "", 24, 0.005, user="admin", initial=FIRST_MAP
@@ -258,3 +259,16 @@ async def test_half_an_answer_is_not_read() -> None:
     async with opened() as (driver, device, _):
         device.faults.truncate = 1
         assert await asyncio.wait_for(driver.read_map(), 20) == FIRST_MAP
+
+
+async def test_a_simulated_client_that_dies_leaves_half_a_command() -> None:
+    async with emulated(Recorded, SWITCH) as (switch, _, front):
+        front.without_ssh = "admin"
+        host, _, port = switch.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b'[1, "hostname", ""]\n[2, "sudo conf')
+        writer.write_eof()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read() == b'[1, 0, "ocs1\\n", ""]\n'
+        assert front.commands == ["hostname"]
+        writer.close()
