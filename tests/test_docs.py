@@ -170,7 +170,7 @@ def test_files_that_are_named_are_there(page: Path) -> None:
 
 # Texts with options of other programs than ours.
 _OTHERS = (
-    r"pip install|python3? -m|useradd|nvidia-ctk|setpriv|ip netns|"
+    r"pip install|python3? -m|useradd|nvidia-ctk|setpriv|ip netns|sonic-cfggen|"
     r"ray start|\.sh\b|^… -|^--pl-|{"
 )
 

@@ -745,7 +745,7 @@ class SimulatedLogin:
             json.dumps([self._number, command, text]).encode() + b"\n"
         )
         try:
-            while line := await self._reader.readline():
+            while (line := await self._reader.readline()).endswith(b"\n"):
                 number, status, output, errors = json.loads(line)
                 if number == self._number:
                     return status, output, errors

@@ -91,6 +91,7 @@ class SonicOcsSsh(SonicTables):
     client_class = CommandClient
     client: CommandClient
     _dialect: SonicSshDialect
+    _looks_at_once = False
 
     async def open(self) -> None:
         """Log in, find its commands, and check that it has the lab's ports."""
@@ -145,6 +146,20 @@ class SonicOcsSsh(SonicTables):
                     words = f"{port} is {override}"
                     table[c] = replace(row, state="failed", words=words)
         return table
+
+    async def _about(
+        self, pairs: Sequence[CrossConnect]
+    ) -> Mapping[CrossConnect, SonicRow]:
+        """Once a command was sent, the states tell of good circuits: a table takes long."""
+        if self._told:
+            states = await self._states()
+            if all(
+                c in states
+                and not re.fullmatch(self._dialect.blocked, states[c].words)
+                for c in pairs
+            ):
+                return states
+        return await super()._about(pairs)
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         await self._change_list(self._dialect.add, pairs)

@@ -11,7 +11,7 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from patchlight.controller.circuits import contract
@@ -182,15 +182,19 @@ class SonicTables(SessionDriver[SonicRow]):
             self._circuit(row) for row in await self._rows(dialect.circuits)
         ]
         table = dict.fromkeys(configured, SonicRow("coming", UNREPORTED))
-        for row in await self._rows(dialect.states):
-            c = self._circuit(row)
+        for c, row in (await self._states()).items():
+            table[c] = replace(row, configured=c in table)
+        return table
+
+    async def _states(self) -> dict[CrossConnect, SonicRow]:
+        """What the hardware has, whether or not it is configured."""
+        table = {}
+        for row in await self._rows(self._dialect.states):
             words = ",".join(
                 rest.json_text(row, key)
-                for key in dialect.state_keys.split(",")
+                for key in self._dialect.state_keys.split(",")
             )
-            table[c] = SonicRow(
-                self._state(words), words, configured=c in table
-            )
+            table[self._circuit(row)] = SonicRow(self._state(words), words)
         return table
 
     async def _activate(

@@ -263,7 +263,8 @@ class CommandServer(SshServer):
         if self.without_ssh is None:
             await super()._converse(reader, writer)
             return
-        while line := await reader.readline():
+        # A client that dies may send half a line.
+        while (line := await reader.readline()).endswith(b"\n"):
             number, command, _ = json.loads(line)
             ran = await self._run(self.without_ssh, command)
             texts = [

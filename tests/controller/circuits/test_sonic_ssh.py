@@ -19,6 +19,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import PortMap
 from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, emulated
+from tests.support.waiting import PATIENCE_S
 
 SWITCH = CircuitSwitch(
     "ocs1", "sonic-ocs-ssh", "", 24, 0.005, user="admin", initial=FIRST_MAP
@@ -84,10 +85,14 @@ async def test_it_breaks_first_and_adds_safely_in_one_command() -> None:
         assert identity.serial == "EMU-ocs1"
         front.commands.clear()
         assert (await driver.connect(circuits("3>9", "4>10"))).complete
-        changes = [c for c in front.commands if c.startswith("sudo")]
-        assert changes == [
-            "sudo config ocs cross-connect add 3A-9B,4A-10B safe"
+        assert front.commands[:4] == [
+            "show ocs cross-connect config",
+            "show ocs cross-connect status",
+            "sudo config ocs cross-connect add 3A-9B,4A-10B safe",
+            "show ocs cross-connect status",
         ]
+        # Each table takes a device long: afterwards the states are enough.
+        assert {*front.commands[4:]} <= {"show ocs cross-connect status"}
         front.commands.clear()
         assert (await driver.disconnect(circuits("3>9", "4>10"))).complete
         changes = [c for c in front.commands if c.startswith("sudo")]
@@ -258,3 +263,16 @@ async def test_half_an_answer_is_not_read() -> None:
     async with opened() as (driver, device, _):
         device.faults.truncate = 1
         assert await asyncio.wait_for(driver.read_map(), 20) == FIRST_MAP
+
+
+async def test_a_simulated_client_that_dies_leaves_half_a_command() -> None:
+    async with emulated(Recorded, SWITCH) as (switch, _, front):
+        front.without_ssh = "admin"
+        host, _, port = switch.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b'[1, "hostname", ""]\n[2, "sudo conf')
+        writer.write_eof()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read() == b'[1, 0, "ocs1\\n", ""]\n'
+        assert front.commands == ["hostname"]
+        writer.close()
