@@ -8,7 +8,7 @@ from fastapi.responses import PlainTextResponse
 from patchlight.controller.api.caller import Operator, as_operator
 from patchlight.controller.api.openapi import DATA, also, changing, in_one_pass
 from patchlight.controller.changes.service import ChangeOrPlan, CircuitService
-from patchlight.controller.jobs.claims import Claims
+from patchlight.controller.jobs.claims import ClaimService
 from patchlight.testbed.lab.topology import FORMATS, topology_of
 from patchlight.testbed.wire.rest import requests
 from patchlight.testbed.wire.rest.circuits import (
@@ -34,7 +34,7 @@ TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
 T = TypeVar("T")
 
 
-def claim_routes(claims: Claims) -> APIRouter:
+def claim_routes(claims: ClaimService) -> APIRouter:
     """Routes for other schedulers' claims of circuits."""
     routes = APIRouter(
         prefix="/v1/claims",

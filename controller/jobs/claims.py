@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from patchlight.controller.changes.claims import HOLDING, LIVE, in_line
@@ -122,6 +122,19 @@ def _under_one_switch(
     return not switches or (len(switches) == 1 and None not in switches)
 
 
+def _apart(
+    lab: Lab,
+    links: Links | None,
+    reach: Reach,
+    hosts: Sequence[Host],
+) -> Mapping[str, str]:
+    """The hosts that the others do not reach, or a single one without a link, and why."""
+    if len(hosts) != 1 or lab.coloured or links is None:
+        return reach.apart(hosts)
+    (host,) = hosts
+    return {} if links.peers(host.endpoint) else {host.name: "it has no link"}
+
+
 def _planned(
     lab: Lab,
     maps: Mapping[str, AnyMap],
@@ -131,7 +144,7 @@ def _planned(
     after = {**maps, **changed}
     links = lab_links(lab, after)
     hosts = [lab.host(name) for name in claim.hosts]
-    if apart := Reach(lab, links).apart(hosts):
+    if apart := _apart(lab, links, Reach(lab, links), hosts):
         raise CannotRegroup(as_text(apart))
     ports = {ocs: {*numbers} for ocs, numbers in claim.ports.items()}
     nics = {host.endpoint for host in hosts}
@@ -180,7 +193,7 @@ def _with(*several: Ports) -> dict[str, set[int]]:
     return found
 
 
-class Claims:
+class ClaimService:
     """Takes claims, and gives each its ports and circuits in its turn. ``passing`` is locked while
     the queue of jobs decides; ``ready``: whether it knows all jobs."""
 
@@ -627,12 +640,15 @@ class Claims:
                 gone = [text for text in texts if text not in now]
                 if gone:
                     return [f"{ocs} {', '.join(gone)}: changed by others"]
-        reach = self._placement.reach()
-        alone = len(hosts) == 1
-        apart = reach.reasons(hosts) if alone else reach.apart(hosts)
+        links = self._parts.maps.present_links()
+        apart = _apart(
+            self._lab,
+            links,
+            self._placement.reach(),
+            hosts,
+        )
         if apart:
             return [as_text(apart)]
-        links = self._parts.maps.present_links()
         if (
             claim.shape == "switch"
             and links is not None

@@ -15,7 +15,7 @@ from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.agent_client import AgentCallError
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.jobs.claims import Claims
+from patchlight.controller.jobs.claims import ClaimService
 from patchlight.controller.jobs.entries import Entries, Gang
 from patchlight.controller.jobs.gangs import MOST_WAIT_S, Gangs
 from patchlight.controller.jobs.interleaving import Interleaving
@@ -140,7 +140,7 @@ class Scheduler:
             self._gangs,
             discipline,
         )
-        self.claims = Claims(
+        self.claims = ClaimService(
             lab,
             fleet,
             table,

@@ -147,6 +147,11 @@ the lab has 2 suitable GPUs
 no host called 'nosuch'
     job submit j --hosts a.g0,nosuch L
     ocs colocate nosuch L
+    ocs claim j --nodes nosuch L
+is not a list of nodes
+    ocs claim j --nodes a[1 L
+name the claim
+    ocs claim --release L
 the lab's GPUs with a NIC are of M
     J --gpu-models A9000
 is not a size

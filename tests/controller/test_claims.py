@@ -2,13 +2,20 @@
 
 import random
 from collections.abc import Collection
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from patchlight.cli.main import cli
 from patchlight.cli.ocs.names import node_names
 from patchlight.controller.changes.claims import in_line
 from patchlight.testbed.errors import BadInput
-from tests.support.controller_process import ControllerProcess, OcsCommand
+from tests.support.controller_process import (
+    ControllerProcess,
+    OcsCommand,
+    controller_process,
+)
 from tests.support.waiting import wait_until
 
 
@@ -93,6 +100,34 @@ def test_what_is_no_list_of_nodes(text: str) -> None:
         node_names(text)
 
 
+class OnePortEach(ControllerProcess):
+    """A controller of a lab in which one NIC at a time can be connected to each ToR."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        text = self.lab.read_text()
+        for fibre in ("[t1.2, o1.4]", "[t2.2, o1.6]"):
+            text = text.replace(f"  - {{ends: {fibre}}}\n", "")
+        self.lab.write_text(text)
+
+
+def test_what_cannot_be_brought_together_is_refused_at_once(
+    tmp_path: Path,
+) -> None:
+    with controller_process(tmp_path, OnePortEach) as controller:
+        ocs = OcsCommand(["--controller", controller.api])
+        said = ocs("claim", "j", "--nodes", "a,b", code=1)
+        assert (
+            "a.g0, b.g1 cannot be brought together: no packet switch" in said
+        )
+        assert "no claims" in ocs("claim")
+        # A ring of the two is possible: their NICs are joined.
+        ring = ("--nodes", "a,b", "--shape", "ring")
+        assert "is held" in ocs("claim", "j", *ring)
+        links = {(link.a, link.b) for link in controller.client.links()}
+        assert ("a.n0", "b.n1") in links
+
+
 def test_a_claim_over_the_api_and_the_command(
     controller: ControllerProcess,
 ) -> None:
@@ -121,6 +156,10 @@ def test_a_claim_over_the_api_and_the_command(
     assert "no claim is called x" in ocs("claim", "x", "--release")
     assert "unknown claim x" in ocs("claim", "x", code=2)
     assert "'z'" in ocs("claim", "x", "--nodes", "a,z", code=2)
+    metrics = controller.send("GET", "/metrics").text
+    assert 'patchlight_claims{state="held"} 2.0' in metrics
+    shown = CliRunner().invoke(cli, ["status", "--controller", controller.api])
+    assert "held: slurm-2, slurm-3" in shown.stdout
     # With --force its circuits change, and it is told.
     ocs("connect", "o1", "2:5", "--yes", "--force")
     wait_until(

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from patchlight.controller.changes.record import ChangeOptions, Refused
+from patchlight.controller.jobs.claims import plan_claim
+from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
+from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.wire.rest.circuits import ClaimAnswer
 from patchlight.testbed.wire.rest.requests import (
     ClaimRequest,
@@ -54,6 +57,43 @@ async def until_said(
 
 async def release(cluster: Cluster, name: str = "slurm-1") -> None:
     await cluster.scheduler.claims.release(name, EVA)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "count", "changes"),
+    [
+        ("ofc2022", "switch", 6, True),
+        ("ofc2022", "switch", 2, False),
+        ("ring16", "ring", 16, True),
+        ("ring16", "switch", 2, None),
+        ("ring16", "open", 4, True),
+        ("four-ocs", "switch", 16, None),
+        ("four-ocs", "open", 16, False),
+        ("oddl4", "ring", 4, False),
+        ("your-lab", "ring", 1, True),
+    ],
+)
+def test_shapes_are_made_with_the_policies_of_jobs(
+    name: str, shape: Any, count: int, changes: bool | None
+) -> None:
+    lab = read_lab(builtin_lab(name))
+    new = ClaimAnswer.model_construct(
+        name="c",
+        hosts=[host.name for host in lab.hosts if host.gpu][:count],
+        ports={},
+        shape=shape,
+    )
+    if changes is None:
+        with pytest.raises(CannotRegroup):
+            plan_claim(lab, lab.initial_maps, new, {})
+        return
+    plan = plan_claim(lab, lab.initial_maps, new, {})
+    assert bool(plan.changed) is changes
+    assert sorted(plan.hosts) == sorted(new.hosts)
+    # What is there then is kept.
+    again = plan_claim(lab, plan.after, new, {})
+    assert not again.changed
+    assert again.ports == plan.ports
 
 
 @simulated()
