@@ -46,8 +46,6 @@ class FollowedJob:
 
     def follow(self, state: str, at: float, held: set[str]) -> None:
         """Its state is this now, and these claims are held."""
-        if state not in (*_ALIVE, "COMPLETED"):
-            raise PatchlightError(f"job {self.id} of Slurm is {state}")
         if state != "PENDING":
             self.waits_at = self.waits_at or at
         if state in _ALIVE[2:] and not self.runs_at:
@@ -81,17 +79,16 @@ def run_jobs(cluster: SlurmCluster, sizes: Sequence[int], circuits: str) -> list
             changed = at
         if at - changed > _STALL_S:
             raise PatchlightError(f"no job changed its state for {_STALL_S:g} s: {states}")
-        for job in jobs:
-            if not job.ended_at:
-                job.follow(states[job.id], at - began, held)
-                if job.ended_at:
-                    out.say(f"{at - began:6.0f} s  job {job.id} on {nodes_of(job)} is done")
+        for job in [job for job in jobs if not job.ended_at]:
+            state = states[job.id]
+            if state not in (*_ALIVE, "COMPLETED"):
+                said = cluster.run("scontrol", "show", "job", job.id)
+                raise PatchlightError(f"job {job.id} of Slurm is {state}:\n{said}")
+            job.follow(state, at - began, held)
+            if job.ended_at:
+                size = out.counted(job.nodes, "node")
+                out.say(f"{at - began:6.0f} s  job {job.id} on {size} is done")
     return jobs
-
-
-def nodes_of(job: FollowedJob) -> str:
-    """``4 nodes``."""
-    return out.counted(job.nodes, "node")
 
 
 def compared(static: Sequence[FollowedJob], claimed: Sequence[FollowedJob]) -> dict[str, Any]:
@@ -191,4 +188,7 @@ def main(jobs: int, name: str, output: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PatchlightError as error:
+        sys.exit(f"slurm_demo: {error.message}\n  {error.hint or ''}")

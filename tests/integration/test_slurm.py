@@ -172,8 +172,10 @@ def test_slurmctld_dies_while_a_job_waits(cluster: SlurmCluster) -> None:
 def test_a_failed_node_gives_the_circuits_of_its_job_back(
     cluster: SlurmCluster,
 ) -> None:
-    job = submit(cluster, 2, "--no-requeue", program="sleep 600")
+    ring = "--comment=circuits=ring"
+    job = submit(cluster, 2, "--no-requeue", ring, program="sleep 600")
     wait_for(cluster, job, "RUNNING")
+    assert cluster.lab.controller.claim_now(f"slurm-{job}").shape == "ring"
     node = cluster.run("squeue", "--noheader", "--format=%B", f"--jobs={job}")
     name = f"NodeName={node.strip()}"
     cluster.run("scontrol", "update", name, "State=down", "Reason=test")
