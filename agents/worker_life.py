@@ -341,11 +341,11 @@ class LeasedWorker:
         if self._ended is not None or not self.tenancy.is_launched:
             return None
         if self.lock.locked():
-            if self._ending and await asyncio.to_thread(self._bound_files):
-                log.warning(
-                    "killing worker %s: its folder is full", self.spec.id
-                )
-                self._may_not_wait.set()
+            if self._ending is not None:
+                filled = await asyncio.to_thread(self._bound_files)
+                if filled:
+                    log.warning("killing worker %s: %s", self.spec.id, filled)
+                    self._may_not_wait.set()
             return None
         lease = self.tenancy.lease
         unstarted = self.status().state in (
