@@ -6,7 +6,6 @@ import os
 import time
 from base64 import b64decode
 from dataclasses import asdict, replace
-from functools import partial
 
 from patchlight.agents.errors import AgentError, Conflict, GpuError, log
 from patchlight.agents.gpus import Pulse
@@ -368,7 +367,10 @@ class LeasedWorker:
             return None
         if self.lock.locked():
             if self._ending is not None:
-                await self._bound_its_end()
+                filled = await asyncio.to_thread(self._bound_files)
+                if filled:
+                    log.warning("killing worker %s: %s", self.spec.id, filled)
+                    self._may_not_wait.set()
             return None
         lease = self.tenancy.lease
         unstarted = self.status().state in (
@@ -381,10 +383,9 @@ class LeasedWorker:
                 f"it was not started within {UNSTARTED_S:g} s: its controller has disappeared",
             )
 
-        def look_at_server() -> tuple[NicProblem | None, str]:
-            return self.nic_problem, self._bound_files()
-
-        problem, filled = await asyncio.to_thread(look_at_server)
+        problem, filled = await asyncio.to_thread(
+            lambda: (self.nic_problem, self._bound_files())
+        )
         if self._is_leaving:  # it is already ending
             return None
         if problem is not None and problem.words == GONE.format(
@@ -406,12 +407,6 @@ class LeasedWorker:
             self._pulse = Pulse()
             await self.tenancy.count_energy()
         return None
-
-    async def _bound_its_end(self) -> None:
-        if filled := await asyncio.to_thread(self._bound_files):
-            message = "killing worker %s before its time to end is over: %s"
-            log.warning(message, self.spec.id, filled)
-            self._may_not_wait.set()
 
     def _bound_files(self) -> str:
         """Cut its output if that is too long; why it fills the disk, if it does."""
@@ -447,8 +442,7 @@ class LeasedWorker:
                 stop = self._running.stop
                 try:
                     await run_unless(
-                        self._may_not_wait,
-                        partial(stop, max(0.0, grace_s)),
+                        self._may_not_wait, lambda: stop(max(0.0, grace_s))
                     )
                 except EndRequested:
                     await stop(0.0)

@@ -238,7 +238,7 @@ def test_a_worker_that_fills_the_disk_has_no_time_to_end(
     ended = agent.client.delete("/workers/job-0").json()
     assert (ended["state"], ended["exit_code"]) == ("stopped", 137)
     assert everything_is_back(agent, "job-0")
-    assert "before its time to end is over" in agent.log.read_text()
+    assert "killing worker job-0: its folder has" in agent.log.read_text()
 
 
 def test_a_fork_bomb_leaves_the_agent_its_part_and_is_ended_soon(
