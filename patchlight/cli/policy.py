@@ -84,7 +84,6 @@ def use(
     "--with",
     "other",
     metavar="POLICY",
-    shell_complete=options.complete_policy,
     help="Ask this policy instead, for decisions of its kind.",
 )
 @out.listing_options

@@ -276,29 +276,10 @@ def completer(
     return complete
 
 
-def complete_one_of(candidates: Callable[[], Iterable[str]]) -> Complete:
-    """Complete names that no lab has; files too."""
-
-    def complete(
-        context: click.Context,
-        parameter: click.Parameter,
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        names = (n for n in candidates() if n.startswith(incomplete))
-        files = CompletionItem(incomplete, type="file")
-        return [*map(CompletionItem, names), files]
-
-    return complete
-
-
 def _lab_named(context: click.Context) -> str | None:
     """The lab on a line that is being written, as LAB or with --lab."""
-    keys = ("lab", "named", "lab_name")
-    given = [context.params.get(key) for key in keys]
-    # Click has read no argument yet if the line ends with an option that needs a value.
-    if {p.name for p in context.command.params[:1]}.intersection(keys):
-        given += context.args[:1]
-    return next((str(name) for name in given if name), None)
+    given = map(context.params.get, ("lab", "named", "lab_name"))
+    return next(filter(None, given), None)
 
 
 def _jobs(
@@ -318,14 +299,8 @@ complete_hosts = completer(lambda lab, *_: lab.host_names, several=True)
 complete_end = completer(
     lambda lab, *_: [
         *lab.host_names,
-        *map(str, lab.fibre_ends),
-        *{end.device: None for end in lab.fibre_ends},
+        *(end.device for end in lab.fibre_ends),
     ]
 )
 complete_server = completer(lambda lab, *_: [s.name for s in lab.servers])
 complete_job = completer(_jobs)
-complete_jobs = completer(_jobs, several=True)
-complete_gpu_models = completer(
-    lambda lab, *_: [host.gpu.model for host in lab.hosts if host.gpu],
-    several=True,
-)

@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.connection import complete_one_of
 from patchlight.testbed import graphs
 from patchlight.testbed.errors import BadInput, PackageMissing, nearest
 from patchlight.testbed.graphs.files import graph_to_json
@@ -62,7 +61,6 @@ def _list(as_json: bool) -> None:
     "name",
     metavar="[FILE|NAME]",
     required=False,
-    shell_complete=complete_one_of(lambda: graphs.BUILTIN_NAMES),
 )
 @out.listing_options
 @click.option(

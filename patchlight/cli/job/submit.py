@@ -91,11 +91,7 @@ def _of_key(
 _OPTIONS = (
     _of_key("workers", "N|auto"),
     _of_key("hosts", "HOST,HOST…", complete=connection.complete_hosts),
-    _of_key(
-        "gpu_models",
-        "MODEL,MODEL…",
-        complete=connection.complete_gpu_models,
-    ),
+    _of_key("gpu_models", "MODEL,MODEL…"),
     _of_key("trainer", "synthetic|torch|command"),
     _of_key("model", "NAME"),
     _of_key("batch", "N"),
@@ -123,7 +119,7 @@ _OPTIONS = (
     ),
     _of_key("deadline", "TIME"),
     _of_key("priority", "N"),
-    _of_key("after", "JOB,JOB…", complete=connection.complete_jobs),
+    _of_key("after", "JOB,JOB…"),
     _of_key("retries", "N"),
     _of_key("checkpoint", "FOLDER"),
     _of_key("topology", "keep|regroup|POLICY", complete=complete_policy),

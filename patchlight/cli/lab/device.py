@@ -15,7 +15,7 @@ import click
 from patchlight.cli.lab import emulated
 from patchlight.cli.ocs.names import complete_switch
 from patchlight.console.commands import require_root
-from patchlight.console.connection import complete_one_of, running_lab
+from patchlight.console.connection import running_lab
 from patchlight.console.rendering import json_option, print_answer, say
 from patchlight.console.shared import lab_option
 from patchlight.testbed.errors import BadInput, FileError, nearest
@@ -26,8 +26,6 @@ from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.linux.sockets import is_loopback
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from patchlight.emulation.lab.emulated_lab import EmulatedLab
     from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
     from patchlight.emulation.optical.protocols.server import ProtocolServer
@@ -293,13 +291,6 @@ def _print_how_to_use(
         )
 
 
-def _complete_fault(*asked: Any) -> list[CompletionItem]:
-    from patchlight.emulation.optical.emulated_switch import EmulatedFaults
-
-    known = ("end", *_ACTIONS, *asdict(EmulatedFaults()))
-    return complete_one_of(lambda: known)(*asked)
-
-
 @click.command(
     epilog="What each fault does: docs/ocs-drivers.md, 'A switch to develop against'."
 )
@@ -308,7 +299,7 @@ def _complete_fault(*asked: Any) -> list[CompletionItem]:
     metavar="OCS|SERVER|SOCKET",
     shell_complete=complete_switch,
 )
-@click.argument("fault", required=False, shell_complete=_complete_fault)
+@click.argument("fault", required=False)
 @click.argument("value", required=False)
 @lab_option()
 @json_option

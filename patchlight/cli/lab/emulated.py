@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from patchlight.console.commands import require_root
-from patchlight.console.connection import complete_end, only_lab
+from patchlight.console.connection import only_lab
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -184,7 +184,7 @@ class LabShell(cmd.Cmd):
 
 
 @click.command()
-@click.argument("port", required=False, shell_complete=complete_end)
+@click.argument("port", required=False)
 @click.argument("channel", required=False)
 @lab_option()
 @listing_options

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from patchlight.console.connection import complete_one_of
 from patchlight.console.options import Quantity
 from patchlight.console.rendering import (
     cannot_write,
@@ -221,7 +220,7 @@ _KINDS = ("single", "linear", "tree", "fat-tree")
     "--ocs",
     multiple=True,
     metavar="DRIVER|NAME[=DRIVER]",
-    shell_complete=complete_one_of(lambda: KNOWN_DRIVERS),
+    shell_complete=lambda *_: list(KNOWN_DRIVERS),
     help="Put an OCS with this driver behind the NICs; with FILE, the instances or devices of an "
     "InfraGraph that are OCSs.",
 )
