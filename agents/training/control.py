@@ -125,8 +125,8 @@ class Gate:
             )
         if self._iterations is not None and iteration >= self._iterations:
             raise Passed(
-                f"the job has only {self._iterations} iterations, not {iteration}: the next "
-                f"all-reduce belongs to iteration {self._next}"
+                f"iteration {iteration} will not come, as the job has {self._iterations}: the "
+                f"next all-reduce belongs to iteration {self._next}"
             )
 
     def release(self) -> int:

@@ -86,7 +86,7 @@ async def test_repairing_a_switch_that_was_never_seen_is_refused_in_words(
     bench: ChangeBench,
 ) -> None:
     assert not CommittedMaps(bench.store).maps
-    with pytest.raises(Refused, match="never seen"):
+    with pytest.raises(Refused, match="has never read it"):
         await bench.service.repair(RepairRequest(ocs=["ocs1"]), EVA)
     assert not (await bench.service.repair(RepairRequest(), EVA)).changes
 

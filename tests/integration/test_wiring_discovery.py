@@ -59,8 +59,8 @@ def test_two_swapped_fibres_are_found_and_the_lab_file_is_put_right(
     assert code == 1, printed
     wiring = json.loads(printed)["wiring"]
     assert wiring["differences"] == [
-        "fibre ocs1.3 goes to server3.nic4, the lab file says server2.nic2",
-        "fibre ocs1.5 goes to server2.nic2, the lab file says server3.nic4",
+        "fibre ocs1.3 goes to server3.nic4, the lab file has server2.nic2",
+        "fibre ocs1.5 goes to server2.nic2, the lab file has server3.nic4",
     ]
     assert (wiring["doubts"], wiring["silent"]) == ([], {})
     told = {
@@ -120,7 +120,7 @@ def test_beside_a_job_only_free_ports_are_looked_at_and_a_silent_server_is_not_t
         19: "free",
     }
     assert wiring["differences"] == [
-        "fibre ocs1.5 goes to server2.nic2, the lab file says server3.nic4"
+        "fibre ocs1.5 goes to server2.nic2, the lab file has server3.nic4"
     ]
     assert lab.maps() == before
 
@@ -180,8 +180,8 @@ def test_switches_that_nobody_drives_tell_by_snmp_where_16_servers_are(
     wiring = json.loads(result.stdout)["wiring"]
     assert (wiring["differences"], wiring["doubts"]) == (
         [
-            "fibre ocs1.3 goes to h9.nic0, the lab file says h3.nic0",
-            "fibre ocs1.9 goes to h3.nic0, the lab file says h9.nic0",
+            "fibre ocs1.3 goes to h9.nic0, the lab file has h3.nic0",
+            "fibre ocs1.9 goes to h3.nic0, the lab file has h9.nic0",
         ],
         [],
     )

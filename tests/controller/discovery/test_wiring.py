@@ -1,4 +1,4 @@
-"""What was found beside what the lab file says: words, differences, and the fibres put right."""
+"""What was found beside what the lab file has: words, differences, and the fibres put right."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ def _port(number: int, ocs: str = "ocs1") -> OcsPort:
 
 
 def _found(changes: dict[int, str | None] | None = None) -> Findings:
-    """As the lab file says, but for these ports."""
+    """As the lab file has, but for these ports."""
     real: dict[OcsPort, str | None] = {**expected_ends(LAB)}
     real |= {_port(number): end for number, end in (changes or {}).items()}
     return Findings(dict(real), dict(real))
@@ -89,8 +89,8 @@ def test_two_swapped_fibres_are_told_and_each_keeps_its_place_and_rate() -> (
 ):
     wiring = _wiring(_found({3: "server3.nic4", 5: "server2.nic2"}))
     assert wiring.differences == (
-        "fibre ocs1.3 goes to server3.nic4, the lab file says server2.nic2",
-        "fibre ocs1.5 goes to server2.nic2, the lab file says server3.nic4",
+        "fibre ocs1.3 goes to server3.nic4, the lab file has server2.nic2",
+        "fibre ocs1.5 goes to server2.nic2, the lab file has server3.nic4",
     )
     changed = [
         (a, b)
@@ -146,7 +146,7 @@ def test_a_fibre_in_another_port_and_one_that_is_missing() -> None:
     moved = _found({9: None, 200: "tor1.3"})
     wiring = _wiring(moved)
     assert wiring.differences == (
-        "no frame was received at ocs1.9, the lab file says tor1.3",
+        "no frame was received at ocs1.9, the lab file has tor1.3",
         "fibre ocs1.200 goes to tor1.3, the lab file has no fibre there",
     )
     assert Endpoint("ocs1", "200") in {fibre.b for fibre in wiring.fibres}
@@ -171,8 +171,8 @@ def test_crossed_pairs_and_ends_that_only_send_or_only_hear_are_no_certain_fibre
     found.outputs[_port(2)] = None
     wiring = _wiring(found)
     assert wiring.differences == (
-        "the two fibres of ocs1.1 are crossed: tor1.1 sends into it, server1.nic0 hears it; "
-        "the lab file says server1.nic0",
+        "the two fibres of ocs1.1 are crossed: tor1.1 sends into it, server1.nic0 receives from it; "
+        "the lab file has server1.nic0",
         "tor1.2 sends into ocs1.2, but receives nothing from it; the lab file has server1.nic1",
         "tor1.1 receives from ocs1.7, but no sender into it is known; "
         "the lab file has tor1.1",
@@ -229,7 +229,7 @@ def test_without_anybody_behind_a_switch_nothing_is_told_of_its_ports() -> (
     assert wiring.differences == ()
     assert {row.verdict for row in wiring.ports} == {"not told"}
     assert wiring.ports[0].words == (
-        "ocs1.1: no known sender behind ocs1; the lab file says server1.nic0"
+        "ocs1.1: no known sender behind ocs1; the lab file has server1.nic0"
     )
     assert wiring.fibres == LAB.fibres
 
@@ -247,7 +247,7 @@ def test_light_that_brings_no_frame() -> None:
     )
     words = "a signal arrives at ocs1.{}, but no frame identifies its source; the lab file {}"
     assert wiring.differences == (
-        words.format(4, "says server2.nic3"),
+        words.format(4, "has server2.nic3"),
         words.format(30, "has no fibre there"),
     )
     assert wiring.fibres == LAB.fibres
@@ -259,7 +259,7 @@ def test_fibres_beside_the_circuit_switches() -> None:
     found.inputs[_port(18)] = found.outputs[_port(18)] = "tor2.7"
     wiring = _wiring(found, beside)
     assert wiring.differences == (
-        "fibre ocs1.18 goes to tor2.7, the lab file says tor2.6",
+        "fibre ocs1.18 goes to tor2.7, the lab file has tor2.6",
         "tor1.7 and tor2.7 do not receive each other's frames, but the lab file has a fibre "
         "between them",
         "tor1.7 and tor2.6 receive each other's frames without circuits, but the lab file has no "
@@ -281,7 +281,7 @@ def test_of_some_ports_only_these_are_judged() -> None:
     )
     assert [row.port for row in wiring.ports] == [_port(3)]
     assert wiring.differences == (
-        "fibre ocs1.3 goes to server3.nic4, the lab file says server2.nic2",
+        "fibre ocs1.3 goes to server3.nic4, the lab file has server2.nic2",
     )
 
 

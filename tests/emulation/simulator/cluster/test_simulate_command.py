@@ -459,7 +459,7 @@ def test_equal_runs_are_one_curve_that_names_them_all(
     done = command(trace, tmp_path / "out", *policies)
     assert done.exit_code == 0, done.output
     assert (
-        "identical results: fifo first-fit, las first-fit (nothing is preempted;"
+        "identical results: fifo first-fit, las first-fit (no preemption;"
         in done.output
     )
     for plot in ("completion", "load"):
