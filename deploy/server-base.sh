@@ -178,6 +178,13 @@ sys.exit(engine.wait())
 END
 }
 
+# A build of an older version that was killed has left its mounts, too.
+remove_killed_builds() {
+    awk -v begin="$CACHE/servers/part." 'index($2, begin) == 1 { print $2 }' /proc/mounts | sort -r |
+        while read -r mounted; do umount "$mounted"; done
+    rm -rf --one-file-system "$CACHE"/servers/part.*
+}
+
 # shellcheck source=/dev/null
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
@@ -211,10 +218,11 @@ if ! [ -d "$base" ]; then
         fail "mmdebstrap is not installed: apt-get install mmdebstrap, or deploy/bootstrap.sh"
     [ "$kind" != -vm ] || command -v mke2fs >/dev/null || fail "mke2fs is not installed: apt-get install e2fsprogs"
     say "making the root file system of the servers ($suite$kind; once, about a minute)"
-    rm -rf --one-file-system "$CACHE"/servers/part.* # of a build that was killed
+    remove_killed_builds
     part=$(mktemp -d "$CACHE/servers/part.XXXXXX")
     trap 'rm -rf "$part"' EXIT
-    TMPDIR=$part mmdebstrap --variant=minbase --format=directory --include="$PACKAGES" \
+    # What it mounts goes with it, even if it is killed.
+    TMPDIR=$part unshare --mount --propagation private mmdebstrap --variant=minbase --format=directory --include="$PACKAGES" \
         --dpkgopt=force-unsafe-io --aptopt='Acquire::Languages "none"' --aptopt='Acquire::Retries "3"' \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' \

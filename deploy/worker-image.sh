@@ -125,7 +125,7 @@ if $rebuild || ! [ -s "$tar" ]; then
     else
         hooks=()
     fi
-    mmdebstrap --quiet --variant=minbase --include="$PACKAGES" \
+    unshare --mount --propagation private mmdebstrap --quiet --variant=minbase --include="$PACKAGES" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' \
         "${hooks[@]}" "$suite" "$part/worker.tar" ${PATCHLIGHT_MIRROR:+"$PATCHLIGHT_MIRROR"} >&2 ||
