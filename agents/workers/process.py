@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import importlib.util
 import os
 import shlex
 import signal
@@ -249,6 +250,14 @@ def _can_be_forked(
     return not any(map(user.closed, needed))
 
 
+def _search_path(path: str) -> str:
+    """Where a program's python3 and torchrun are: in Patchlight's environment
+    if PyTorch is there, else where the server has them."""
+    own = f"{sys.prefix}/bin"
+    has_torch = importlib.util.find_spec("torch") is not None
+    return f"{own}:{path}" if has_torch else f"{path}:{own}"
+
+
 def _environment(
     program: programs.WorkerProgram,
     launch: contract.WorkerLaunch,
@@ -260,8 +269,7 @@ def _environment(
     who = dict.fromkeys(("USER", "LOGNAME"), user.name)
     return {
         **keep,
-        # A program's python3 and torchrun are those that have what Patchlight was installed with.
-        "PATH": f"{sys.prefix}/bin:{keep.get('PATH', os.defpath)}",
+        "PATH": _search_path(keep.get("PATH", os.defpath)),
         **who,
         "HOME": str(launch.directory),
         **program.environment,

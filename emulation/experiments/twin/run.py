@@ -215,7 +215,9 @@ def _too_busy(
     if steal > MOST_STEAL:
         found.append(f"the hypervisor withheld {steal:.0%} of its CPU time")
     if stretch > _MOST_STRETCH:
-        found.append(f"compute phases took {stretch:.0%} longer than specified")
+        found.append(
+            f"compute phases took {stretch:.0%} longer than specified"
+        )
     return "; ".join(found)
 
 

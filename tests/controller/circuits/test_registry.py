@@ -110,7 +110,9 @@ def test_the_password_comes_from_the_environment(
     monkeypatch.setenv("OCS_PW", "secret")
     assert password_of(switch("dry-run", "OCS_PW")) == "secret"
     monkeypatch.delenv("OCS_PW")
-    with pytest.raises(BadInput, match="OCS_PW for the password of ocs1 is not set"):
+    with pytest.raises(
+        BadInput, match="OCS_PW for the password of ocs1 is not set"
+    ):
         password_of(switch("dry-run", "OCS_PW"))
 
 

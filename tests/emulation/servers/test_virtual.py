@@ -349,7 +349,7 @@ def test_what_is_missing_is_said_before_anything_is_made(
         virtual.check_machine(1_000_000)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        NoRehearsalServers, match="no qemu-system-x86_64 here"
+        NoRehearsalServers, match="qemu-system-x86_64 is not installed"
     ) as error:
         virtual.check_machine(1)
     assert "apt-get install" in (error.value.hint or "")
