@@ -176,7 +176,7 @@ def open_listener(
             hint="give --tls FOLDER, made with 'patchlight deploy certificates LAB --output DIR'; "
             "or listen at unix:PATH, for this user only",
         )
-    return sockets.listen(f"{resolved}:{port}")
+    return sockets.listen(sockets.joined_address(str(resolved), port))
 
 
 def credentials_of(

@@ -40,6 +40,7 @@ from patchlight.testbed.linux.sockets import (
     UNIX,
     bind_unix,
     is_loopback,
+    joined_address,
     listen,
     split_address,
 )
@@ -338,7 +339,7 @@ def _as_one_address(address: str) -> str:
         ) from error
     # An external address comes first: its errors say what is needed.
     numbers = sorted((str(row[4][0]) for row in found), key=is_loopback)
-    return f"{numbers[0]}:{port}"
+    return joined_address(numbers[0], port)
 
 
 def _tls_of(

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from patchlight.agents.errors import BadRequest
+from patchlight.testbed.errors import reason
 from patchlight.testbed.jobs import MOST_WORKDIR_BYTES, MOST_WORKDIR_FILES
 
 WORKDIR = "workdir"
@@ -49,7 +50,7 @@ def unpack(
         OSError,
     ) as error:
         raise BadRequest(
-            f"unpacking the working directory: {error}"
+            f"unpacking the working directory: {reason(error)}"
         ) from error
 
 

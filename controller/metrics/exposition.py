@@ -20,7 +20,12 @@ from patchlight.controller.packet_switches.openflow.flowtable import OPERATIONS
 from patchlight.testbed.clock import monotonic_s, unix_s
 from patchlight.testbed.errors import BadInput, PackageMissing
 from patchlight.testbed.jobs import JobState, JobStatus
-from patchlight.testbed.linux.sockets import is_loopback, listen, split_address
+from patchlight.testbed.linux.sockets import (
+    is_loopback,
+    joined_address,
+    listen,
+    split_address,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -148,9 +153,7 @@ def listen_for_metrics(address: str) -> socket.socket:
             hint="use a port of 127.0.0.1; from a Prometheus on another machine, use SSH: ssh -L "
             "9470:127.0.0.1:9470 THIS-MACHINE",
         )
-    return listen(
-        f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    )
+    return listen(joined_address(address, port))
 
 
 class EventMetrics:

@@ -272,7 +272,7 @@ def _looked_at(path: Path, hint: str) -> LastWrite | None:
 def _remedy(state_dir: Path) -> str:
     return (
         "restore a backup into another folder (patchlight controller restore); to continue with "
-        "this file, empty {state_dir / CHECK}; to start a new lab, move {state_dir} away"
+        f"this file, empty {state_dir / CHECK}; to start a new lab, move {state_dir} away"
     )
 
 

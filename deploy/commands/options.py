@@ -376,7 +376,7 @@ AGENTS_JOB = "patchlight-agent"
     "address",
     metavar="HOST:PORT",
     help="Address of the controller's metrics, as in 'controller run --metrics' [default: the "
-    "lab file's controller.api if it is a TCP address, else {DEFAULT_METRICS}].",
+    f"lab file's controller.api if it is a TCP address, else {DEFAULT_METRICS}].",
 )
 @click.option(
     "--certificates",

@@ -22,6 +22,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.optical_links import Light
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.linux.namespaces import namespace_path
+from patchlight.testbed.linux.sockets import joined_address
 from patchlight.testbed.logs import log_to_stderr
 
 
@@ -107,7 +108,7 @@ async def _run(device: EmulatedSwitch, options: argparse.Namespace) -> None:
             )
             # A program that waits for the file must never see it empty.
             new = path.with_name(path.name + ".new")
-            new.write_text(f"{host}:{port}\n")
+            new.write_text(f"{joined_address(host, port)}\n")
             os.replace(new, path)
 
     switch = device.switch

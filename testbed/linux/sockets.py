@@ -51,6 +51,11 @@ def split_address(text: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
+def joined_address(host: str, port: int) -> str:
+    """The reverse of ``split_address``: IPv6 addresses get their brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @lru_cache
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach an IP address; ``::ffff:127.0.0.1`` does not count."""

@@ -42,7 +42,7 @@ def test_queued_jobs_outlive_a_drained_controller_that_is_stopped(
             .output
         )
         assert controller.client.job(job.id).state == "queued"
-        assert "started again" in command(controller, "drain", "--end")
+        assert "can start again" in command(controller, "drain", "--end")
         # No agent is there, so it ends as soon as it is begun.
         wait_until(lambda: controller.client.job(job.id).finished_at)
         assert "these jobs continue: none" in command(controller, "stop")

@@ -110,7 +110,7 @@ def test_what_is_wrong_comes_first_and_hints_name_files_that_are_there(
     states = [
         line.split()[0]
         for line in table.splitlines()
-        if not line.startswith((" ", "─"))
+        if line and not line.startswith((" ", "─"))
     ]
     order = ["missing", "untested", "ok"]
     assert states == sorted(states, key=order.index)

@@ -139,7 +139,7 @@ def test_what_it_says_to_do_by_hand_works(driver: str, answer: str) -> None:
     options = (driver, "--listen", "127.0.0.1:0", "--circuits", "1>7")
     with emulated(*options, "--password-env", "PW", PW="se1") as (_, printed):
         line = re.search(
-            r"by hand: +(printf .*) \| nc -q \d (\S+) (\d+)\n", printed
+            r"try it: +(printf .*) \| nc -q \d (\S+) (\d+)\n", printed
         )
         assert line is not None
         shell = ("bash", "-c", line[1])

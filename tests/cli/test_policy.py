@@ -70,7 +70,9 @@ def test_show(mine: Path) -> None:
     assert found["card"] is None
     assert "queues: int = 2" in run("show", "las").output
     shown = run("show", "learned-lab-partition").output
-    assert "learned-lab-partition: partition policy, learned, shipped" in shown
+    assert (
+        "learned-lab-partition: partition policy, learned, built in" in shown
+    )
 
 
 def pac_ml(*arguments: str) -> Result:

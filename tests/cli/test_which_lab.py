@@ -91,7 +91,7 @@ def test_direct_is_not_led_to_the_controller_of_another_lab(
         "show", "o1", "--json"
     )
     said = OcsCommand(("--lab", str(lab_a.lab), *direct))("show", "o1", code=1)
-    assert "a controller of lab dry runs" in said
+    assert "the controller of lab dry at" in said
 
 
 def test_a_file_that_was_edited_since_is_good_for_looking_and_stopping_alone(
@@ -104,7 +104,8 @@ def test_a_file_that_was_edited_since_is_good_for_looking_and_stopping_alone(
         ("lock", "o1.5", "--why", "x"),
     ):
         said = ocs(*words, code=1)
-        assert f"another version of the lab dry: {lab_a.lab}" in said
+        assert "another version of lab dry" in said
+        assert str(lab_a.lab) in said
         assert str(edited) in said
     ocs("history")
     ocs("stop", "--why", "smoke")

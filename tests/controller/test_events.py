@@ -93,7 +93,7 @@ async def test_listeners_hear_on_after_a_disk_in_trouble() -> None:
     await asyncio.sleep(0)
     # Until it has looked once; no query of the table succeeds meanwhile.
     store.script("ALTER TABLE events RENAME TO away")
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # some of its looks fail
     store.script("ALTER TABLE away RENAME TO events")
     store.add_event(1.0, "drift", {})
     (row,) = await hearing

@@ -38,7 +38,7 @@ def test_what_a_package_requires_comes_along() -> None:
     found = needed(["httpx"])
     assert {"httpx", "httpcore", "h11", "anyio", "idna"} <= set(found)
     with pytest.raises(
-        PatchlightError, match="no-such-package is not installed here"
+        PatchlightError, match="no-such-package is not installed"
     ):
         needed(["no-such-package"])
 

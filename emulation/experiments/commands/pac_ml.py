@@ -372,7 +372,7 @@ def _print_blocking(
         row(name, [t for text in shown for t in (text, *([""] * beside))])
     table.print()
     out.say(
-        "* * below every other policy, on the same seeds (paired, 95 %, Holm)",
+        "* below every other policy, on the same seeds (paired, 95 %, Holm)",
         meaning="quiet",
     )
     if beside:

@@ -299,7 +299,7 @@ def test_data_that_does_not_fit_is_refused(
     ("content", "expected"),
     [
         (b"not one", "remove it to start from the beginning"),
-        (None, "is of vgg16, not of tiny-transformer"),
+        (None, "belongs to vgg16, not to tiny-transformer"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_used_is_named(

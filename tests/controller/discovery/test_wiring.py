@@ -171,8 +171,8 @@ def test_crossed_pairs_and_ends_that_only_send_or_only_hear_are_no_certain_fibre
     found.outputs[_port(2)] = None
     wiring = _wiring(found)
     assert wiring.differences == (
-        "the two fibres of ocs1.1 are crossed: tor1.1 sends into it, server1.nic0 receives from it; "
-        "the lab file has server1.nic0",
+        "the two fibres of ocs1.1 are crossed: tor1.1 sends into it, "
+        "server1.nic0 receives from it; the lab file has server1.nic0",
         "tor1.2 sends into ocs1.2, but receives nothing from it; the lab file has server1.nic1",
         "tor1.1 receives from ocs1.7, but no sender into it is known; "
         "the lab file has tor1.1",

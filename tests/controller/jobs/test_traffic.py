@@ -334,7 +334,7 @@ async def test_workers_that_do_not_hear_each_other_are_named_if_a_path_joins_the
         await cluster.traffic.announce(nic_of(cluster, "gpu0"), reach)
     ).silent
     assert silent.startswith(
-        f"job {job_id}: server1.gpu0 does not hear server2.gpu2"
+        f"job {job_id}: server1.gpu0 receives nothing from server2.gpu2"
     )
     dark = Reach(LAB, trace_links(LAB, {"ocs1": PortMap()}))
     assert (

@@ -98,7 +98,7 @@ def test_a_name_of_several_ports_and_two_names_of_one_are_no_ports() -> None:
     alike = match_ports({1: "Ethernet0", 2: "Ethernet4"}, rows)
     assert alike.found == {2: "Ethernet4"}
     assert (
-        "each of Ethernet0, Ethernet4 is called Ethernet0" in alike.missing[1]
+        "each of Ethernet0, Ethernet4 is named Ethernet0" in alike.missing[1]
     )
     assert match_ports({1: ""}, {"Ethernet0": [""]}).found == {}
 

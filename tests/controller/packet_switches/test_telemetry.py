@@ -111,19 +111,19 @@ def test_the_interface_of_a_port_is_told_by_lab_file_description_or_name(
             "",
             {**SWP, 15: "swp3"},
             {},
-            "an ambiguous port 3: each of swp3, swp3 is called swp3",
+            "an ambiguous port 3: each of swp3, swp3 is named swp3",
         ),
         (
             "",
             SWP,
             {11: "tor1.1", 12: "tor1.1"},
-            "port 1: each of swp1, swp2 is called tor1.1",
+            "port 1: each of swp1, swp2 is named tor1.1",
         ),
         (
             "",
             {**SWP, 15: "tor1.1"},
             {12: "tor1.1"},
-            "port 1: each of swp2, tor1.1 is called",
+            "port 1: each of swp2, tor1.1 is named",
         ),
         (
             ", interfaces: [a, b, c, d]",
@@ -135,7 +135,7 @@ def test_the_interface_of_a_port_is_told_by_lab_file_description_or_name(
             ", interfaces: ['2', b, c, d]",
             {**SWP, 15: "2"},
             {},
-            "port 1: each of eth0, 2 is called",
+            "port 1: each of eth0, 2 is named",
         ),
         (
             ", interfaces: [swp1, '11', swp3, swp4]",
@@ -340,7 +340,7 @@ async def test_64_ports_count_as_in_the_kernel(
         (
             HERE.replace("}", ", community_env: WRONG}"),
             ["rocommunity secret"],
-            "in WRONG read",
+            "in WRONG to read",
         ),
         (
             HERE.replace("1161", "1162"),
@@ -384,7 +384,7 @@ def test_a_secret_that_is_not_set_is_told_at_the_start() -> None:
     lab = _lab("{address: '127.0.0.1:1161', community_env: NOT_SET_ANYWHERE}")
     with pytest.raises(
         BadInput,
-        match=r"the SNMP community of tor1 .* NOT_SET_ANYWHERE, which",
+        match=r"NOT_SET_ANYWHERE for the SNMP community of tor1 is not set",
     ):
         Telemetry(lab, lambda *_: None)
 
@@ -591,7 +591,7 @@ async def test_a_port_that_goes_is_told_and_the_others_count(
         await eventually(lambda: missing[-1], "a missing port")
         (words,) = missing[-1].values()
         assert words.startswith("no port 3: none of lo, ")
-        assert "… is called swp3: " in words
+        assert "… is named swp3: " in words
         await eventually(
             lambda: len(counted[-1]) == 3, "the counters of the others"
         )

@@ -173,7 +173,7 @@ def test_nonsense_is_reported_and_the_default_decides(
     (fault,) = faults
     assert re.search(words, fault.reason), fault.reason
     assert fault.kind == kind
-    assert str(fault).endswith("the default decided")
+    assert str(fault).endswith("the default policy decided")
 
 
 @BOTH

@@ -225,7 +225,7 @@ def test_a_file_that_is_no_such_model_is_refused(
         ({"observation_schema": "pixels"}, "pixels"),
         ({"kind": "placement"}, "expected 'partition'"),
         ({"format": "x"}, "'patchlight-policy'"),
-        ({"format_version": 9}, "version 9"),
+        ({"format_version": 9}, "version is 9"),
         ({"colour": "red"}, "unknown: \\['colour'\\]"),
         ({"actions": [1, 0, 2]}, "ascending"),
         ({"actions": [0, 1, 2, 4, 6, 8, 64]}, "'ramp'"),

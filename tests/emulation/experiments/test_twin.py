@@ -116,4 +116,4 @@ def test_unequal_jobs_that_share_a_link_take_as_long_as_predicted(
         "twin.png",
     }
     assert (tmp_path / "jobs.csv").read_text().count("\n") == 3
-    assert "time at work, measured (s)" in for_a_paper(tmp_path / "twin.svg")
+    assert "run time, measured (s)" in for_a_paper(tmp_path / "twin.svg")

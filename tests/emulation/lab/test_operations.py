@@ -217,7 +217,7 @@ def test_that_an_emulation_leaves_rdma_out_is_said_once(
         rewirable.with_changes(servers=servers), progress=said.append
     )
     (warning,) = said
-    assert warning.startswith("warning: ignoring rdma: exclusive of the lab")
+    assert warning.startswith("warning: ignoring rdma: exclusive from the lab")
 
 
 def test_light_and_jobs_from_python_and_what_lab_show_says(

@@ -99,7 +99,7 @@ def test_a_run_is_trained_kept_exported_and_decides_where_jobs_come(
     )
     done = runner.invoke(cli, [*train, "--resume"])
     assert done.exit_code == 0, done.output
-    assert "testing on 2 labs" in done.output
+    assert "testing on 2 unseen labs" in done.output
     rule = "mean JCT over that of least-delay:circuits=false"
     assert f"{rule}: " in done.output
     for name in ("maximum", "constant:4", "least-delay"):

@@ -180,7 +180,7 @@ def test_what_they_cannot_do_is_refused(workloads: Workloads) -> None:
     broken = Scenario(
         workloads, plain.law, plain.rule, failures=Outages("server", 1e5, 1e4)
     )
-    with pytest.raises(BadInput, match="break"):
+    with pytest.raises(BadInput, match="server failures"):
         VectorEpisodes([broken], 2, 0)
     with pytest.raises(BadInput, match="same workloads"):
         VectorEpisodes(

@@ -143,7 +143,7 @@ def test_a_lab_and_a_policy_of_ones_own(trace: Path, tmp_path: Path) -> None:
         f"{mine}:Bad",
     )
     assert done.exit_code == 0, done.output
-    assert "the default decided" in done.output
+    assert "the default policy decided" in done.output
 
 
 FAILS = """

@@ -129,7 +129,7 @@ def test_equal_flows_end_at_once_and_latency_comes_before_the_bits() -> None:
             Flows(
                 np.array([0]), np.array([1]), np.ones(1), np.array([np.nan])
             ),
-            "no time",
+            "no start time",
         ),
     ],
 )
