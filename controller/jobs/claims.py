@@ -132,8 +132,10 @@ def _apart(
     hosts: Sequence[Host],
 ) -> Mapping[str, str]:
     """The hosts that the others do not reach, or a single one without a link, and why."""
-    if len(hosts) != 1 or lab.coloured or links is None:
+    if len(hosts) != 1 or links is None:
         return reach.apart(hosts)
+    if lab.coloured:
+        return reach.reasons(hosts)
     (host,) = hosts
     return {} if links.peers(host.endpoint) else {host.name: "it has no link"}
 
@@ -610,16 +612,19 @@ class ClaimService:
                 self.book.give_back(claim)
                 return row.message if row else f"change {number} is lost"
         plan = self._plans[claim.name]
-        if lacks := self._lacks(claim):
-            return "; ".join(lacks)
-        await self._fleet.sample(
-            self._lab.host(name).server.name for name in claim.hosts
-        )
+        lacks = self._lacks(claim)
+        if not lacks:
+            await self._fleet.sample(
+                self._lab.host(name).server.name for name in claim.hosts
+            )
         maps = await self._parts.maps.read()
         self._out_of_use = None
+        # Circuits that are gone do not come back by waiting: plan again.
         if _at(maps, plan.ports) != _at(plan.after, plan.ports):
             self.book.give_back(claim)
             return "the circuits of its ports have changed"
+        if lacks:
+            return "; ".join(lacks)
         lacks = [*self._lacks(claim), *await self._dark(plan.ports, maps)]
         async with self._passing:
             lacks += self._jobs_on(claim)

@@ -34,6 +34,7 @@ from patchlight.testbed.lab.rules import (
     Role,
 )
 from patchlight.testbed.wire.rest import requests
+from patchlight.testbed.wire.rest.circuits import ClaimAnswer
 from tests.support.change_bench import LAB, CircuitsOf
 from tests.support.job_cluster import (
     Cluster,
@@ -201,6 +202,82 @@ async def test_the_lock_under_another_ports_record_is_not_restored(
         "bad",
         "a lock: its record could not be read",
     )
+
+
+def hold_claims(store: Store) -> None:
+    """Claims c1 and c2, which hold port 100 and port 101."""
+    book = circuits(store).parts.claims
+    for name, port in (("c1", 100), ("c2", 101)):
+        claim = book.add(
+            ClaimAnswer(
+                name=name,
+                number=0,
+                state="waiting",
+                words="",
+                hosts=[],
+                ports={"ocs1": [port]},
+                shape="switch",
+                time_limit_s=60.0,
+                hold_s=0.0,
+                by="ann",
+                why="",
+                owned={},
+                circuits={},
+                reconfiguration=None,
+                made_at=1.0,
+                held_at=None,
+                until=None,
+                ended_at=None,
+            )
+        )
+        book.hold(
+            claim,
+            [],
+            {},
+            claim.ports,
+            1.0,
+        )
+
+
+@bad_records
+async def test_the_ports_of_an_unreadable_claim_stay_closed(
+    store: Store, bad: object
+) -> None:
+    hold_claims(store)
+    spoil(store, "claims", bad, "name = 'c1'")
+    for _ in range(2):  # also for the next controller
+        lab = circuits(store)
+        book = lab.parts.claims
+        book.sweep()
+        book.expire(1e12)
+        assert [(claim.name, claim.state) for claim in book.live] == [
+            ("c1", "held")
+        ]
+        assert "ocs1.100 is claimed by c1" in await connect(lab, "99>100")
+        assert book.find("c1").words == "its record could not be read"
+    book.end(book.find("c1"), "released", "", 2.0)
+    assert await connect(circuits(store), "99>100") == "committed"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["name = 'c3'", "name = x'00ff'", "name = ''", "name = 7"],
+)
+async def test_the_ports_of_a_claim_with_an_unreadable_name_stay_closed(
+    store: Store, columns: str
+) -> None:
+    hold_claims(store)
+    store.write(f"UPDATE claims SET {columns} WHERE name = 'c1'")
+    for _ in range(2):
+        lab = circuits(store)
+        lab.parts.claims.sweep()
+        assert "ocs1.100 is claimed by c1" in await connect(lab, "99>100")
+        (lost,) = (
+            claim for claim in lab.parts.claims.live if claim.name != "c2"
+        )
+        assert lost.words == "its record could not be read"
+    lab.parts.locks.disclaim("c1")  # a release does this
+    assert await connect(circuits(store), "99>100") == "committed"
 
 
 @bad_records
@@ -839,11 +916,12 @@ TABLES = {
     "tokens",
     "audit",
     "answered",
+    "claims",
 }
 
 
 def test_every_table_is_tried_here(store: Store) -> None:
-    assert len(SCHEMAS) == 6, (
+    assert len(SCHEMAS) == 7, (
         "a new table needs a test of records that cannot be read"
     )
     found = {

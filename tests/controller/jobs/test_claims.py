@@ -11,12 +11,13 @@ from patchlight.controller.jobs.claims import plan_claim
 from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.labfile.reader import builtin_lab, parse_lab, read_lab
 from patchlight.testbed.wire.rest.circuits import ClaimAnswer
 from patchlight.testbed.wire.rest.requests import (
     ClaimRequest,
     ReconfigurationRequest,
 )
+from tests.support.coloured_labs import WAVELENGTHS
 from tests.support.job_cluster import (
     Cluster,
     finish,
@@ -249,6 +250,48 @@ async def test_what_is_in_the_way_of_a_claim_is_named(
     cluster.machines["server1"].agent.kill()
     await until_said(cluster, "the agent of server1 does not answer")
     assert now(cluster).state == "held"
+
+
+@simulated()
+async def test_a_claim_that_loses_circuits_before_it_is_held_gets_them_again(
+    cluster: Cluster,
+) -> None:
+    cluster.plant.dark.add("server1.gpu0")
+    await claim(cluster)
+    await until_said(cluster, "^server1.nic0 has no carrier$")
+    assert len(cluster.switches_of(HOSTS)) == 1
+    made = next(c for c in cluster.ocs.map if c.inp == 1)
+    await cluster.ocs.meddle(str(made))
+    assert len(cluster.switches_of(HOSTS)) == 2
+    await cluster.until(lambda: len(cluster.switches_of(HOSTS)) == 1)
+    assert now(cluster).state == "waiting"
+    cluster.plant.dark.clear()
+    await until_held(cluster)
+
+
+def test_a_node_whose_fixed_wavelength_has_no_path_is_not_claimed() -> None:
+    text = WAVELENGTHS
+    for old, new in (
+        ("tunable: 193.100-193.250, ", ""),
+        (", tuning_time: 1ms", ""),
+        (
+            "nics: [{",
+            "gpus: [{name: gpu0, model: fast}]\n    nics: [{gpu: gpu0, ",
+        ),
+    ):
+        text = text.replace(old, new)
+    lab = parse_lab(text)
+    wanted = ClaimAnswer.model_construct(
+        name="c",
+        hosts=[lab.hosts[0].name],
+        ports={},
+        shape="open",
+    )
+    maps = {s.name: s.initial for s in lab.optical_switches}
+    assert not plan_claim(lab, maps, wanted, {}).changed
+    dark = {name: type(each).of([]) for name, each in maps.items()}
+    with pytest.raises(CannotRegroup, match="no fibre to a circuit switch"):
+        plan_claim(lab, dark, wanted, {})
 
 
 @simulated()

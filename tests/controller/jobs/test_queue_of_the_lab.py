@@ -110,7 +110,11 @@ async def test_quotas_hold_and_others_pass(cluster: Cluster) -> None:
     (first,) = submit([job("first", workers=2)], by="ann")
     await cluster.until_state(first.id, JobState.RUNNING)
     (second,) = submit([job("second", workers=1)], by="ann")
-    await says(cluster, second.id, "user ann has 2 of 2 GPUs at once")
+    await says(
+        cluster,
+        second.id,
+        "user ann has 2 of at most 2 GPUs, and it needs 1",
+    )
     (bens,) = submit([job("bens", workers=1)], by="ben")
     await cluster.until_state(bens.id, JobState.RUNNING)
     assert cluster.table[second.id].state is JobState.BLOCKED
