@@ -91,6 +91,7 @@ needs_torch = pytest.mark.skipif(
 
 
 @needs_torch
+@pytest.mark.others
 def test_an_unchanged_script_of_pytorch_is_a_job(
     lab: EmulatedLab, tmp_path: Path
 ) -> None:

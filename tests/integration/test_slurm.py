@@ -157,12 +157,24 @@ def test_a_killed_claim_is_made_again(cluster: SlurmCluster) -> None:
     assert "Restarts=1" in cluster.run("scontrol", "show", "job", job)
 
 
+def is_saved(cluster: SlurmCluster, name: str) -> bool:
+    """Whether a job of that name outlives slurmctld."""
+    try:
+        saved = (cluster.folder / "state/job_state").read_bytes()
+    except FileNotFoundError:  # slurmctld is replacing it
+        return False
+    return name.encode() in saved
+
+
 def test_slurmctld_dies_while_a_job_waits(cluster: SlurmCluster) -> None:
     services = cluster.services
     supervisor = Supervisor(cluster.lab.state, print)
+    name = "outlives"
     with in_the_way(cluster):
-        job = submit(cluster, 2)
+        job = submit(cluster, 2, f"--job-name={name}")
         wait_until(lambda: claim_state(cluster, job) == "waiting")
+        # Slurm saves a new job within 5 s.
+        wait_until(lambda: is_saved(cluster, name), "the job to be saved")
         supervisor.end(services[1:2])
         supervisor.start(services[1:2])
     wait_for(cluster, job, "COMPLETED")

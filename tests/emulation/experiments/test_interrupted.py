@@ -65,13 +65,19 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str, str]:
             signal.SIGINT, signal.default_int_handler
         ),
     )
+
+    def is_stuck() -> bool:
+        assert process.poll() is None, "it ended before an episode stuck"
+        return (folder / "stuck").exists()
+
     with process:
         try:
-            wait_until((folder / "stuck").exists, "an episode that sticks")
+            wait_until(is_stuck, "an episode that sticks")
             process.send_signal(signal.SIGINT)
             said, complained = process.communicate(timeout=PATIENCE_S)
-        except BaseException:
+        except BaseException as error:
             process.kill()
+            error.add_note("".join(process.communicate()))
             raise
     return process.returncode, said, complained
 
