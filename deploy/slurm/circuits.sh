@@ -64,6 +64,20 @@ report() {
     done
 }
 
+# Slurm kills the prolog of a job that is cancelled, and now and then its epilog, too; and a slurmctld that
+# was killed may have forgotten the job. Nobody else would release such a job's claim.
+release_if_ended() {
+    while kill -0 "$PROLOG" 2>/dev/null; do sleep 1; done
+    while true; do
+        case $(scontrol --oneliner show job "$SLURM_JOB_ID" 2>&1) in
+            *JobState=CONFIGURING* | *JobState=RUNNING* | *JobState=SUSPENDED*) return ;;
+            *JobState=PENDING* | *JobState=REQUEUE*) return ;;
+            *JobState=* | *"Invalid job id"*) if release; then return; fi ;;
+        esac
+        sleep 10 # slurmctld or the controller does not answer
+    done
+}
+
 # Slurm kills a script's process group when it has ended: return once the other has a session of its own
 # and has closed its output.
 detach() {
@@ -74,17 +88,19 @@ detach() {
 
 case $SLURM_SCRIPT_CONTEXT in
     prolog_slurmctld)
+        PROLOG=$$
+        export PROLOG
+        (detach release_if_ended)
         claim_circuits && exit 0
         attempt=$((${SLURM_JOB_RESTART_COUNT:-0} + 1)) most=${CIRCUITS_ATTEMPTS:-3} HOLD=no
         if [ "$attempt" -ge "$most" ]; then HOLD=yes; fi
         REASON="attempt $attempt of $most: no circuits: $(printf %s "$said" | tr -s '[:space:]"' ' ' | cut -c -500)"
-        PROLOG=$$
-        export HOLD REASON PROLOG
+        export HOLD REASON
         detach report
         exit 1
         ;;
     epilog_slurmctld) release || detach release_later ;;
-    report | release_later)
+    report | release_later | release_if_ended)
         exec >/dev/null
         "$SLURM_SCRIPT_CONTEXT"
         ;;

@@ -20,9 +20,11 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "s[1-2]"}
 PROGRAM = """#!/bin/sh
 cd "${{0%/*}}"
 echo "{name} $*" >>calls
-[ -s {name}.answers ] || exit 0
-read -r status words <{name}.answers
-sed -i 1d {name}.answers
+answers={name}.answers
+case "$*" in --oneliner*) answers=states ;; esac
+[ -s $answers ] || exit 0
+read -r status words <$answers
+sed -i 1d $answers
 echo "$words"
 exit "$status"
 """
@@ -36,7 +38,8 @@ def context(tmp_path: Path) -> Context:
         (tmp_path / name).write_text(PROGRAM.format(name=name))
         (tmp_path / name).chmod(0o755)
 
-    def run(when: str, **variables: str) -> int:
+    def run(when: str, state: str = "RUNNING", **variables: str) -> int:
+        (tmp_path / "states").write_text(f"0 JobState={state}\n" * 9)
         script = subprocess.Popen(
             [CIRCUITS],
             env=JOB
@@ -72,7 +75,7 @@ def test_a_job_starts_with_its_circuits(
     context: Context, tmp_path: Path, given: dict[str, str], shape: str
 ) -> None:
     assert context("prolog", **given) == 0
-    assert calls(tmp_path) == [
+    assert calls(tmp_path, "patchlight") == [
         f"patchlight ocs claim slurm-7 --nodes s[1-2] --shape {shape} "
         "--wait 300s"
     ]
@@ -82,14 +85,14 @@ def test_a_job_that_wants_no_circuits_gets_none(
     context: Context, tmp_path: Path
 ) -> None:
     done = context("prolog", SLURM_JOB_COMMENT="circuits=none")
-    assert (done, calls(tmp_path)) == (0, [])
+    assert (done, calls(tmp_path, "patchlight")) == (0, [])
 
 
 def test_a_claim_outlives_the_time_limit_of_its_job_by_ten_minutes(
     context: Context, tmp_path: Path
 ) -> None:
     context("prolog", SLURM_JOB_START_TIME="100", SLURM_JOB_END_TIME="160")
-    assert "--time-limit 660s" in calls(tmp_path)[0]
+    assert "--time-limit 660s" in calls(tmp_path, "patchlight")[0]
 
 
 def test_a_job_waits_in_line_for_as_long_as_it_takes(
@@ -97,7 +100,7 @@ def test_a_job_waits_in_line_for_as_long_as_it_takes(
 ) -> None:
     (tmp_path / "patchlight.answers").write_text("3 in line\n" * 3 + "0\n")
     assert context("prolog") == 0
-    assert len(calls(tmp_path)) == 4
+    assert len(calls(tmp_path, "patchlight")) == 4
 
 
 def test_a_job_that_fails_again_and_again_is_held_with_the_reason(
@@ -117,7 +120,7 @@ def test_a_job_that_fails_again_and_again_is_held_with_the_reason(
         done = context("prolog", SLURM_JOB_RESTART_COUNT=str(restarts))
         assert done == 1
         want = reported[:most]
-        wait_until(partial(_are, tmp_path, want, "scontrol"), str(want))
+        wait_until(partial(_are, tmp_path, want, "scontrol u"), str(want))
 
 
 def _are(folder: Path, want: list[str], of: str = "") -> bool:
@@ -132,7 +135,7 @@ def test_circuits_are_given_back_once_the_controller_answers(
     context: Context, tmp_path: Path
 ) -> None:
     (tmp_path / "patchlight.answers").write_text("1 no answer\n" * 3)
-    assert context("epilog") == 0
+    assert context("epilog", state="COMPLETED") == 0
     again = [*LATER, RELEASE]
     wait_until(partial(_are, tmp_path, [RELEASE, *again * 3]))
 
@@ -141,6 +144,12 @@ def test_a_job_that_has_started_again_keeps_its_circuits(
     context: Context, tmp_path: Path
 ) -> None:
     (tmp_path / "patchlight.answers").write_text("1 no answer\n")
-    (tmp_path / "scontrol.answers").write_text("0 JobState=RUNNING\n")
     context("epilog")
     wait_until(partial(_are, tmp_path, [RELEASE, *LATER]))
+
+
+def test_a_job_that_ends_without_its_epilog_gives_its_circuits_back(
+    context: Context, tmp_path: Path
+) -> None:
+    context("prolog", state="CANCELLED")
+    wait_until(lambda: calls(tmp_path, "patchlight")[-1:] == [RELEASE])

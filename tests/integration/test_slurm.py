@@ -142,7 +142,7 @@ def test_a_job_that_is_cancelled_in_line_leaves_the_line(
         cluster.run("scancel", job)
         wait_for_release(cluster, job)
     wait_for(cluster, job, "CANCELLED")
-    assert processes_of(cluster, f"claim slurm-{job}") == []
+    wait_until(lambda: processes_of(cluster, f"claim slurm-{job}") == [])
 
 
 def test_a_killed_claim_is_made_again(cluster: SlurmCluster) -> None:
