@@ -106,7 +106,7 @@ def test_what_is_wrong_comes_first_and_hints_name_files_that_are_there(
     checks: list[Check],
 ) -> None:
     output = CliRunner().invoke(doctor, env={"COLUMNS": "80"}).output
-    table = output.partition("\nTo install")[0].partition("\nAll that")[0]
+    table = output.partition("\nTo install")[0].partition("\n`make demo`")[0]
     states = [
         line.split()[0]
         for line in table.splitlines()

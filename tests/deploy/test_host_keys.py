@@ -265,7 +265,7 @@ def test_the_fingerprint_in_the_lab_file_may_be_of_either_key(
             "ecdsa-sha2-nistp384",
             "known_hosts has only ecdsa-sha2-nistp384: the types of its keys",
         ),
-        ("ssh-rsa", "and not the one in known_hosts"),
+        ("ssh-rsa", ", not the one in known_hosts"),
     ],
 )
 def test_another_type_and_another_key_are_told_apart(

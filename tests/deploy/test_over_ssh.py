@@ -142,7 +142,7 @@ def test_one_of_four_that_is_wrong_is_named(lab: Lab) -> None:
         (
             {"host_key": f"SHA256:{'A' * 43}"},
             "host key",
-            "and not SHA256:AAAA",
+            ", not SHA256:AAAA",
             "do not continue",
         ),
         (
