@@ -98,7 +98,7 @@ def test_beside_a_job_only_free_ports_are_looked_at_and_a_silent_server_is_not_t
         code, said = _discover("--ports", "ocs1.2,ocs1.8")
         assert (
             code,
-            f"the traffic of {job.id} uses these circuits" in said,
+            f"traffic of {job.id} uses these circuits" in said,
         ) == (1, True), said
         agent = agent_of(lab, "server3")
         agent.end()
