@@ -221,7 +221,8 @@ def test_each_lab_has_an_address_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:8470", "[::ffff:127.0.0.1]:1"]
+    "address",
+    ["0.0.0.0:0", "[::]:0", "192.0.2.1:8470", "[::ffff:127.0.0.1]:1"],
 )
 def test_the_api_listens_on_this_machine_alone(
     tmp_path: Path, address: str
