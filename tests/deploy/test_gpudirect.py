@@ -206,7 +206,7 @@ def test_a_pair_whose_memory_goes_directly(
             "copies: the IOMMU translates (DMA-FQ)",
             "boot with iommu=pt",
         ),
-        # What is no switch between them is not asked for its ACS.
+        # ACS counts at switches between them alone.
         (
             {"nic": AT_ANOTHER_ROOT, "acs": ALL_ON},
             {},

@@ -335,7 +335,7 @@ def _print_readings(result: dict[str, Any]) -> None:
 
 
 def reading_words(row: dict[str, Any]) -> str:
-    """A reading in words: the network without its size, and what is sent there."""
+    """A reading as text: the network without its size, and its traffic."""
     network, _, parameters = row["spec"].partition(":")
     parts = [
         network,

@@ -141,10 +141,18 @@ def test_a_plan_knows_whose_light_moves_and_whose_stays(seed: int) -> None:
     staying = {end: path for end, path in old.items() if new.get(end) == path}
     # Before their circuit is there, switches know of new NICs only where no frame can loop: their
     # port leads to no switch until then. On the way, everything breaks before anything is made.
-    kept = {name: before[name].without(steps.changes[name].breaks)
-            if name in steps.changes else before[name] for name in OCSES}  # fmt: skip
-    half = {name: kept[name].joined(PortMap.of([*steps.changes[name].makes][:1]))
-            if name in steps.changes else kept[name] for name in OCSES}  # fmt: skip
+    kept = {
+        name: before[name].without(steps.changes[name].breaks)
+        if name in steps.changes
+        else before[name]
+        for name in OCSES
+    }
+    half = {
+        name: kept[name].joined(PortMap.of([*steps.changes[name].makes][:1]))
+        if name in steps.changes
+        else kept[name]
+        for name in OCSES
+    }
     for state in (kept, half):
         there = followed(lab, state)
         assert there.items() <= old.items() | new.items()

@@ -129,7 +129,7 @@ def rotornet(
     eq=False,
 )
 class TorOcs(LeafSpine):
-    """A leaf-spine whose nodes an OCS joins to leaves, anew for each job."""
+    """A leaf-spine where an OCS connects nodes to leaves, again for each job."""
 
     def _leaves(self, group: Ints) -> Ints:
         # As many ranks as a leaf has ports are under the leaf of the first of them.

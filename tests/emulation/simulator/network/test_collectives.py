@@ -223,13 +223,13 @@ def test_regrouped_jobs_share_no_uplink_whatever_nodes_they_have() -> None:
     least_s = 2 * 7 / 8 * 8 * nbytes / B
     given = "hosts=8,spines=1,taper=4,latency=0ns"
     static = network_of(f"leaf-spine:leaves=4,{given}")
-    anew = network_of(f"tor-ocs:tors=4,{given},switching=25ms")
-    ends_s = run_jobs(anew, jobs).ends_s
+    rewired = network_of(f"tor-ocs:tors=4,{given},switching=25ms")
+    ends_s = run_jobs(rewired, jobs).ends_s
     assert ends_s == pytest.approx(least_s + 25e-3, rel=1e-9)
     assert (run_jobs(static, jobs).ends_s > 1.5 * least_s).all()
     # A job of two ToRs crosses between them once each way.
     large = PlacedJob(np.arange(16), 0.0, collective("ring", 16, nbytes))
-    assert run_jobs(anew, [large]).ends_s[0] == pytest.approx(
+    assert run_jobs(rewired, [large]).ends_s[0] == pytest.approx(
         2 * 15 / 16 * 8 * nbytes / B + 25e-3, rel=1e-9
     )
 
